@@ -1,0 +1,424 @@
+"""The contract of a detector: ask for statistics, keep buffers, score batches.
+
+A detector knows arrays, never models or loaders. The base class drives its fit, checks what it is given, and fails
+closed: a row with a NaN or an infinity in what the detector reads scores −inf.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from .. import kernels
+from ..batch import Batch, Head
+from ..statistics import NonFiniteRow, Statistic, check_finite
+
+Passes = Generator[Any, Any, None]
+"""What `passes` returns: it yields empty statistics and receives them back, summed over the training data."""
+
+_LARGE = {torch.float32: 1e15, torch.float64: 1e145}
+"""Magnitudes whose squares, summed over any feature width, still fit the dtype."""
+
+
+class Paper(NamedTuple):
+    """Where a method comes from."""
+
+    title: str
+    authors: str
+    venue: str
+    year: int
+
+    def __str__(self) -> str:
+        return f"{self.authors}, {self.title} ({self.venue} {self.year})"
+
+
+class NotFittedError(RuntimeError):
+    """A detector was asked for scores before it saw training data."""
+
+
+class Configured(nn.Module):
+    """A module that is rebuilt from its name and its constructor's arguments, and whose state is buffers.
+
+    A subclass with a `name` enters the registry of its family under that name. Arguments of ``__init__`` are kept under
+    their own names and never change after construction.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[Paper | None] = None
+    registry: ClassVar[dict[str, type[Configured]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__ and cls.name:
+            Configured.registry[cls.name] = cls
+
+    def options(self) -> dict[str, Any]:
+        """Constructor arguments by name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+
+    def to_config(self) -> dict[str, Any]:
+        """Name and options as plain JSON values; `from_config` turns them back into an unfitted object."""
+        return {"name": self.name, "options": {name: _plain(value) for name, value in self.options().items()}}
+
+    def set(self, **tensors: Tensor) -> None:
+        """Keep fitted tensors as buffers; floating ones take the dtype of the fit."""
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensor = tensor.to(self.fit_dtype)
+            self._set_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+
+    fit_dtype: torch.dtype = torch.float32
+    """float64 where head or features are, else float32."""
+
+    def _set_buffer(self, name: str, tensor: Tensor) -> None:
+        if name in self._buffers:
+            self._buffers[name] = tensor
+        else:
+            self.register_buffer(name, tensor)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # An unfitted module has no buffers yet: take those that the file holds for it.
+        for key, tensor in state_dict.items():
+            name = key[len(prefix) :]
+            if key.startswith(prefix) and "." not in name:
+                self._set_buffer(name, torch.empty_like(tensor))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return ", ".join(
+            f"{name}={value!r}" for name, value in self.options().items() if not isinstance(value, nn.Module)
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Configured):
+        return value.to_config()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_config(config: Any) -> Any:
+    """The unfitted object that `Configured.to_config` described; registered names only, so no code comes from a file."""
+    if not isinstance(config, dict) or set(config) != {"name", "options"} or not isinstance(config["options"], dict):
+        raise ValueError(f"not a detector's configuration: {config!r}")
+    if config["name"] not in Configured.registry:
+        known = ", ".join(sorted(Configured.registry))
+        raise ValueError(f"unknown detector or shaping {config['name']!r}; known are {known}")
+    options = {name: _restored(value) for name, value in config["options"].items()}
+    try:
+        return Configured.registry[config["name"]](**options)
+    except TypeError as error:
+        raise ValueError(f"{config['name']!r} does not take these options: {error}") from None
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return from_config(value)
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return value
+
+
+class Detector(Configured):
+    """Scores how in-distribution a sample is: higher is more in-distribution.
+
+    A subclass writes `passes` (what to learn from the training data) and `score` (what to say of a batch); the base
+    class wraps `score` so that batches are checked and rows with non-finite numbers score −inf.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("features",)
+    """What `score` looks at: "features", "logits" or both. Missing logits are computed from the head."""
+    fit_reads: ClassVar[tuple[str, ...] | None] = None
+    """What the statistics look at; None: the same as `reads`."""
+    needs_labels: ClassVar[bool] = False
+    """Whether fitting needs Batch.labels."""
+    needs_network: ClassVar[bool] = False
+    """Whether the score needs the network's gradient or inner layers, so that only a Guard can give it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "score" in cls.__dict__ and not getattr(cls.__dict__["score"], "_checked", False):
+            cls.score = _checked(cls.__dict__["score"])  # type: ignore[method-assign]
+
+    def passes(self, head: Head) -> Passes:
+        """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the training data."""
+        return
+        yield
+
+    def score(self, batch: Batch) -> Tensor:
+        """(N,) scores of a batch; higher is more in-distribution."""
+        raise NotImplementedError(f"{type(self).__name__} defines no score")
+
+    def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
+        """Learn from training data: one Batch, or an iterable of batches that can be run through once a pass."""
+        fit_together([self], batches, head)
+        return self
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.score(batch)
+
+    def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
+        """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
+        if self.needs_network:
+            raise ValueError(
+                f"{self.name or type(self).__name__} needs the network itself, not only its features: use it as "
+                f"fdbd.Guard(model, {self.name!r}) and call fit on the guard"
+            )
+        self.begin(head, dtype)
+        return self.passes(head)
+
+    def begin(self, head: Head, dtype: torch.dtype | None = None) -> None:
+        """Keep the head and the dtype of the fit."""
+        if head.num_classes < 2:
+            raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
+        self.fit_dtype = head.weight.dtype if dtype is None else torch.promote_types(head.weight.dtype, dtype)
+        self.set(head_weight=head.weight, head_bias=head.bias)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` or a file has filled the buffers."""
+        return "head_weight" in self._buffers
+
+    @property
+    def head(self) -> Head:
+        """The head this detector was fitted with."""
+        self._require_fitted()
+        head = Head.__new__(Head)  # checked when it was kept
+        head.weight, head.bias, head.is_binary = self.head_weight, self.head_bias, False
+        return head
+
+    def _require_fitted(self) -> None:
+        if not self.is_fitted:
+            raise NotFittedError(
+                f"{type(self).__name__} is not fitted: call fit(batches, head), or load a fitted one from a file"
+            )
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch as `score` wants it: checked shapes, the detector's dtype, logits where it reads them."""
+        self._require_fitted()
+        weight = self.head_weight
+        features = as_matrix(batch.features, weight.shape[1], "features", "the head's input").to(weight.dtype)
+        logits = batch.logits
+        if "logits" in self.reads:
+            if logits is None:
+                logits = nn.functional.linear(features, weight, self.head_bias)
+            else:
+                logits = as_matrix(logits, weight.shape[0], "logits", "the head's classes").to(weight.dtype)
+                if logits.shape[0] != features.shape[0]:
+                    raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
+        return batch._replace(features=features, logits=logits)
+
+    def _fail_closed(self, given: Batch, batch: Batch, scores: Tensor) -> Tensor:
+        """−inf for rows with non-finite input; rows too large for the dtype are scored in float64."""
+        read = [getattr(batch, name) for name in ("features", "logits") if name in self.reads]
+        if torch.compiler.is_compiling():
+            finite = functools.reduce(torch.logical_and, [torch.isfinite(values).all(dim=1) for values in read])
+            return torch.where(finite & ~scores.isnan(), scores, -torch.inf)
+        largest = functools.reduce(torch.maximum, [magnitude(values.detach()) for values in read])
+        limit = _LARGE[scores.dtype]
+        # A comparison with NaN is false: this one catches NaN, infinities, overflow and merely large numbers at once.
+        doubtful = ~((largest < limit) & torch.isfinite(scores.detach()))
+        if not doubtful.any():
+            return scores
+        finite = self._rows_finite(given)
+        scores = torch.where(finite, scores, -torch.inf)
+        rescue = (doubtful & finite).nonzero()[:, 0]
+        if scores.dtype == torch.float64 or not len(rescue):
+            return torch.where(scores.isnan(), -torch.inf, scores)
+        exact = copy.deepcopy(self).double().score(take(given, rescue, torch.float64))
+        limits = torch.finfo(scores.dtype)
+        exact = torch.where(exact.isinf(), exact, exact.clamp(limits.min, limits.max))
+        return scores.index_copy(0, rescue, exact.to(scores.dtype))
+
+
+    def _rows_finite(self, given: Batch) -> Tensor:
+        """(N,) whether all numbers that the score rests on are finite, in the dtype in which they were given."""
+        parts = []
+        if "features" in self.reads or given.logits is None:
+            parts.append(torch.as_tensor(given.features))
+        if "logits" in self.reads and given.logits is not None:
+            parts.append(torch.as_tensor(given.logits))
+        return functools.reduce(torch.logical_and, [torch.isfinite(part).all(dim=1) for part in parts])
+
+
+def _checked(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
+    """`score` with its batch prepared before and non-finite rows closed after."""
+
+    @functools.wraps(score)
+    def checked(self: Detector, batch: Batch) -> Tensor:
+        prepared = self.prepare(batch)
+        if not torch.compiler.is_compiling() and not prepared.features.shape[0]:
+            return prepared.features.new_zeros(0)
+        return self._fail_closed(batch, prepared, score(self, prepared))
+
+    checked._checked = True  # type: ignore[attr-defined]
+    return checked
+
+
+def closes_itself(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
+    """Marks a `score` that prepares its batch and handles non-finite rows without the base class."""
+    score._checked = True  # type: ignore[attr-defined]
+    return score
+
+
+def as_matrix(values: Any, width: int, what: str, expected: str) -> Tensor:
+    """A real (N, width) tensor of at least float32, from a tensor or an array."""
+    matrix = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    if matrix.ndim != 2 or matrix.shape[1] != width:
+        raise ValueError(f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}")
+    if matrix.is_complex():
+        raise TypeError(f"{what} are complex, expected real numbers")
+    if matrix.dtype not in (torch.float32, torch.float64):
+        matrix = matrix.to(torch.float32)
+    return matrix
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """(N,) largest absolute value of each row of (N, D); NaN where the row holds one."""
+    return torch.maximum(values.amax(dim=1), -values.amin(dim=1))
+
+
+def take(batch: Batch, rows: Tensor, dtype: torch.dtype) -> Batch:
+    """Some rows of a batch, in another dtype."""
+    logits = None if batch.logits is None else torch.as_tensor(batch.logits)[rows].to(dtype)
+    layers = None if batch.layers is None else {name: part[rows].to(dtype) for name, part in batch.layers.items()}
+    views = None if batch.views is None else batch.views[:, rows].to(dtype)
+    return Batch(torch.as_tensor(batch.features)[rows].to(dtype), logits, None, layers, views)
+
+
+def fit_together(detectors: Sequence[Detector], batches: Batch | Iterable[Batch], head: Head) -> None:
+    """Fit several detectors on the same data, each pass over the data serving all that still ask for one."""
+    data = [batches] if isinstance(batches, Batch) else batches
+    first = _Peek(data)
+    dtype = first.dtype
+    running: dict[int, tuple[Passes, Any]] = {}
+    for index, detector in enumerate(detectors):
+        _advance(running, index, detector.start(head, dtype), None)
+    source: Iterable[Batch] = first.first_pass()
+    while running:
+        count = 0
+        # A sum that meets NaN shows it: where every statistic tells by itself, the features are read only once.
+        look = not all(getattr(statistic, "finds_non_finite", False) for _, statistic in running.values())
+        for number, batch in enumerate(source):
+            batch = check_training_batch(batch, number, head, [detectors[index] for index in running], look)
+            count += batch.features.shape[0]
+            for _, statistic in running.values():
+                _update(statistic, batch, number)
+        if not count:
+            raise ValueError("the training data hold no samples; give at least one non-empty batch")
+        for index, (program, statistic) in list(running.items()):
+            _advance(running, index, program, statistic)
+        if running:
+            source = first.another_pass([type(detectors[index]).__name__ for index in running])
+    kernels.warm_up(detectors[0].fit_dtype if detectors else torch.float32)
+
+
+def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:
+    try:
+        running[index] = (program, program.send(statistic))
+    except StopIteration:
+        running.pop(index, None)
+
+
+def _update(statistic: Statistic, batch: Batch, number: int) -> None:
+    try:
+        statistic.update(batch)
+    except NonFiniteRow as error:
+        raise ValueError(_non_finite(error, number)) from None
+
+
+def _non_finite(error: NonFiniteRow, number: int) -> str:
+    return (
+        f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair the model, a "
+        "detector cannot learn from it"
+    )
+
+
+class _Peek:
+    """Batches that are looked at before the first pass, without losing one of a one-shot iterator."""
+
+    def __init__(self, data: Iterable[Batch]) -> None:
+        self.data = data
+        self.iterator = iter(data)
+        self.head: list[Batch] = []
+        for batch in self.iterator:
+            self.head.append(as_batch(batch))
+            break
+
+    @property
+    def dtype(self) -> torch.dtype:
+        if not self.head:
+            return torch.float32
+        dtype = torch.as_tensor(self.head[0].features).dtype
+        return torch.float64 if dtype == torch.float64 else torch.float32
+
+    def first_pass(self) -> Iterator[Batch]:
+        yield from self.head
+        self.head = []
+        yield from self.iterator
+
+    def another_pass(self, names: list[str]) -> Iterable[Batch]:
+        if iter(self.data) is self.data:
+            raise ValueError(
+                f"{', '.join(names)} needs another pass over the training data, but a one-shot iterator is used up: "
+                "give a list of batches, one Batch, or an object whose __iter__ starts anew"
+            )
+        return self.data
+
+
+def as_batch(value: Any) -> Batch:
+    """A Batch, or an error that says what came instead."""
+    if not isinstance(value, Batch):
+        raise TypeError(f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}")
+    return value
+
+
+def check_training_batch(
+    batch: Batch, number: int, head: Head, detectors: Sequence[Detector], look: bool = True
+) -> Batch:
+    """A batch fit for the statistics of these detectors: shapes, labels and finite numbers checked, logits there.
+    Without `look` the search for non-finite features is left to the statistics."""
+    batch = as_batch(batch)
+    features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
+    reads = {part for detector in detectors for part in (detector.fit_reads or detector.reads)}
+    logits = batch.logits
+    if logits is not None:
+        logits = as_matrix(logits, head.num_classes, f"logits of batch {number}", "the head's classes")
+    labels = batch.labels
+    if labels is not None:
+        labels = check_labels(labels, features.shape[0], head.num_classes, number)
+    elif any(detector.needs_labels for detector in detectors):
+        names = ", ".join(type(detector).__name__ for detector in detectors if detector.needs_labels)
+        raise ValueError(f"{names} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)")
+    try:
+        if look:
+            check_finite(features, "its features")
+        if "logits" in reads:
+            logits = head(features) if logits is None else logits
+            check_finite(logits, "its logits")
+    except NonFiniteRow as error:
+        raise ValueError(_non_finite(error, number)) from None
+    return batch._replace(features=features.detach(), logits=logits, labels=labels)
+
+
+def check_labels(labels: Any, rows: int, num_classes: int, number: int) -> Tensor:
+    """(N,) integer labels within the head's classes."""
+    labels = torch.as_tensor(labels)
+    if labels.shape != (rows,):
+        raise ValueError(f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({rows},)")
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"labels of batch {number} are {labels.dtype}, expected integers")
+    if rows and not (0 <= int(labels.min()) and int(labels.max()) < num_classes):
+        raise ValueError(
+            f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
+            f"expected 0 to {num_classes - 1}"
+        )
+    return labels

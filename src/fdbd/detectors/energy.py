@@ -1,0 +1,32 @@
+"""The energy score."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class Energy(Detector):
+    """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) a sample.
+
+    The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has none.
+
+    Args:
+        temperature: T.
+    """
+
+    name = "energy"
+    paper = Paper("Energy-based Out-of-distribution Detection", "Liu et al.", "NeurIPS", 2020)
+    reads = ("logits",)
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, expected a positive number")
+        self.temperature = temperature
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        return self.temperature * (batch.logits / self.temperature).logsumexp(dim=1)

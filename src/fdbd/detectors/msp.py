@@ -1,0 +1,37 @@
+"""Maximum softmax probability."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class MSP(Detector):
+    """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) a sample.
+
+    Args:
+        temperature: divides the logits; 1 is the original, 1000 is ODIN's.
+    """
+
+    name = "msp"
+    paper = Paper(
+        "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks",
+        "Hendrycks and Gimpel",
+        "ICLR",
+        2017,
+    )
+    reads = ("logits",)
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}, expected a positive number")
+        self.temperature = temperature
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        # max softmax = exp(max − logsumexp): one reduction, no (N, C) array of probabilities
+        scaled = batch.logits / self.temperature
+        return (scaled.amax(dim=1) - scaled.logsumexp(dim=1)).exp()

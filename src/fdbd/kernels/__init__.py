@@ -1,0 +1,9 @@
+"""The score of a folded head, twice: a fused CPU kernel and the plain torch definition that it must agree with.
+
+`folded_score` chooses: the kernel for CPU tensors, the twin for everything that traces, differentiates or sits on
+another device.
+"""
+
+from .dispatch import column_sums, folded_score, warm_up
+
+__all__ = ["column_sums", "folded_score", "warm_up"]

@@ -1,0 +1,156 @@
+"""Exact projection of features on decision regions: one small non-negative least-squares problem a (sample, class).
+
+min ‖y‖ subject to (w_c − w_j)·y ≥ logit_j − logit_c for all j is solved in the row space of the weight differences, of
+dimension r ≤ C − 1, through NNLS on the (r + 1) × (C − 1) matrix of Lawson and Hanson.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from .dispatch import over_rows
+
+# Distances are measured in units of the closed form, which bounds them from below, so a residual of 1e-14 stands for a
+# region ten million times farther away than its hyperplane: none that can be told from empty in float64.
+_EMPTY = 1e-14
+_TOLERANCE = 1e-11
+
+
+def exact_distances(weight: Tensor, logits: Tensor, predicted: Tensor, closed: Tensor) -> Tensor:
+    """(N, C) float64 distances to each class's region; see `geometry.exact_distances` for the convention."""
+    differences = (weight - weight.mean(dim=0)).numpy()
+    coordinates = _row_space(differences)
+    out = np.empty(tuple(logits.shape))
+    arguments = (coordinates, logits.numpy(), predicted.numpy(), closed.numpy(), out)
+    elements = logits.numel() * coordinates.size  # each entry is a problem of its own: always worth the threads
+    over_rows(logits.shape[0], elements, lambda start, stop: _project_rows(*arguments, start, stop))
+    return torch.from_numpy(out)
+
+
+def _row_space(rows: Any) -> Any:
+    """(C, r) coordinates of the rows in an orthonormal basis of their span."""
+    left, values, _ = np.linalg.svd(rows, full_matrices=False)
+    rank = max(1, int((values > values[0] * 1e-12).sum())) if len(values) else 0
+    return np.ascontiguousarray(left[:, :rank] * values[:rank])
+
+
+@numba.njit(nogil=True, cache=True)
+def _project_rows(weight: Any, logits: Any, predicted: Any, closed: Any, out: Any, start: int, stop: int) -> bool:
+    classes, rank = weight.shape
+    matrix = np.empty((rank + 1, classes - 1))
+    for i in range(start, stop):
+        for c in range(classes):
+            if c == predicted[i]:
+                out[i, c] = np.nan
+            elif not np.isfinite(closed[i, c]):
+                out[i, c] = np.inf
+            else:
+                out[i, c] = _project(weight, logits[i], predicted[i], closed[i, c], c, matrix)
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: Any) -> float:
+    """Distance to the region of class c; `closed` is the distance to its hyperplane against class k."""
+    classes, rank = weight.shape
+    # Step to that hyperplane and a hair beyond: if class c wins there, the closed form is exact.
+    normal = weight[c] - weight[k]
+    length = np.sqrt((normal * normal).sum())
+    scale = closed if closed > 0 else 1.0
+    wins = True
+    for j in range(classes):
+        if j != c and j != k:
+            moved = logits[c] - logits[j] + closed * ((weight[c] - weight[j]) * normal).sum() / length
+            if moved < -1e-12 * (abs(logits[c]) + abs(logits[j]) + scale):
+                wins = False
+                break
+    if wins:
+        return closed
+    column = 0
+    for j in range(classes):
+        if j == c:
+            continue
+        size = 0.0
+        for d in range(rank):
+            matrix[d, column] = weight[c, d] - weight[j, d]
+            size += matrix[d, column] ** 2
+        size = np.sqrt(size)
+        need = (logits[j] - logits[c]) / scale
+        if size == 0.0:
+            if need > 0:
+                return np.inf  # same weights, larger bias: j wins wherever c could
+            size = 1.0
+        for d in range(rank):  # rows of the programme may be scaled freely: unit normals
+            matrix[d, column] /= size
+        matrix[rank, column] = need / size
+        column += 1
+    residual = _nnls_residual(matrix)
+    squares = (residual * residual).sum()
+    if squares < _EMPTY:
+        return np.inf
+    # residual = E u − f, so its last entry is −‖residual‖² and the step is y = residual[:r] / −residual[r].
+    step = np.sqrt((residual[:rank] * residual[:rank]).sum()) / squares
+    return max(step * scale, closed)
+
+
+@numba.njit(nogil=True, cache=True)
+def _nnls_residual(matrix: Any) -> Any:
+    """E u − f for the u ≥ 0 that minimises ‖E u − f‖, f = (0, …, 0, 1): Lawson and Hanson's active-set method."""
+    height, width = matrix.shape
+    solution = np.zeros(width)
+    passive = np.zeros(width, dtype=np.bool_)
+    blocked = np.zeros(width, dtype=np.bool_)
+    residual = np.zeros(height)
+    residual[height - 1] = -1.0
+    for _ in range(3 * width + 10):
+        best, steepest = -1, _TOLERANCE
+        for j in range(width):
+            if not passive[j] and not blocked[j]:
+                descent = -(matrix[:, j] * residual).sum() / np.sqrt((matrix[:, j] ** 2).sum() + 1e-300)
+                if descent > steepest:
+                    best, steepest = j, descent
+        if best < 0:
+            break
+        passive[best] = True
+        while True:
+            chosen = np.nonzero(passive)[0]
+            trial = _least_squares(matrix, chosen)
+            if trial[np.searchsorted(chosen, best)] <= 0 and solution[best] == 0:
+                passive[best] = False  # rounding made this direction look like a descent: leave it out for good
+                blocked[best] = True
+                break
+            if trial.min() > 0:
+                solution[:] = 0.0
+                for position in range(len(chosen)):
+                    solution[chosen[position]] = trial[position]
+                break
+            fraction = 1.0
+            for position in range(len(chosen)):
+                j = chosen[position]
+                if trial[position] <= 0:
+                    fraction = min(fraction, solution[j] / (solution[j] - trial[position]))
+            for position in range(len(chosen)):
+                j = chosen[position]
+                solution[j] += fraction * (trial[position] - solution[j])
+                if trial[position] <= 0 and solution[j] <= 1e-14:
+                    solution[j] = 0.0
+                    passive[j] = False
+        residual = matrix @ solution
+        residual[height - 1] -= 1.0
+    return residual
+
+
+@numba.njit(nogil=True, cache=True)
+def _least_squares(matrix: Any, chosen: Any) -> Any:
+    """The unconstrained solution on the chosen columns for the right-hand side (0, …, 0, 1)."""
+    columns = np.empty((matrix.shape[0], len(chosen)))
+    for position in range(len(chosen)):
+        columns[:, position] = matrix[:, chosen[position]]
+    target = np.zeros(matrix.shape[0])
+    target[-1] = 1.0
+    return np.linalg.lstsq(columns, target)[0]

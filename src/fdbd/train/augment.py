@@ -1,0 +1,132 @@
+"""Random image transformations on whole batches, in plain torch.
+
+Drawing and applying are apart: the numbers are drawn for the joint batch from one seeded generator, so a process that
+holds a part of the batch applies its rows of them, and any number of processes sees the same images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+Draws = dict[str, Tensor]
+
+# RGB to YIQ (NTSC). Brightness, saturation and hue are linear there, so all three are one 3×3 matrix a sample.
+_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What may happen to an image; the default is the flip and pad-4 crop of He et al. (2016).
+
+    pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or "reflect".
+    area: range of the share of the image that a random resized crop keeps, aspect ratio 3/4 to 4/3; None for none.
+    jitter, hue: largest relative change of brightness, contrast and saturation, largest turn of hue in fractions of the
+    colour circle, applied with probability `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020).
+    """
+
+    flip: bool = True
+    pad: int = 4
+    padding: str = "constant"
+    area: tuple[float, float] | None = None
+    jitter: float = 0.0
+    hue: float = 0.0
+    jitter_p: float = 0.8
+    gray_p: float = 0.0
+
+    def draw(self, n: int, generator: Generator) -> Draws:
+        """Random numbers for n images: each value has n rows."""
+
+        def uniform(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+            return low + (high - low) * torch.rand(n, *shape, generator=generator)
+
+        draws: Draws = {"flip": uniform() < (0.5 if self.flip else 0.0)}
+        if self.area is not None:
+            share = uniform(low=self.area[0], high=self.area[1]).sqrt()
+            ratio = torch.exp(uniform(low=-0.2877, high=0.2877)).sqrt()  # log(4/3) = 0.2877
+            size = torch.stack([(share * ratio).clamp(max=1), (share / ratio).clamp(max=1)], dim=1)
+            draws["size"] = size
+            draws["centre"] = (2 * uniform(2) - 1) * (1 - size)  # in grid_sample's coordinates, −1 … 1
+        elif self.pad:
+            draws["offset"] = torch.randint(0, 2 * self.pad + 1, (n, 2), generator=generator)
+        if self.jitter or self.hue:
+            factors = uniform(3, low=1 - self.jitter, high=1 + self.jitter)
+            turn = uniform(low=-self.hue, high=self.hue)
+            off = uniform() >= self.jitter_p
+            draws["factors"] = torch.where(off[:, None], torch.ones(()), factors)
+            draws["turn"] = torch.where(off, torch.zeros(()), turn)
+        if self.gray_p:
+            draws["gray"] = uniform() < self.gray_p
+        return draws
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """images: float (N, 3, H, W) in [0, 1]; returns the same shape and range."""
+        draws = {key: value.to(images.device) for key, value in draws.items()}
+        if "size" in draws:
+            images = _resized_crop(images, draws["centre"], draws["size"], draws["flip"])
+        else:
+            images = _crop(images, draws.get("offset"), draws["flip"], self.pad, self.padding)
+        if "factors" in draws or "gray" in draws:
+            images = _colour(images, draws)
+        return images
+
+
+def _crop(images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding: str) -> Tensor:
+    """Pad, crop at each image's offset, mirror where `flip`: one gather for all."""
+    n, _, height, width = images.shape
+    device = images.device
+    if offset is None:
+        return torch.where(flip[:, None, None, None], images.flip(3), images)
+    if padding not in ("constant", "reflect"):
+        raise ValueError(f"padding is 'constant' or 'reflect', not {padding!r}")
+    padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
+    rows = offset[:, :1] + torch.arange(height, device=device)
+    columns = offset[:, 1:] + torch.arange(width, device=device)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    sample = torch.arange(n, device=device)
+    cropped = padded[sample[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cropped.permute(0, 3, 1, 2)
+
+
+def _resized_crop(images: Tensor, centre: Tensor, size: Tensor, flip: Tensor) -> Tensor:
+    """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of half the image."""
+    theta = torch.zeros(len(images), 2, 3, device=images.device, dtype=images.dtype)
+    theta[:, 0, 0] = torch.where(flip, -size[:, 0], size[:, 0])
+    theta[:, 1, 1] = size[:, 1]
+    theta[:, :, 2] = centre
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def _colour(images: Tensor, draws: Draws) -> Tensor:
+    """Brightness, saturation, hue and grey as one colour matrix a sample, then contrast around the mean grey."""
+    n = len(images)
+    to_yiq = _YIQ.to(images)
+    factors = draws.get("factors", torch.ones(n, 3, device=images.device))
+    turn = draws.get("turn", torch.zeros(n, device=images.device)) * (2 * torch.pi)
+    saturation = factors[:, 2]
+    if "gray" in draws:
+        saturation = torch.where(draws["gray"], torch.zeros((), device=images.device), saturation)
+    matrix = torch.zeros(n, 3, 3, device=images.device)
+    matrix[:, 0, 0] = 1
+    matrix[:, 1, 1] = matrix[:, 2, 2] = saturation * turn.cos()
+    matrix[:, 1, 2], matrix[:, 2, 1] = -saturation * turn.sin(), saturation * turn.sin()
+    matrix = factors[:, :1, None] * (torch.linalg.inv(to_yiq) @ matrix @ to_yiq)
+    images = (matrix @ images.flatten(2)).view_as(images)
+    gray = (images * to_yiq[0].view(1, 3, 1, 1)).sum(1).mean(dim=(1, 2)).view(n, 1, 1, 1)
+    contrast = factors[:, 1].view(n, 1, 1, 1)
+    return (gray + contrast * (images - gray)).clamp(0, 1)
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 (N, H, W, 3) to float (N, 3, H, W) in [0, 1], laid out channels-last, which convolutions prefer."""
+    return images.permute(0, 3, 1, 2).float().div(255)
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Subtract the mean and divide by the deviation of each channel; images (N, 3, H, W)."""
+    shape = (1, -1, 1, 1)
+    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)

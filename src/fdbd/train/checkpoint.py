@@ -1,0 +1,30 @@
+"""Checkpoints that a kill cannot spoil: written beside, then renamed; tensors and plain values only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+    """Write `state` so that `path` is at every moment the old file or the new one, never half of one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save` wrote; never runs code from the file."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state

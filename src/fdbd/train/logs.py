@@ -1,0 +1,79 @@
+"""Where training says how it goes: a progress display, and a CSV or TensorBoard log."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Row = dict[str, float]
+LOGS = ("csv", "tensorboard", "none")
+
+
+class Log:
+    """One row an epoch. The history is written anew each time, so a resumed run leaves no doubled rows."""
+
+    def __init__(self, kind: str, folder: Path | None) -> None:
+        if kind not in LOGS:
+            raise ValueError(f"log {kind!r} is none of {', '.join(LOGS)}")
+        self.folder = folder
+        self.kind = kind if folder is not None else "none"
+        self._writer: Any = None
+        if self.kind == "tensorboard":
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError("TensorBoard logs need it: pip install tensorboard") from error
+            self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, history: list[Row]) -> None:
+        """Record a history whose last row is new."""
+        if self.kind == "csv" and self.folder is not None:
+            path = self.folder / "log.csv"
+            beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            with open(beside, "w", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(history[0]))
+                writer.writeheader()
+                writer.writerows(history)
+            os.replace(beside, path)
+        elif self._writer is not None:
+            for key, value in history[-1].items():
+                self._writer.add_scalar(key, value, int(history[-1]["epoch"]))
+            self._writer.flush()
+
+
+class Display:
+    """A bar with loss, accuracy and time left on a terminal, and one line an epoch anywhere; or nothing."""
+
+    def __init__(self, title: str, total: int, done: int, show: bool) -> None:
+        self.show = show
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), disable=not show,
+        )  # fmt: skip
+        self._task = self._progress.add_task(title, total=total, completed=done, state="")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def step(self, done: int, loss: float, accuracy: float) -> None:
+        """After `done` steps, with the means of this epoch so far."""
+        self._progress.update(self._task, completed=done, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
+
+    def epoch(self, row: Row) -> None:
+        """At the end of an epoch."""
+        if self.show:
+            cells = [f"epoch {int(row['epoch'])}", f"loss {row['loss']:.4f}", f"accuracy {row['accuracy']:.2%}"]
+            if "test_accuracy" in row:
+                cells.append(f"test {row['test_accuracy']:.2%}")
+            self._progress.console.print("  ".join([*cells, f"lr {row['lr']:.4f}", f"{row['seconds']:.0f} s"]))

@@ -1,0 +1,354 @@
+"""The training loop: one for every objective, one or many processes, resumable bit for bit.
+
+All randomness of a step is seeded by (seed, step), so a checkpoint holds no generator state and a run that was killed
+goes on exactly as if it had not been.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..models.compact import CompactResNet, whiten_stem
+from . import checkpoint
+from .augment import normalise, to_float
+from .data import Images
+from .distributed import mean_over_processes, process_group, rows_of, world
+from .ema import Average
+from .linear import features_of, fit_linear
+from .logs import Display, Log, Row
+from .objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
+from .presets import Preset, preset
+from .schedule import learning_rate
+
+
+@dataclass
+class Trained:
+    """What training gives: the model (in evaluation mode), one row an epoch, and its test accuracy as a fraction."""
+
+    model: nn.Module
+    history: list[Row]
+    test_accuracy: float | None
+    config: Preset
+    path: Path | None
+
+
+def train(
+    recipe: str | Preset,
+    data: Any = None,
+    test: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    load: Callable[[str, str], Any] | None = None,
+    device: str | torch.device | None = None,
+    log: str = "csv",
+    progress: bool = True,
+    resume: bool = True,
+    checkpoint_steps: int = 0,
+    **overrides: Any,
+) -> Trained:
+    """Train a classifier by a preset's recipe, with any of its fields overridden.
+
+    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair, an object with `.images` and `.labels`, or a
+    dataset of single images; without `data` the preset's dataset is fetched by `load(name, split)`. out: a folder for
+    `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a
+    second call with the same folder goes on where the first one stopped. Under `torchrun` the processes share each
+    batch. A GPU is used, with mixed precision and `torch.compile`, where there is one.
+    """
+    config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
+    _check(config)
+    if data is None:
+        load = load or _load_by_name
+        data = load(config.dataset, "train")
+        test = load(config.dataset, "test") if test is None else test
+    train_set = Images(data, config.num_classes)
+    test_set = None if test is None else Images(test, config.num_classes)
+    if config.batch_size > len(train_set):
+        raise ValueError(f"a batch of {config.batch_size} is larger than the {len(train_set)} images given")
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    where = _device(device)
+    cuda = [where] if where.type == "cuda" else []
+    with process_group(where), torch.random.fork_rng(cuda):
+        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
+        if resume:
+            run.restore()
+        run.fit(log, checkpoint_steps)
+        return run.finish()
+
+
+def _load_by_name(name: str, split: str) -> Any:
+    from ..bench import datasets  # imported here: only `bench` knows where data come from
+
+    return datasets.load(name, split)
+
+
+def _check(config: Preset) -> None:
+    if config.objective not in OBJECTIVES:
+        raise ValueError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
+    if config.optimizer not in ("sgd", "adamw"):
+        raise ValueError(f"optimizer {config.optimizer!r} is neither 'sgd' nor 'adamw'")
+    for name in ("epochs", "batch_size", "num_classes"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
+    if not config.lr > 0:
+        raise ValueError(f"lr must be positive, not {config.lr}")
+    learning_rate(config.schedule, 0.5, config.lr)
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def _seed(seed: int, stream: int, index: int) -> int:
+    """One number for one purpose at one step; distinct for all practical lengths of training."""
+    return ((seed * 1_000_003 + stream) * 1_000_000_007 + index) % 2**63
+
+
+def _generator(seed: int, stream: int, index: int) -> torch.Generator:
+    return torch.Generator().manual_seed(_seed(seed, stream, index))
+
+
+class _Run:
+    """One training: the modules, the optimiser, and where it stands."""
+
+    def __init__(
+        self, config: Preset, data: Images, test: Images | None, folder: Path | None, device: torch.device, show: bool
+    ) -> None:
+        self.config, self.data, self.test, self.folder, self.device = config, data, test, folder, device
+        self.show = show
+        self.rank, self.processes = world()
+        self.rows = rows_of(self.rank, self.processes, config.batch_size)
+        self.epoch_steps = len(data) // config.batch_size
+        self.total = self.epoch_steps * config.epochs
+        self.step = 0
+        self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
+        self.seconds = 0.0
+        self.history: list[Row] = []
+
+        torch.manual_seed(config.seed)
+        model = models.create(config.model, num_classes=config.num_classes)
+        if config.whiten:
+            if not isinstance(model, CompactResNet):
+                raise ValueError(f"whiten is for the compact network, not {config.model}")
+            first = to_float(data.batch(torch.arange(min(5000, len(data))))[0])
+            whiten_stem(model, normalise(first, config.mean, config.std))
+        self.head_name, head = head_of(model)
+        if head.out_features != config.num_classes:
+            raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
+        self.objective = _objective(config, model).to(device)
+        self.model = self.objective.model
+        if device.type == "cuda" and self.processes > 1:
+            self.objective = nn.SyncBatchNorm.convert_sync_batchnorm(self.objective)
+            self.model = self.objective.model
+        self.objective.to(memory_format=torch.channels_last)
+        self.optimizer = _optimizer(config, self.objective)
+        self.average = Average(self.model, config.ema) if config.ema else None
+        half = device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        self.precision = torch.float16 if half else torch.bfloat16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=half)
+        self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
+        if self.processes > 1:
+            self.forward = nn.parallel.DistributedDataParallel(
+                self.objective, device_ids=[device.index] if device.type == "cuda" else None
+            )
+        if device.type == "cuda":
+            self.forward = torch.compile(self.forward)  # type: ignore[assignment]
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """This process's part of the next joint batch: `views` copies of its images, normalised, and the labels."""
+        config = self.config
+        epoch, place = divmod(self.step, self.epoch_steps)
+        order = torch.randperm(len(self.data), generator=_generator(config.seed, 1, epoch))
+        chosen = order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
+        raw, labels = self.data.batch(chosen)
+        images = to_float(raw.to(self.device, non_blocking=True))
+        generator = _generator(config.seed, 2, self.step)
+        views = []
+        for _ in range(self.objective.views):
+            draws = config.augment.draw(config.batch_size, generator)
+            views.append(config.augment.apply(images, {key: value[self.rows] for key, value in draws.items()}))
+        batch = normalise(torch.cat(views), config.mean, config.std)
+        return batch.contiguous(memory_format=torch.channels_last), labels.to(self.device)
+
+    def advance(self) -> None:
+        """One optimiser step."""
+        images, labels = self.batch()
+        config = self.config
+        rate = learning_rate(
+            config.schedule, (self.step + 0.5) / self.total, config.lr, milestones=config.milestones, warmup=config.warmup
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(_seed(config.seed, 3 + self.rank, self.step))  # for dropout and the like
+        self.objective.train()
+        mixed = torch.autocast(self.device.type, self.precision) if self.device.type == "cuda" else nullcontext()
+        with mixed:
+            loss, accuracy = self.forward(images, labels)
+        if not bool(torch.isfinite(loss)) and not self.scaler.is_enabled():
+            raise RuntimeError(f"the loss is {float(loss.detach())} at step {self.step}: lower lr ({rate:.3g} now)")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.step += 1
+        if self.average is not None:
+            self.average.update(self.model, self.step)
+        self.sums += mean_over_processes(torch.stack([loss.detach(), accuracy])).cpu()
+
+    # -- many steps ----------------------------------------------------------------------------------------------
+
+    def fit(self, log_kind: str, checkpoint_steps: int) -> None:
+        """From where it stands to the end."""
+        log = Log(log_kind, self.folder if self.rank == 0 else None)
+        with Display(self.config.name, self.total, self.step, self.show) as display:
+            while self.step < self.total:
+                started = time.perf_counter()
+                self.advance()
+                self.seconds += time.perf_counter() - started
+                place = self.step % self.epoch_steps
+                loss, accuracy = (self.sums / (place or self.epoch_steps)).tolist()
+                display.step(self.step, loss, accuracy)
+                if place == 0:
+                    self.history.append(self.row(loss, accuracy))
+                    self.sums.zero_()
+                    self.seconds = 0.0
+                    display.epoch(self.history[-1])
+                    log.write(self.history)
+                if place == 0 or (checkpoint_steps and self.step % checkpoint_steps == 0):
+                    self.save()
+
+    def row(self, loss: float, accuracy: float) -> Row:
+        """The log's row for the epoch that ends here."""
+        row = {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
+        if self.test is not None:
+            row["test_accuracy"] = self.evaluate()
+        return {**row, "lr": self.optimizer.param_groups[0]["lr"], "seconds": round(self.seconds, 3)}
+
+    def kept(self) -> nn.Module:
+        """The model that training keeps: the average where there is one."""
+        return self.model if self.average is None else self.average.model
+
+    def evaluate(self) -> float:
+        """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000 training images."""
+        assert self.test is not None
+        model, config = self.kept(), self.config
+        out = features_of(model, self.test, torch.arange(len(self.test)), config.mean, config.std)
+        if isinstance(self.objective, Contrastive):
+            some = torch.arange(min(5000, len(self.data)))
+            known = nn.functional.normalize(features_of(model, self.data, some, config.mean, config.std), dim=1)
+            labels = self.data.labels[some]
+            means = torch.stack([known[labels == c].mean(dim=0) for c in range(config.num_classes)]).nan_to_num()
+            out = out @ nn.functional.normalize(means, dim=1).T
+        return float((out.argmax(dim=1) == self.test.labels).float().mean())
+
+    def finish(self) -> Trained:
+        """Fit the head where the objective leaves none, write the model, and say how good it is."""
+        model, config = self.kept(), self.config
+        if isinstance(self.objective, Contrastive):
+            everything = torch.arange(len(self.data))
+            flips = (False, True) if config.linear_flip else (False,)
+            features = [features_of(model, self.data, everything, config.mean, config.std, flip) for flip in flips]
+            head = fit_linear(
+                torch.cat(features), self.data.labels.repeat(len(flips)), config.num_classes,
+                epochs=config.linear_epochs, lr=config.linear_lr, weight_decay=config.linear_weight_decay,
+                seed=_seed(config.seed, 0, 0),
+            )  # fmt: skip
+            set_head(model, self.head_name, head.to(self.device))
+        model.eval()
+        accuracy = None
+        if self.test is not None:
+            logits = features_of(model, self.test, torch.arange(len(self.test)), config.mean, config.std)
+            accuracy = float((logits.argmax(dim=1) == self.test.labels).float().mean())
+        path = None
+        if self.folder is not None:
+            path = self.folder / "model.safetensors"
+            if self.rank == 0:
+                models.save_weights(model, path, metadata=self.describe(accuracy))
+        return Trained(model, self.history, accuracy, config, path)
+
+    def describe(self, accuracy: float | None) -> dict[str, str]:
+        """What a weights file says of itself."""
+        config = self.config
+        about = {
+            "model": config.model, "num_classes": config.num_classes, "recipe": config.name, "dataset": config.dataset,
+            "seed": config.seed, "mean": list(config.mean), "std": list(config.std), "test_accuracy": accuracy,
+        }  # fmt: skip
+        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write where it stands."""
+        if self.folder is None or self.rank != 0:
+            return
+        state = {
+            "config": _describe(self.config), "images": len(self.data), "step": self.step, "sums": self.sums,
+            "seconds": self.seconds, "history": self.history, "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.model.state_dict(),
+        }  # fmt: skip
+        checkpoint.save(self.folder / "checkpoint.pt", state)
+
+    def restore(self) -> None:
+        """Go on from the folder's checkpoint, if it has one; another recipe's is an error that names the difference."""
+        path = None if self.folder is None else self.folder / "checkpoint.pt"
+        if path is None or not path.exists():
+            return
+        state = checkpoint.load(path)
+        old, new = json.loads(state["config"]), json.loads(_describe(self.config))
+        changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in new if old.get(key) != new[key]]
+        if state["images"] != len(self.data):
+            changed.append(f"images were {state['images']}, are {len(self.data)}")
+        if changed:
+            raise ValueError(f"{path} is of another training ({'; '.join(changed)}): choose another folder")
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.model.load_state_dict(state["average"])
+        self.step, self.sums, self.seconds = state["step"], state["sums"], state["seconds"]
+        self.history = state["history"]
+
+
+def _describe(config: Preset) -> str:
+    """The recipe's numbers as JSON; its prose may change without being another recipe."""
+    return json.dumps({key: value for key, value in asdict(config).items() if key not in ("name", "summary")})
+
+
+def _objective(config: Preset, model: nn.Module) -> Objective:
+    if config.objective == "supcon":
+        return SupCon(model, config.temperature, config.projection)
+    if config.objective == "csi":
+        return CSI(model, config.temperature, config.projection, config.csi_labelled)
+    return CrossEntropy(model)
+
+
+def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
+    if not config.decay_all:
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)

@@ -1,0 +1,124 @@
+"""Training recipes by name: the paper's settings, a small version of each that runs on two cores, and the zoo's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .augment import Augment
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# SimCLR's views for small images (Chen et al., 2020, app. B.9), as SupCon's reference code has them.
+STRONG = Augment(pad=0, area=(0.2, 1.0), jitter=0.4, hue=0.1, jitter_p=0.8, gray_p=0.2)
+# A short training cannot afford to learn all of those invariances.
+LIGHT = Augment(pad=0, area=(0.5, 1.0), jitter=0.2, hue=0.02, jitter_p=0.5)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training.
+
+    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
+    step of the average that is evaluated and kept; 0 for none. linear_*: the head on frozen features that follows a
+    contrastive objective.
+    """
+
+    name: str
+    summary: str
+    model: str = "resnet18"
+    dataset: str = "cifar10"
+    num_classes: int = 10
+    objective: str = "cross_entropy"
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    decay_all: bool = True
+    schedule: str = "multistep"
+    milestones: tuple[float, ...] = ()
+    warmup: float = 0.0
+    augment: Augment = field(default_factory=Augment)
+    temperature: float = 0.1
+    projection: int = 128
+    csi_labelled: bool = False
+    ema: float = 0.0
+    whiten: bool = False
+    linear_epochs: int = 40
+    linear_lr: float = 0.1
+    linear_weight_decay: float = 1e-4
+    linear_flip: bool = True
+    mean: tuple[float, ...] = CIFAR10_MEAN
+    std: tuple[float, ...] = CIFAR10_STD
+    seed: int = 0
+
+    def override(self, **changes: Any) -> Preset:
+        """A copy with some fields changed; a name that is no field is an error that lists them."""
+        known = {f.name for f in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(f"no such training option: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
+        return replace(self, **changes)
+
+
+_CE = dict(objective="cross_entropy", milestones=(0.5, 0.75, 0.9))
+_SUPCON: dict[str, Any] = dict(
+    objective="supcon", batch_size=1024, epochs=500, lr=0.5, schedule="cosine", temperature=0.1,
+    weight_decay=1e-4, augment=STRONG, linear_epochs=100,
+)  # fmt: skip
+_COMPACT: dict[str, Any] = dict(
+    model="resnet10_compact", whiten=True, nesterov=True, decay_all=False, schedule="triangle", warmup=0.2,
+)  # fmt: skip
+_SHORT_VIEWS: dict[str, Any] = dict(batch_size=512, lr=0.5, weight_decay=1e-4, ema=0.99, augment=LIGHT)
+
+_ALL = (
+    Preset("ce-resnet18", "the paper's CIFAR-10 classifier: 100 epochs, 0.1 decayed at 50, 75, 90", **_CE),
+    Preset(
+        "ce-densenet", "DenseNet-BC-100-12's own schedule (Huang et al., 2017): 300 epochs, ÷10 at 50 % and 75 %",
+        model="densenet100", epochs=300, batch_size=64, nesterov=True, weight_decay=1e-4, milestones=(0.5, 0.75),
+    ),
+    Preset("supcon-resnet18", "the paper's SupCon: batch 1024, 500 epochs, cosine from 0.5, then a linear head", **_SUPCON),
+    Preset(
+        "supcon-imagenet", "the paper's ImageNet SupCon: ResNet-50, 700 epochs, then a linear head",
+        **{**_SUPCON, "epochs": 700, "model": "torchvision:resnet50", "dataset": "imagenet", "num_classes": 1000,
+           "mean": IMAGENET_MEAN, "std": IMAGENET_STD},
+    ),
+    Preset(
+        "csi-resnet18", "CSI (Tack et al., 2020): 1000 epochs, cosine from 0.1, four turns, temperature 0.5",
+        objective="csi", epochs=1000, batch_size=512, lr=0.1, schedule="cosine", warmup=0.01, temperature=0.5,
+        weight_decay=1e-6, augment=replace(STRONG, area=(0.54, 1.0)), linear_epochs=100,
+    ),
+    Preset("ce-small", "the compact network, cross-entropy, 3 epochs: minutes on two cores",
+           epochs=3, batch_size=256, lr=0.4, **_COMPACT),
+    Preset("densenet-small", "a DenseNet-BC of 22 layers, cross-entropy, 2 epochs",
+           model="densenet22", epochs=2, batch_size=64, nesterov=True, weight_decay=1e-4, schedule="triangle", warmup=0.2),
+    Preset("supcon-small", "the compact network, SupCon, 3 epochs, then a linear head",
+           objective="supcon", epochs=3, **_COMPACT, **_SHORT_VIEWS),
+    Preset("csi-small", "the compact network, CSI, 1 epoch, then a linear head",
+           objective="csi", epochs=1, **_COMPACT, **{**_SHORT_VIEWS, "batch_size": 128, "lr": 0.1, "temperature": 0.5}),
+    Preset("zoo-ce", "the recipe of the shipped cifar10-ce model",
+           epochs=14, batch_size=128, lr=0.2, ema=0.995, augment=Augment(padding="reflect"), **_COMPACT),
+    Preset("zoo-supcon", "the recipe of the shipped cifar10-supcon model",
+           objective="supcon", epochs=14, **_COMPACT, **_SHORT_VIEWS),
+)  # fmt: skip
+PRESETS: dict[str, Preset] = {p.name: p for p in _ALL}
+
+
+def preset(name: str) -> Preset:
+    """The recipe called `name`.
+
+    >>> preset("ce-resnet18").epochs
+    100
+    """
+    if name not in PRESETS:
+        raise ValueError(f"no training preset {name!r}: there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def list_presets() -> list[str]:
+    """Names of all recipes."""
+    return list(PRESETS)
