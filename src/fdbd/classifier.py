@@ -5,7 +5,9 @@ Finding the head is in `heads`; here the model runs, once a call, and what its h
 
 from __future__ import annotations
 
+import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,7 +42,8 @@ class Classifier(nn.Module):
 
     Args:
         model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global pooling.
-        head: the head's module name or the module itself; several of them are averaged; None finds it.
+        head: the head's module name or the module itself, or several ("a+b" or a list) that the model averages;
+            None finds it.
         layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean over tokens of
             (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models that say so (timm's
             ``output_fmt``, torchvision's Swin).
@@ -74,6 +77,7 @@ class Classifier(nn.Module):
         self._num_heads = len(heads)
         self._is_explicit = head is not None
         self._is_checked = False
+        self._is_uncompiled = False
         self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
         self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
         self._recorder = _Recorder()
@@ -103,40 +107,43 @@ class Classifier(nn.Module):
         if not isinstance(inputs, Tensor):
             inputs, labels = split_batch(inputs)
         inputs = self._to_device(inputs)
-        recorder = self._recorder
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:
                 raise RuntimeError("the model is in training mode; call model.eval() before it is compiled or exported")
-            recorder.traced = calls
+            self._recorder.traced = calls
             try:
                 output = call_model(self.model, inputs)
             finally:
-                recorder.traced = None
+                self._recorder.traced = None
             return self._collect(calls, output, labels)
-        is_borrowed = _enter_eval(self.model)
-        recorder.local.calls = calls
-        try:
-            output = call_model(self.model, inputs)
-        finally:
-            recorder.local.calls = None
-            if is_borrowed:
-                _leave_eval(self.model)
+        output = self._run(inputs, calls, self._is_uncompiled)
+        if len(calls) < len(self._watched) and not self._is_uncompiled:
+            # Under torch.compile a graph break in the model leaves this method to Python, but compiles the hooks away.
+            calls.clear()
+            output = self._run(inputs, calls, uncompiled=True)
+            if len(calls) == len(self._watched):
+                self._is_uncompiled = True
+                warnings.warn("the model has graph breaks, so the Classifier runs it uncompiled", stacklevel=2)
         batch = self._collect(calls, output, labels)
-        if not self._is_checked and not torch._C._get_tracing_state():
-            self._is_checked = self._check(batch, output, inputs)
+        if not self._is_checked and len(batch.features) and not batch.features.is_meta:
+            rerun = functools.partial(self._run, inputs, [], self._is_uncompiled)
+            self._is_checked = check_head(
+                self.model, self.head_name, self.head, batch, output, self._is_explicit, rerun
+            )
         return batch
 
-    def _check(self, batch: Batch, output: Any, inputs: Any) -> bool:
-        def rerun() -> None:
-            is_borrowed = _enter_eval(self.model)
-            try:
-                call_model(self.model, inputs)
-            finally:
-                if is_borrowed:
-                    _leave_eval(self.model)
-
-        return check_head(self.model, self.head_name, self.head, batch, output, self._is_explicit, rerun)
+    def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
+        """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
+        call: Any = torch.compiler.disable(call_model) if uncompiled else call_model  # type: ignore[no-untyped-call]
+        is_borrowed = _enter_eval(self.model)
+        self._recorder.local.calls = calls
+        try:
+            return call(self.model, inputs)
+        finally:
+            self._recorder.local.calls = None
+            if is_borrowed:
+                _leave_eval(self.model)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
         if len(calls) != len(self._watched):
@@ -270,8 +277,6 @@ class _Tap:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         recorder = self.recorder
         calls = recorder.traced if torch.compiler.is_compiling() else recorder.local.calls
-        if calls is None:
-            calls = recorder.traced  # eager code at a graph break
         if calls is not None:
             calls.append((self.index, args[0] if args else next(iter(kwargs.values()), None), output))
 
@@ -346,7 +351,7 @@ def _as_labels(labels: Any) -> Tensor | None:
     is_whole = not indices.is_floating_point() or bool((indices == indices.round()).all())
     if indices.ndim != 1 or not is_whole:
         raise ValueError(
-            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices of shape (N,); "
+            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,); "
             "give a loader of (inputs, labels), or of dicts when the model takes several inputs"
         )
     return indices.long()

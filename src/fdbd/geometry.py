@@ -164,15 +164,16 @@ class Folded:
         self.center = center.to(dtype)
         self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(dtype)
         self.divide = normalizer is not None
+        kernels.warm_up(dtype)
 
     def score(self, features: Tensor, predicted: Tensor) -> Tensor:
         """(N,) scores of (N, P) features whose predicted classes (N,) are known. Rows with a NaN or an infinity, and
         rows whose norm overflows the dtype, score NaN or −inf here: `FDBD.score` decides on those."""
-        return kernels.folded_score(features, *self._tensors(), self.divide, predicted=predicted)
+        return kernels.folded_score(features, *self._tensors(), self.divide, predicted=predicted)[0]
 
     def score_logits(self, features: Tensor, logits: Tensor) -> Tensor:
         """(N,) scores, the predicted class being the argmax of the logits (N, C)."""
-        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)
+        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)[0]
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.normals, self.offsets, self.center, self.floor

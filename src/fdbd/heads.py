@@ -6,7 +6,7 @@ Running the model and capturing features is `classifier`'s part.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fdbd.batch import Batch, Head, two_rows
 
-# Attributes that hold the head: two averaged heads (Hugging Face DeiT and LeViT with teacher), then single ones.
-_PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"))
+# Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then single ones.
+_PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"), ("head", "head_dist"))
 _NAMES = ("classifier", "classification_head", "score", "logits_proj", "fc", "head", "heads")
 # What may stand after a head in an nn.Sequential without changing its output in eval mode.
 _PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
@@ -38,11 +38,11 @@ def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Modul
     """
     names = {module: name for name, module in model.named_modules()}
     if head is not None:
-        chosen = head if isinstance(head, Sequence) and not isinstance(head, str) else [head]
+        chosen = head.split("+") if isinstance(head, str) else head if isinstance(head, Sequence) else [head]
         if not chosen:
             raise ValueError("head=() names no layer; leave head out or name at least one linear layer")
         return dict(_explicit(model, names, entry) for entry in chosen)
-    found = _conventional(model) or _last_linear([model])
+    found = _conventional(model) or _layers_in(model)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) that can be its head"
@@ -98,17 +98,15 @@ def logits_of(output: Any) -> Tensor | None:
 
 @torch.no_grad()
 def check_head(
-    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_explicit: bool, rerun: Callable[[], None]
+    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_explicit: bool, rerun: Callable[[], Any]
 ) -> bool:
     """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output.
 
-    False says that this batch cannot tell (it is empty or not finite). A head that was named (`is_explicit`) may be
+    False says that this batch cannot tell, as it is not finite. A head that was named (`is_explicit`) may be
     followed by more, but not by another number of classes. `rerun` runs the model again, to look for the right layer.
     """
     features, logits = batch.features, batch.logits
     assert logits is not None
-    if not len(features) or features.is_meta:
-        return False
     given = logits_of(output)
     if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
         given = given.reshape(len(logits), -1)
@@ -146,7 +144,7 @@ def check_head(
     return True
 
 
-def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], None]) -> str | None:
+def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], Any]) -> str | None:
     """The linear layer whose output is the model's; only looked for when the first guess was wrong."""
     found: list[str] = []
 
@@ -199,20 +197,35 @@ def _conventional(model: nn.Module) -> list[nn.Module]:
         get_classifier: Any = getattr(module, "get_classifier", None)
         if callable(get_classifier):
             answer = get_classifier()
-            return _last_linear(answer if isinstance(answer, (tuple, list, nn.ModuleList)) else [answer])
-    for pair in _PAIRS:
-        if all(isinstance(getattr(model, name, None), nn.Module) for name in pair):
-            return _last_linear(getattr(model, name) for name in pair)
+            parts = answer if isinstance(answer, (tuple, list, nn.ModuleList)) else [answer]
+            if found := [layer for part in parts for layer in _layers_in(part)]:
+                return found
+            if module is model:
+                raise ValueError(
+                    f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer; create the "
+                    "model with num_classes above 0, or pass head= to name another layer"
+                )
+    if found := _pair_in(model):
+        return found
     for name in _NAMES:
-        if isinstance(getattr(model, name, None), nn.Module) and (found := _last_linear([getattr(model, name)])):
+        if found := _layers_in(getattr(model, name, None)):
             return found
     return []
 
 
-def _last_linear(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The last linear layer inside each of `modules` that has one."""
-    linear = ([m for m in module.modules() if is_linear(m)] for module in modules if isinstance(module, nn.Module))
-    return [found[-1] for found in linear if found]
+def _layers_in(module: Any) -> list[nn.Module]:
+    """The last linear layer inside `module`, or of each of the two heads that it averages."""
+    if not isinstance(module, nn.Module):
+        return []
+    return _pair_in(module) or [layer for layer in module.modules() if is_linear(layer)][-1:]
+
+
+def _pair_in(module: nn.Module) -> list[nn.Module]:
+    for names in _PAIRS:
+        pair = [getattr(module, name, None) for name in names]
+        if all(isinstance(part, nn.Module) for part in pair):
+            return [layer for part in pair for layer in _layers_in(part)]
+    return []
 
 
 def _refuse_followers(model: nn.Module, name: str) -> None:
@@ -220,8 +233,8 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
         if not isinstance(follower, _PASSIVE):
             raise ValueError(
                 f"{type(model).__name__} does not end in a linear layer: {type(follower).__name__} follows {name!r}, "
-                f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, or "
-                f"name another layer; {describe_linear_layers(model)}"
+                f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
+                f"or name another layer; {describe_linear_layers(model)}"
             )
 
 

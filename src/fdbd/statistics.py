@@ -6,7 +6,7 @@ and any order of the shards. Everything is summed in float64 on the CPU. Only `B
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -52,6 +52,19 @@ def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
     """(N, …) values in pieces of at most `rows` rows, as float64 on the CPU."""
     for piece in values.detach().split(rows):
         yield piece.to("cpu", torch.float64)
+
+
+class Count:
+    """How many samples there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def update(self, batch: Batch) -> None:
+        self.count += batch.features.shape[0]
+
+    def merge(self, other: Self) -> None:
+        self.count += other.count
 
 
 class Mean:
@@ -248,16 +261,19 @@ class Histogram:
     def quantile(self, fraction: float) -> float:
         """The value below which this fraction of all values lies, between 0 and 1: numpy's definition (linear between
         order statistics), the order statistics taken at the middle of their bin."""
-        total = int(self.counts.sum())
+        return float(self.quantiles([fraction])[0])
+
+    def quantiles(self, fractions: Sequence[float]) -> Tensor:
+        """Several quantiles at once, float64."""
+        cumulative = self.counts.cumsum(0)
+        total = int(cumulative[-1])
         if not total:
             raise ValueError("no values to take a percentile of: the training data are empty")
-        position = fraction * (total - 1)
-        lower, upper = self._order_statistic(int(position)), self._order_statistic(min(int(position) + 1, total - 1))
-        return lower + (upper - lower) * (position - int(position))
-
-    def _order_statistic(self, rank: int) -> float:
-        index = int(torch.searchsorted(self.counts.cumsum(0), rank, right=True))
-        return _middle(index)
+        position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
+        ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
+        bins, inverse = torch.searchsorted(cumulative, ranks, right=True).unique(return_inverse=True)
+        lower, upper = torch.tensor([_middle(index) for index in bins.tolist()], dtype=torch.float64)[inverse]
+        return lower + (upper - lower) * position.frac()
 
 
 def _bins(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from .. import kernels
 from ..batch import Batch, Head
-from ..statistics import NonFiniteRow, Statistic, check_finite
+from ..statistics import Count, NonFiniteRow, Statistic, check_finite
 
 Passes = Generator[Any, Any, None]
 """What `passes` returns: it yields empty statistics and receives them back, summed over the training data."""
@@ -61,7 +61,8 @@ class Configured(nn.Module):
 
     def options(self) -> dict[str, Any]:
         """Constructor arguments by name."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters if name != "self"}
+        parameters = inspect.signature(type(self)).parameters.values()
+        return {p.name: getattr(self, p.name) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
     def to_config(self) -> dict[str, Any]:
         """Name and options as plain JSON values; `from_config` turns them back into an unfitted object."""
@@ -142,6 +143,8 @@ class Detector(Configured):
     """Whether fitting needs Batch.labels."""
     needs_network: ClassVar[bool] = False
     """Whether the score needs the network's gradient or inner layers, so that only a Guard can give it."""
+    one_pass: ClassVar[bool] = False
+    """Whether `passes` asks for at most one statistic; a Guard sets features aside on disk for all others."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -159,19 +162,29 @@ class Detector(Configured):
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
         """Learn from training data: one Batch, or an iterable of batches that can be run through once a pass."""
+        if self.needs_network:
+            raise ValueError(
+                f"{self.label} needs the network itself, not only its features: use it as "
+                f"fdbd.Guard(model, {self.label!r}) and call fit on the guard"
+            )
         fit_together([self], batches, head)
         return self
 
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)
 
+    def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+        """What a Guard asks of a detector that `needs_network`, in fit and in scoring: the untouched model's Batch of these
+        images, with whatever else the score rests on in ``Batch.views``."""
+        return classifier(images)
+
+    @property
+    def label(self) -> str:
+        """How `fdbd.create` spells this detector, such as "react+energy"."""
+        return self.name or type(self).__name__
+
     def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
         """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
-        if self.needs_network:
-            raise ValueError(
-                f"{self.name or type(self).__name__} needs the network itself, not only its features: use it as "
-                f"fdbd.Guard(model, {self.name!r}) and call fit on the guard"
-            )
         self.begin(head, dtype)
         return self.passes(head)
 
@@ -205,21 +218,24 @@ class Detector(Configured):
         """The batch as `score` wants it: checked shapes, the detector's dtype, logits where it reads them."""
         self._require_fitted()
         weight = self.head_weight
-        features = as_matrix(batch.features, weight.shape[1], "features", "the head's input").to(weight.dtype)
+        classes, width = weight.shape
+        features = as_matrix(batch.features, width, "features", "the head's input", weight.dtype)
         logits = batch.logits
         if "logits" in self.reads:
             if logits is None:
                 logits = nn.functional.linear(features, weight, self.head_bias)
             else:
-                logits = as_matrix(logits, weight.shape[0], "logits", "the head's classes").to(weight.dtype)
+                logits = as_matrix(logits, classes, "logits", "the head's classes", weight.dtype)
                 if logits.shape[0] != features.shape[0]:
                     raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
+        if features is batch.features and logits is batch.logits:
+            return batch
         return batch._replace(features=features, logits=logits)
 
     def _fail_closed(self, given: Batch, batch: Batch, scores: Tensor) -> Tensor:
         """−inf for rows with non-finite input; rows too large for the dtype are scored in float64."""
         read = [getattr(batch, name) for name in ("features", "logits") if name in self.reads]
-        if torch.compiler.is_compiling():
+        if kernels.tracing():
             finite = functools.reduce(torch.logical_and, [torch.isfinite(values).all(dim=1) for values in read])
             return torch.where(finite & ~scores.isnan(), scores, -torch.inf)
         largest = functools.reduce(torch.maximum, [magnitude(values.detach()) for values in read])
@@ -255,7 +271,7 @@ def _checked(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Te
     @functools.wraps(score)
     def checked(self: Detector, batch: Batch) -> Tensor:
         prepared = self.prepare(batch)
-        if not torch.compiler.is_compiling() and not prepared.features.shape[0]:
+        if not kernels.tracing() and not prepared.features.shape[0]:
             return prepared.features.new_zeros(0)
         return self._fail_closed(batch, prepared, score(self, prepared))
 
@@ -269,16 +285,19 @@ def closes_itself(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch
     return score
 
 
-def as_matrix(values: Any, width: int, what: str, expected: str) -> Tensor:
-    """A real (N, width) tensor of at least float32, from a tensor or an array."""
+def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
     matrix = values if isinstance(values, Tensor) else torch.as_tensor(values)
-    if matrix.ndim != 2 or matrix.shape[1] != width:
-        raise ValueError(f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}")
+    shape = matrix.shape
+    if len(shape) != 2 or shape[1] != width:
+        raise ValueError(f"{what} have shape {tuple(shape)}, expected (N, {width}): {expected}")
+    if matrix.dtype is dtype:
+        return matrix
     if matrix.is_complex():
         raise TypeError(f"{what} are complex, expected real numbers")
-    if matrix.dtype not in (torch.float32, torch.float64):
-        matrix = matrix.to(torch.float32)
-    return matrix
+    if dtype is None:
+        dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    return matrix.to(dtype)
 
 
 def magnitude(values: Tensor) -> Tensor:
@@ -294,8 +313,20 @@ def take(batch: Batch, rows: Tensor, dtype: torch.dtype) -> Batch:
     return Batch(torch.as_tensor(batch.features)[rows].to(dtype), logits, None, layers, views)
 
 
-def fit_together(detectors: Sequence[Detector], batches: Batch | Iterable[Batch], head: Head) -> None:
-    """Fit several detectors on the same data, each pass over the data serving all that still ask for one."""
+def fit_together(
+    detectors: Sequence[Detector],
+    batches: Batch | Iterable[Batch],
+    head: Head,
+    combine: Callable[[Any], Any] | None = None,
+) -> None:
+    """Fit several detectors on the same data, each pass over the data serving all that still ask for one.
+
+    Args:
+        detectors: unfitted or fitted before; all are fitted anew.
+        batches: one Batch, or an iterable that starts anew with each pass.
+        head: the linear head.
+        combine: merges a statistic over processes that each see a shard of the data (`fdbd.distributed`).
+    """
     data = [batches] if isinstance(batches, Batch) else batches
     first = _Peek(data)
     dtype = first.dtype
@@ -304,21 +335,21 @@ def fit_together(detectors: Sequence[Detector], batches: Batch | Iterable[Batch]
         _advance(running, index, detector.start(head, dtype), None)
     source: Iterable[Batch] = first.first_pass()
     while running:
-        count = 0
+        seen = Count()
         # A sum that meets NaN shows it: where every statistic tells by itself, the features are read only once.
         look = not all(getattr(statistic, "finds_non_finite", False) for _, statistic in running.values())
         for number, batch in enumerate(source):
             batch = check_training_batch(batch, number, head, [detectors[index] for index in running], look)
-            count += batch.features.shape[0]
+            seen.update(batch)
             for _, statistic in running.values():
                 _update(statistic, batch, number)
-        if not count:
+        seen = seen if combine is None else combine(seen)
+        if not seen.count:
             raise ValueError("the training data hold no samples; give at least one non-empty batch")
         for index, (program, statistic) in list(running.items()):
-            _advance(running, index, program, statistic)
+            _advance(running, index, program, statistic if combine is None else combine(statistic))
         if running:
             source = first.another_pass([type(detectors[index]).__name__ for index in running])
-    kernels.warm_up(detectors[0].fit_dtype if detectors else torch.float32)
 
 
 def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:

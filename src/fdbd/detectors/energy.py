@@ -20,6 +20,7 @@ class Energy(Detector):
     name = "energy"
     paper = Paper("Energy-based Out-of-distribution Detection", "Liu et al.", "NeurIPS", 2020)
     reads = ("logits",)
+    one_pass = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()

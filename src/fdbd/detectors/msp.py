@@ -23,6 +23,7 @@ class MSP(Detector):
         2017,
     )
     reads = ("logits",)
+    one_pass = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()

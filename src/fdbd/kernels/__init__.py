@@ -4,6 +4,6 @@
 another device.
 """
 
-from .dispatch import column_sums, folded_score, warm_up
+from .dispatch import column_sums, folded_score, tracing, warm_up
 
-__all__ = ["column_sums", "folded_score", "warm_up"]
+__all__ = ["column_sums", "folded_score", "tracing", "warm_up"]

@@ -1,23 +1,26 @@
-"""Which path scores a tensor, and the threads that share its rows."""
+"""Which path a tensor takes, and what the kernels are handed."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from array import array
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import twin
+from . import team, twin
+from .block import FEATURES, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
 
-# Fewer elements than this take less time to score than a second thread takes to wake.
-_ELEMENTS_WORTH_A_THREAD = 1 << 18
+_CHUNK = 1 << 16
+"""Elements that a thread takes at once: some ten microseconds of work."""
+_WORTH_A_TEAM = 1 << 17
+"""Fewer elements than this are done before a second thread has woken up."""
+_PARTS = 64
+"""A sum over rows is that of at most so many parts, which depend on N alone: the number of threads changes no digit."""
 
-_pools: dict[int, ThreadPoolExecutor] = {}
+_compiled: dict[torch.dtype, team.Kernel] = {}
 
 
 def folded_score(
@@ -30,103 +33,94 @@ def folded_score(
     *,
     predicted: Tensor | None = None,
     logits: Tensor | None = None,
-) -> Tensor:
-    """(N,) folded scores, the class taken from `predicted` (N,) or, where that is None, from the argmax of `logits`
-    (N, C). Rows with a NaN, an infinity or a norm that overflows come back as NaN."""
-    tensors = [features, normals, offsets, center]
-    if logits is not None:
-        tensors.append(logits)
-    if not fits_kernel(*tensors):
-        if predicted is not None:
-            return twin.folded_score(features, predicted, normals, offsets, center, floor, divide)
-        assert logits is not None
-        return twin.folded_score_of_logits(features, logits, normals, offsets, center, floor, divide)
-    fused = _fused()
-    rows = _array(features)
-    if predicted is not None:
-        kernel, classes = fused.score_predicted, _array(predicted.to(torch.int64))
-    else:
-        assert logits is not None
-        kernel, classes = fused.score_logits, _array(logits)
-    out = np.empty(rows.shape[0], rows.dtype)
-    kind = rows.dtype.type
-    arguments = (
-        rows,
-        classes,
-        _array(normals),
-        _array(offsets),
-        _array(center),
-        kind(float(floor)),
-        divide,
-        kind(twin.OVERFLOW[features.dtype]),
-        out,
-    )
-    if not all(over_rows(rows.shape[0], rows.size, lambda start, stop: kernel(*arguments, start, stop))):
-        raise IndexError(f"a predicted class is outside 0…{normals.shape[0] - 1}, the classes of the head")
-    return torch.from_numpy(out)
+) -> tuple[Tensor, bool]:
+    """(N,) folded scores, and whether all of them are numbers: rows with a NaN, an infinity or a norm that overflows
+    come back as NaN. While a graph is recorded nobody can look, and the second value is False.
+
+    The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of `logits` (N, C).
+    """
+    from_logits = predicted is None
+    given = logits if predicted is None else predicted
+    assert given is not None
+    rows, (classes, width) = features.shape[0], normals.shape
+    if features.shape != (rows, width):
+        raise ValueError(f"features have shape {tuple(features.shape)}, expected (N, {width}): the head's input")
+    if given.shape != ((rows, classes) if from_logits else (rows,)):
+        expected = f"logits of shape ({rows}, {classes})" if from_logits else f"predicted classes of shape ({rows},)"
+        raise ValueError(f"{rows} rows of features need {expected}, got {tuple(given.shape)}")
+    kernel = _compiled.get(features.dtype)
+    if kernel is None or not fits_kernel(features, normals, offsets, center, floor, given if from_logits else features):
+        twin_score = twin.folded_score_of_logits if from_logits else twin.folded_score
+        scores = twin_score(features, given, normals, offsets, center, floor, divide)
+        return scores, not tracing() and not bool(scores.isnan().any())
+    if not from_logits:
+        given = given.to("cpu", torch.int64)
+    out = features.new_empty(rows)
+    tensors = [tensor.contiguous() for tensor in (features, given, normals, offsets, center, floor)]
+    block = [0, max(1, _CHUNK // max(width, 1)), rows, width, classes, from_logits, divide, 0, 0]
+    block += [tensor.data_ptr() for tensor in tensors]
+    block.append(out.data_ptr())
+    slots = _run(kernel, block, rows * (width + classes * from_logits))
+    if slots[OUT_OF_RANGE]:
+        raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
+    return out, not slots[UNTRUSTED]
 
 
 def column_sums(features: Tensor) -> Tensor:
     """(P,) float64 sums over the rows of (N, P), in one read of the features."""
     if not fits_kernel(features):
         return features.detach().to(torch.float64).sum(dim=0)
-    fused = _fused()
-    rows = _array(features)
-
-    def partial(start: int, stop: int) -> Any:
-        total = np.zeros(rows.shape[1], np.float64)
-        fused.sum_columns(rows, total, start, stop)
-        return total
-
-    return torch.from_numpy(sum(over_rows(rows.shape[0], rows.size, partial), np.zeros(rows.shape[1])))
+    rows, width = features.shape
+    features = features.contiguous()
+    chunk = max(-(-rows // _PARTS), _CHUNK // max(width, 1), 1)
+    out = torch.zeros(-(-rows // chunk), width, dtype=torch.float64, device="cpu")
+    block = [0, chunk, rows, width, *[0] * (SLOTS - 4)]
+    block[FEATURES], block[OUT] = features.data_ptr(), out.data_ptr()
+    _run(_fused().column_sums(features.dtype), block, features.numel())
+    return out.sum(dim=0)
 
 
 def warm_up(dtype: torch.dtype = torch.float32) -> None:
-    """Compile the kernels for `dtype` (or read them from the disk cache), so that no later call pays for it."""
-    features, logits = torch.zeros(2, 2, dtype=dtype), torch.zeros(2, 2, dtype=dtype)
-    offsets, floor = features[0], torch.tensor(1.0, dtype=dtype)
-    folded_score(features, features, offsets, offsets, floor, True, logits=logits)
-    folded_score(features, features, offsets, offsets, floor, True, predicted=torch.zeros(2, dtype=torch.int64))
-    column_sums(features)
+    """Compile the kernels for `dtype`, or read them from the disk cache. A score whose kernel was never warmed up takes
+    the twin's path: no user's call waits for a compiler."""
+    if dtype not in _compiled:
+        fused = _fused()
+        fused.column_sums(dtype)
+        _compiled[dtype] = fused.score(dtype)
+
+
+def tracing() -> bool:
+    """Whether tensors stand for others now, so that no number can be looked at: under compile, export, vmap, jit.trace,
+    make_fx and every other mode that watches the operations."""
+    if torch.compiler.is_compiling():
+        return True
+    c = torch._C
+    return (
+        c._len_torch_dispatch_stack() > 0
+        or c._functorch.peek_interpreter_stack() is not None
+        or c._get_tracing_state() is not None
+    )
 
 
 def fits_kernel(*tensors: Tensor) -> bool:
-    """Whether plain CPU arrays of one supported dtype lie behind these tensors and no gradient is asked for."""
-    if torch.compiler.is_compiling():
-        return False
+    """Whether plain CPU memory of one supported dtype lies behind these tensors, and no derivative is asked for."""
     dtype = tensors[0].dtype
-    if dtype not in (torch.float32, torch.float64):
+    if (dtype is not torch.float32 and dtype is not torch.float64) or tracing() or forward_ad._current_level >= 0:
         return False
     recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter):
-            return False  # subclasses: fake tensors, functional tensors, distributed tensors
-        if tensor.device.type != "cpu" or tensor.dtype != dtype or (recording and tensor.requires_grad):
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+            return False  # subclasses: fake tensors, distributed tensors
+        if tensor.dtype is not dtype or not tensor.is_cpu or (recording and tensor.requires_grad):
             return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensors[0])
+    return not tensors[0].is_neg() and not tensors[-1].is_neg()
 
 
-def over_rows(rows: int, elements: int, work: Callable[[int, int], Any]) -> list[Any]:
-    """Results of work(start, stop) over ranges that cover all rows, one range a thread of torch's.
-
-    Plain threads, since the kernels release the GIL: OpenMP pools of two libraries fight over the cores, do not
-    survive a fork, and some refuse calls from several threads.
-    """
-    threads = max(1, min(torch.get_num_threads(), elements // _ELEMENTS_WORTH_A_THREAD, rows))
-    if threads == 1:
-        return [work(0, rows)]
-    bounds = [rows * i // threads for i in range(threads + 1)]
-    pool = _pool()
-    futures = [pool.submit(work, start, stop) for start, stop in zip(bounds[1:-1], bounds[2:])]
-    first = work(0, bounds[1])
-    return [first, *(future.result() for future in futures)]
-
-
-def _pool() -> ThreadPoolExecutor:
-    pid = os.getpid()  # a forked child has none of its parent's threads and needs a pool of its own
-    if pid not in _pools:
-        _pools[pid] = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fdbd")
-    return _pools[pid]
+def _run(kernel: team.Kernel, block: list[int], elements: int) -> Any:
+    """The block as the kernel left it."""
+    slots = array("q", block)
+    team.share(kernel, slots.buffer_info()[0], torch.get_num_threads() if elements >= _WORTH_A_TEAM else 1)
+    return slots
 
 
 @cache
@@ -134,7 +128,3 @@ def _fused() -> Any:
     from . import fused  # numba takes a third of a second to import: only where a score is computed
 
     return fused
-
-
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().numpy()

@@ -1,31 +1,93 @@
-"""The folded score as one loop over each row: features are read once, nothing of their size is written.
+"""The arithmetic of the kernels: features are read once, nothing of their size is written.
 
-Functions here take numpy arrays and a row range, and release the GIL; `dispatch` splits rows over threads.
+Each kernel is a C function of one pointer, compiled by numba on first use and kept on disk. The pointer leads to a
+slots that `block` names and `dispatch` fills.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numba import types
+from numba.extending import intrinsic
+
+from . import twin
+from .block import (
+    CENTER,
+    CHUNK,
+    CLASSES,
+    DIVIDE,
+    FEATURES,
+    FLOOR,
+    FROM_LOGITS,
+    GIVEN,
+    NORMALS,
+    OFFSETS,
+    OUT,
+    OUT_OF_RANGE,
+    ROWS,
+    SLOTS,
+    UNTRUSTED,
+    WIDTH,
+)
+from .team import Kernel
 
 # Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning (no nnan, no ninf): a row whose
 # squared norm is not below `overflow` is handed back as NaN, and the caller finds out why.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
-Array = NDArray[Any]
+_PIECE = 128  # logits searched at once: enough to vectorise, few enough to go through the best piece again
+
+
+def compiled(decorator: Any, function: Any, **options: Any) -> Any:
+    """`function` under a decorator of numba's, its machine code kept on disk."""
+    options |= {"nogil": True, "error_model": "numpy"}
+    try:
+        return decorator(cache=True, **options)(function)
+    except RuntimeError:  # no folder that can be written to: compile in each process
+        return decorator(**options)(function)
 
 
 def _jit(function: Any) -> Any:
-    return numba.njit(nogil=True, cache=True, fastmath=_FASTMATH, error_model="numpy")(function)
+    return compiled(numba.njit, function, fastmath=_FASTMATH)
+
+
+def _kernel(function: Any) -> Kernel:
+    def decorator(**options: Any) -> Any:
+        return numba.cfunc(types.void(types.CPointer(types.int64)), **options)
+
+    return Kernel(compiled(decorator, function, fastmath=_FASTMATH))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _take(_: Any, slots: Any) -> Any:
+    """slots[0], which is NEXT, and add one to it: atomically, so that each chunk goes to one thread."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.atomic_rmw("add", array.data, context.get_constant(types.int64, 1), "monotonic")
+
+    return types.int64(slots), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _at(_: Any, address: Any) -> Any:
+    """The pointer that an address stands for."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(address), codegen
 
 
 @_jit
 def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bool, overflow: Any) -> Any:
-    distance = row[0] * 0
-    squares = row[0] * 0
+    distance = offset * 0
+    squares = offset * 0
     for j in range(row.shape[0]):
         deviation = row[j] - center[j]
         distance += normal[j] * deviation
@@ -39,84 +101,109 @@ def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bo
 
 
 @_jit
-def _argmax(row: Any) -> int:
-    """Index of the first maximum; −1 when an entry is not finite."""
-    poison = row[0] * 0
-    for j in range(row.shape[0]):
-        poison += row[j] * 0  # 0 for finite numbers, NaN for the rest
-    if poison != 0:
-        return -1
+def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: Any) -> int:
+    """Index of the first maximum of a row; −1 when an entry is not finite. `bits` is the row as integers.
+
+    Floats are ordered like their bits, once those of negative slots are flipped, and unlike a maximum of floats, where
+    NaN has no place in the order, one of integers vectorises.
+    """
+    width = row.shape[0]
     best = 0
-    largest = row[0]
-    for j in range(1, row.shape[0]):
-        if row[j] > largest:
-            largest = row[j]
-            best = j
+    if width <= _PIECE // 2:
+        poison = row[0] * 0  # 0 for finite slots, NaN for the rest
+        for j in range(1, width):
+            poison += row[j] * 0
+            if row[j] > row[best]:
+                best = j
+        return best if poison == 0 else -1
+    largest = ~mask
+    for start in range(0, width, _PIECE):
+        top, extreme = ~mask, integer(0)
+        for j in range(start, min(start + _PIECE, width)):
+            extreme = max(extreme, integer(bits[j] & mask))
+            top = max(top, integer(bits[j] ^ integer(integer(bits[j] >> sign) & mask)))
+        if extreme >= infinity:
+            return -1
+        if top > largest:
+            largest, best = top, start
+    if largest == 0:
+        best, largest = 0, integer(-1)  # +0 wins: a −0 before it is as large
+    while integer(bits[best] ^ integer(integer(bits[best] >> sign) & mask)) < largest:
+        best += 1
     return best
 
 
-@_jit
-def score_predicted(
-    features: Array,
-    predicted: Array,
-    normals: Array,
-    offsets: Array,
-    center: Array,
-    floor: Any,
-    divide: bool,
-    overflow: Any,
-    out: Array,
-    start: int,
-    stop: int,
-) -> bool:
-    """Fill out[start:stop] from predicted classes; False when a class index is out of range."""
-    for i in range(start, stop):
-        k = predicted[i]
-        if k < 0 or k >= normals.shape[0]:
-            return False
-        out[i] = _row(features[i], normals[k], center, offsets[k], floor, divide, overflow)
-    return True
+@cache
+def score(dtype: torch.dtype) -> Kernel:
+    """Scores of rows whose class is given, or is the argmax of their logits."""
+    real, integer = (np.float32, np.int32) if dtype == torch.float32 else (np.float64, np.int64)
+    sign = np.iinfo(integer).bits - 1
+    mask, infinity = integer(np.iinfo(integer).max), real(np.inf).view(integer)
+    overflow = real(twin.OVERFLOW[dtype])
+
+    def kernel(block: Any) -> None:
+        slots = numba.carray(block, SLOTS)
+        rows, width, classes = slots[ROWS], slots[WIDTH], slots[CLASSES]
+        features = numba.carray(_at(slots[FEATURES]), (rows, width), real)
+        given = numba.carray(_at(slots[GIVEN]), rows, np.int64)
+        logits = numba.carray(_at(slots[GIVEN]), (rows, classes), real)
+        bits = numba.carray(_at(slots[GIVEN]), (rows, classes), integer)
+        normals = numba.carray(_at(slots[NORMALS]), (classes, width), real)
+        offsets = numba.carray(_at(slots[OFFSETS]), classes, real)
+        center = numba.carray(_at(slots[CENTER]), width, real)
+        floor = numba.carray(_at(slots[FLOOR]), 1, real)[0]
+        out = numba.carray(_at(slots[OUT]), rows, real)
+        from_logits, divide = slots[FROM_LOGITS] != 0, slots[DIVIDE] != 0
+        untrusted = out_of_range = False
+        while True:
+            start = _take(slots) * slots[CHUNK]
+            if start >= rows:
+                break
+            for i in range(start, min(start + slots[CHUNK], rows)):
+                k = _argmax(logits[i], bits[i], integer, sign, mask, infinity) if from_logits else given[i]
+                if 0 <= k < classes:
+                    out[i] = _row(features[i], normals[k], center, offsets[k], floor, divide, overflow)
+                else:
+                    out[i] = np.nan
+                    out_of_range = not from_logits
+                untrusted = untrusted or np.isnan(out[i])
+        if untrusted:  # several threads may write, but all write the same
+            slots[UNTRUSTED] = 1
+        if out_of_range:
+            slots[OUT_OF_RANGE] = 1
+
+    return _kernel(kernel)
+
+
+@cache
+def column_sums(dtype: torch.dtype) -> Kernel:
+    """Float64 sums over the rows of each chunk, added to OUT."""
+    real = np.float32 if dtype == torch.float32 else np.float64
+
+    def kernel(block: Any) -> None:
+        slots = numba.carray(block, SLOTS)
+        rows, width, size = slots[ROWS], slots[WIDTH], slots[CHUNK]
+        features = numba.carray(_at(slots[FEATURES]), (rows, width), real)
+        totals = numba.carray(_at(slots[OUT]), ((rows + size - 1) // size, width), np.float64)
+        while True:
+            chunk = _take(slots)
+            if chunk * size >= rows:
+                break
+            _add_rows(features[chunk * size : min(chunk * size + size, rows)], totals[chunk])
+
+    return _kernel(kernel)
 
 
 @_jit
-def score_logits(
-    features: Array,
-    logits: Array,
-    normals: Array,
-    offsets: Array,
-    center: Array,
-    floor: Any,
-    divide: bool,
-    overflow: Any,
-    out: Array,
-    start: int,
-    stop: int,
-) -> bool:
-    """Fill out[start:stop], taking the argmax of each row of logits; NaN where a logit is not finite."""
-    for i in range(start, stop):
-        k = _argmax(logits[i])
-        if k < 0:
-            out[i] = np.nan
-        else:
-            out[i] = _row(features[i], normals[k], center, offsets[k], floor, divide, overflow)
-    return True
-
-
-@_jit
-def sum_columns(features: Array, out: Array, start: int, stop: int) -> bool:
-    """Add rows start to stop of features to out (P,), in float64."""
-    i = start
-    while i + 4 <= stop:  # four rows at a time: `out` is read and written once for all of them
-        for j in range(features.shape[1]):
-            out[j] += (
-                np.float64(features[i, j])
-                + np.float64(features[i + 1, j])
-                + np.float64(features[i + 2, j])
-                + np.float64(features[i + 3, j])
+def _add_rows(rows: Any, out: Any) -> None:
+    i = 0
+    while i + 4 <= rows.shape[0]:  # four rows at a time: `out` is read and written once for all of them
+        for j in range(rows.shape[1]):
+            out[j] += (np.float64(rows[i, j]) + np.float64(rows[i + 1, j])) + (
+                np.float64(rows[i + 2, j]) + np.float64(rows[i + 3, j])
             )
         i += 4
-    while i < stop:
-        for j in range(features.shape[1]):
-            out[j] += np.float64(features[i, j])
+    while i < rows.shape[0]:
+        for j in range(rows.shape[1]):
+            out[j] += np.float64(rows[i, j])
         i += 1
-    return True

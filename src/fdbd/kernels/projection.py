@@ -13,12 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dispatch import over_rows
+from .fused import compiled
+from .team import over_rows
 
 # Distances are measured in units of the closed form, which bounds them from below, so a residual of 1e-14 stands for a
 # region ten million times farther away than its hyperplane: none that can be told from empty in float64.
 _EMPTY = 1e-14
 _TOLERANCE = 1e-11
+
+
+def _jit(function: Any) -> Any:
+    return compiled(numba.njit, function)
 
 
 def exact_distances(weight: Tensor, logits: Tensor, predicted: Tensor, closed: Tensor) -> Tensor:
@@ -27,8 +32,7 @@ def exact_distances(weight: Tensor, logits: Tensor, predicted: Tensor, closed: T
     coordinates = _row_space(differences)
     out = np.empty(tuple(logits.shape))
     arguments = (coordinates, logits.numpy(), predicted.numpy(), closed.numpy(), out)
-    elements = logits.numel() * coordinates.size  # each entry is a problem of its own: always worth the threads
-    over_rows(logits.shape[0], elements, lambda start, stop: _project_rows(*arguments, start, stop))
+    over_rows(logits.shape[0], lambda start, stop: _project_rows(*arguments, start, stop))
     return torch.from_numpy(out)
 
 
@@ -39,7 +43,7 @@ def _row_space(rows: Any) -> Any:
     return np.ascontiguousarray(left[:, :rank] * values[:rank])
 
 
-@numba.njit(nogil=True, cache=True)
+@_jit
 def _project_rows(weight: Any, logits: Any, predicted: Any, closed: Any, out: Any, start: int, stop: int) -> bool:
     classes, rank = weight.shape
     matrix = np.empty((rank + 1, classes - 1))
@@ -54,7 +58,7 @@ def _project_rows(weight: Any, logits: Any, predicted: Any, closed: Any, out: An
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@_jit
 def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: Any) -> float:
     """Distance to the region of class c; `closed` is the distance to its hyperplane against class k."""
     classes, rank = weight.shape
@@ -95,10 +99,10 @@ def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: An
         return np.inf
     # residual = E u − f, so its last entry is −‖residual‖² and the step is y = residual[:r] / −residual[r].
     step = np.sqrt((residual[:rank] * residual[:rank]).sum()) / squares
-    return max(step * scale, closed)
+    return float(max(step * scale, closed))
 
 
-@numba.njit(nogil=True, cache=True)
+@_jit
 def _nnls_residual(matrix: Any) -> Any:
     """E u − f for the u ≥ 0 that minimises ‖E u − f‖, f = (0, …, 0, 1): Lawson and Hanson's active-set method."""
     height, width = matrix.shape
@@ -145,7 +149,7 @@ def _nnls_residual(matrix: Any) -> Any:
     return residual
 
 
-@numba.njit(nogil=True, cache=True)
+@_jit
 def _least_squares(matrix: Any, chosen: Any) -> Any:
     """The unconstrained solution on the chosen columns for the right-hand side (0, …, 0, 1)."""
     columns = np.empty((matrix.shape[0], len(chosen)))

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
 """Squared norms from here on are not trusted: the row comes back as NaN, and the caller finds out why."""
 

@@ -2,6 +2,21 @@
 
 from .checkpoint import load_checkpoint, read_metadata, save_weights
 from .common import Network, count_parameters
+from .preprocess import Preprocess
 from .registry import create, list_models
+from .zoo import ZooCard, list_zoo, zoo, zoo_card
 
-__all__ = ["Network", "count_parameters", "create", "list_models", "load_checkpoint", "read_metadata", "save_weights"]
+__all__ = [
+    "Network",
+    "Preprocess",
+    "ZooCard",
+    "count_parameters",
+    "create",
+    "list_models",
+    "list_zoo",
+    "load_checkpoint",
+    "read_metadata",
+    "save_weights",
+    "zoo",
+    "zoo_card",
+]

@@ -88,13 +88,17 @@ def save_weights(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model's weights as safetensors, beside and then renamed; floating-point ones as `dtype` if given."""
+    """Write a model's weights as safetensors, beside and then renamed.
+
+    dtype: how filters and matrices are stored, half precision say; biases and batch-norm statistics stay as they are.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for key, value in model.state_dict().items():
         kept = value.detach().cpu()
-        tensors[key] = (kept.to(dtype) if dtype is not None and kept.is_floating_point() else kept).clone().contiguous()
+        narrow = dtype is not None and kept.is_floating_point() and kept.ndim > 1
+        tensors[key] = (kept.to(dtype) if narrow else kept).clone(memory_format=torch.contiguous_format)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(tensors, beside, metadata=dict(metadata or {}))

@@ -64,6 +64,4 @@ class CifarResNet(Network):
 
 
 def _stage(width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(width_in, width, stride), *(BasicBlock(width, width, 1) for _ in range(blocks - 1))
-    )
+    return nn.Sequential(BasicBlock(width_in, width, stride), *(BasicBlock(width, width, 1) for _ in range(blocks - 1)))

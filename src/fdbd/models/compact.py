@@ -24,9 +24,7 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or width_in != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))

@@ -39,11 +39,13 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_OURS, pattern))
 
 
-def create(name: str, num_classes: int = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any) -> nn.Module:
+def create(
+    name: str, num_classes: int = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any
+) -> nn.Module:
     """A network by name, with its weights from `checkpoint` if given.
 
     name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours is looked up in both;
-    `package.module:function` calls any importable factory, with `num_classes` if it takes it. options go to the factory.
+    `package.module:function` calls any importable factory, with `num_classes` if it takes it; options go to it.
 
     >>> create("resnet20", num_classes=100).get_classifier()
     Linear(in_features=64, out_features=100, bias=True)
@@ -76,7 +78,9 @@ def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Modul
     timm = _extra("timm", name)
     if timm.is_model(name):
         return _timm(name, num_classes, options)
-    raise ValueError(f"no model {name!r}: ours are {', '.join(list_models())}; torchvision and timm have none of that name")
+    raise ValueError(
+        f"no model {name!r}: ours are {', '.join(list_models())}; torchvision and timm have none of that name"
+    )
 
 
 def _torchvision(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
@@ -103,9 +107,9 @@ def _factory(module: str, function: str, num_classes: int, options: dict[str, An
     if not callable(factory):
         raise ValueError(f"{module}:{function} is no function")
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
+        parameters = []
     takes = any(p.name == "num_classes" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     model = factory(**({"num_classes": num_classes} if takes else {}), **options)
     if not isinstance(model, nn.Module):

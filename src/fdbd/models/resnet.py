@@ -61,7 +61,9 @@ class ResNet(Network):
 
     head_name = "linear"
 
-    def __init__(self, block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, ...], num_classes: int = 10) -> None:
+    def __init__(
+        self, block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, ...], num_classes: int = 10
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

@@ -31,9 +31,7 @@ class Stage(nn.Module):
 
     def __init__(self, count: int, width_in: int, width: int, stride: int) -> None:
         super().__init__()
-        self.layer = nn.Sequential(
-            Block(width_in, width, stride), *(Block(width, width, 1) for _ in range(count - 1))
-        )
+        self.layer = nn.Sequential(Block(width_in, width, stride), *(Block(width, width, 1) for _ in range(count - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x)

@@ -5,4 +5,15 @@ from .loop import Trained, train
 from .objectives import CSI, CrossEntropy, SupCon
 from .presets import PRESETS, Preset, list_presets, preset
 
-__all__ = ["CSI", "PRESETS", "Augment", "CrossEntropy", "Preset", "SupCon", "Trained", "list_presets", "preset", "train"]
+__all__ = [
+    "CSI",
+    "PRESETS",
+    "Augment",
+    "CrossEntropy",
+    "Preset",
+    "SupCon",
+    "Trained",
+    "list_presets",
+    "preset",
+    "train",
+]

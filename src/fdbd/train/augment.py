@@ -62,11 +62,13 @@ class Augment:
             draws["gray"] = uniform() < self.gray_p
         return draws
 
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
-        """images: float (N, 3, H, W) in [0, 1]; returns the same shape and range."""
+    def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
+        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or side `size` after a random resized crop."""
+        if size is not None and "size" not in draws:
+            raise ValueError("another image size needs a random resized crop (area)")
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
-            images = _resized_crop(images, draws["centre"], draws["size"], draws["flip"])
+            images = _resized_crop(images, draws["centre"], draws["size"], draws["flip"], size)
         else:
             images = _crop(images, draws.get("offset"), draws["flip"], self.pad, self.padding)
         if "factors" in draws or "gray" in draws:
@@ -91,13 +93,14 @@ def _crop(images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding
     return cropped.permute(0, 3, 1, 2)
 
 
-def _resized_crop(images: Tensor, centre: Tensor, size: Tensor, flip: Tensor) -> Tensor:
+def _resized_crop(images: Tensor, centre: Tensor, size: Tensor, flip: Tensor, side: int | None) -> Tensor:
     """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of half the image."""
     theta = torch.zeros(len(images), 2, 3, device=images.device, dtype=images.dtype)
     theta[:, 0, 0] = torch.where(flip, -size[:, 0], size[:, 0])
     theta[:, 1, 1] = size[:, 1]
     theta[:, :, 2] = centre
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    height, width = (side, side) if side is not None else images.shape[2:]
+    grid = F.affine_grid(theta, [*images.shape[:2], height, width], align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
 
@@ -119,14 +122,3 @@ def _colour(images: Tensor, draws: Draws) -> Tensor:
     gray = (images * to_yiq[0].view(1, 3, 1, 1)).sum(1).mean(dim=(1, 2)).view(n, 1, 1, 1)
     contrast = factors[:, 1].view(n, 1, 1, 1)
     return (gray + contrast * (images - gray)).clamp(0, 1)
-
-
-def to_float(images: Tensor) -> Tensor:
-    """uint8 (N, H, W, 3) to float (N, 3, H, W) in [0, 1], laid out channels-last, which convolutions prefer."""
-    return images.permute(0, 3, 1, 2).float().div(255)
-
-
-def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Subtract the mean and divide by the deviation of each channel; images (N, 3, H, W)."""
-    shape = (1, -1, 1, 1)
-    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)

@@ -37,7 +37,9 @@ class Images:
             raise ValueError("the dataset is empty")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= num_classes:
-            raise ValueError(f"labels run from {low} to {high}, outside 0 to {num_classes - 1} for {num_classes} classes")
+            raise ValueError(
+                f"labels run from {low} to {high}, outside 0 to {num_classes - 1} for {num_classes} classes"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -56,8 +56,9 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return gradient[ctx.rows] * ctx.size
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        own: Tensor = gradient[ctx.rows] * ctx.size
+        return own
 
 
 def gather(tensor: Tensor) -> Tensor:

@@ -6,19 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .augment import normalise, to_float
+from ..models.preprocess import normalise, to_float
 from .data import Images
 
 
 @torch.no_grad()
 def features_of(
-    model: nn.Module, images: Images, indices: Tensor, mean: tuple[float, ...], std: tuple[float, ...], flip: bool = False
+    model: nn.Module,
+    images: Images,
+    indices: Tensor,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    flip: bool = False,
 ) -> Tensor:
     """What a model in evaluation mode says of some images, (N, …) on the CPU in float32."""
     model.eval()
     device = next(model.parameters()).device
     out = []
-    for part in indices.split(500):
+    for part in torch.split(indices, 500):
         batch = normalise(to_float(images.batch(part)[0].to(device)), mean, std)
         out.append(model(batch.flip(3) if flip else batch).float().cpu())
     return torch.cat(out)
@@ -44,12 +49,13 @@ def fit_linear(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator)
-        for part in order[: len(x) // batch * batch].split(batch):
+        for part in torch.split(order[: len(x) // batch * batch], batch):
             optimizer.zero_grad()
-            F.cross_entropy(head(x[part]), labels[part]).backward()
+            loss = F.cross_entropy(head(x[part]), labels[part])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
     with torch.no_grad():
-        head.weight /= std
-        head.bias -= head.weight @ mean
+        head.weight.div_(std)
+        head.bias.sub_(head.weight @ mean)
     return head

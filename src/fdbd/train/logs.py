@@ -28,7 +28,7 @@ class Log:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
                 raise ImportError("TensorBoard logs need it: pip install tensorboard") from error
-            self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(folder))
 
     def write(self, history: list[Row]) -> None:
         """Record a history whose last row is new."""

@@ -6,6 +6,7 @@ goes on exactly as if it had not been.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 
 from .. import models
 from ..models.compact import CompactResNet, whiten_stem
+from ..models.preprocess import normalise, to_float
 from . import checkpoint
-from .augment import normalise, to_float
 from .data import Images
 from .distributed import mean_over_processes, process_group, rows_of, world
 from .ema import Average
@@ -89,8 +90,8 @@ def train(
 
 
 def _load_by_name(name: str, split: str) -> Any:
-    from ..bench import datasets  # imported here: only `bench` knows where data come from
-
+    # By name and here: only `bench` knows where data come from, and training on arrays does without it.
+    datasets = importlib.import_module("fdbd.bench.datasets")
     return datasets.load(name, split)
 
 
@@ -104,6 +105,8 @@ def _check(config: Preset) -> None:
             raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
     if not config.lr > 0:
         raise ValueError(f"lr must be positive, not {config.lr}")
+    if config.sizes and config.augment.area is None:
+        raise ValueError("sizes needs views by random resized crop: set the augmentation's area")
     learning_rate(config.schedule, 0.5, config.lr)
 
 
@@ -137,6 +140,7 @@ class _Run:
         self.epoch_steps = len(data) // config.batch_size
         self.total = self.epoch_steps * config.epochs
         self.step = 0
+        self.order, self.ordered = torch.empty(0), -1  # the images' order in epoch `ordered`
         self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
         self.seconds = 0.0
         self.history: list[Row] = []
@@ -154,7 +158,8 @@ class _Run:
         self.objective = _objective(config, model).to(device)
         self.model = self.objective.model
         if device.type == "cuda" and self.processes > 1:
-            self.objective = nn.SyncBatchNorm.convert_sync_batchnorm(self.objective)
+            convert = nn.SyncBatchNorm.convert_sync_batchnorm
+            self.objective = convert(self.objective)  # type: ignore[no-untyped-call]
             self.model = self.objective.model
         self.objective.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(config, self.objective)
@@ -168,7 +173,7 @@ class _Run:
                 self.objective, device_ids=[device.index] if device.type == "cuda" else None
             )
         if device.type == "cuda":
-            self.forward = torch.compile(self.forward)  # type: ignore[assignment]
+            self.forward = torch.compile(self.forward)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -176,15 +181,19 @@ class _Run:
         """This process's part of the next joint batch: `views` copies of its images, normalised, and the labels."""
         config = self.config
         epoch, place = divmod(self.step, self.epoch_steps)
-        order = torch.randperm(len(self.data), generator=_generator(config.seed, 1, epoch))
-        chosen = order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
+        if epoch != self.ordered:
+            self.order = torch.randperm(len(self.data), generator=_generator(config.seed, 1, epoch))
+            self.ordered = epoch
+        chosen = self.order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
         raw, labels = self.data.batch(chosen)
         images = to_float(raw.to(self.device, non_blocking=True))
         generator = _generator(config.seed, 2, self.step)
+        size = config.sizes[self.step * len(config.sizes) // self.total] if config.sizes else None
         views = []
         for _ in range(self.objective.views):
             draws = config.augment.draw(config.batch_size, generator)
-            views.append(config.augment.apply(images, {key: value[self.rows] for key, value in draws.items()}))
+            mine = {key: value[self.rows] for key, value in draws.items()}
+            views.append(config.augment.apply(images, mine, size))
         batch = normalise(torch.cat(views), config.mean, config.std)
         return batch.contiguous(memory_format=torch.channels_last), labels.to(self.device)
 
@@ -193,7 +202,11 @@ class _Run:
         images, labels = self.batch()
         config = self.config
         rate = learning_rate(
-            config.schedule, (self.step + 0.5) / self.total, config.lr, milestones=config.milestones, warmup=config.warmup
+            config.schedule,
+            (self.step + 0.5) / self.total,
+            config.lr,
+            milestones=config.milestones,
+            warmup=config.warmup,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -19,7 +19,9 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
     0.5514
     """
     if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-        raise ValueError(f"embeddings (M, D) and labels (M,) do not match: {tuple(embeddings.shape)}, {tuple(labels.shape)}")
+        raise ValueError(
+            f"embeddings (M, D) and labels (M,) do not match: {tuple(embeddings.shape)}, {tuple(labels.shape)}"
+        )
     m = len(labels)
     similarity = embeddings @ embeddings.T / temperature
     itself = torch.eye(m, dtype=torch.bool, device=embeddings.device)

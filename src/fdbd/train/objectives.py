@@ -34,7 +34,7 @@ def set_head(model: nn.Module, name: str, head: nn.Module) -> None:
 
 
 class Objective(nn.Module):
-    """`forward(images, labels)` with images (views · B, 3, H, W), all of the first view first, gives (loss, accuracy)."""
+    """`forward(images, labels)` gives (loss, accuracy); images (views · B, 3, H, W), all of the first view first."""
 
     views: int = 1
 
@@ -98,7 +98,7 @@ class CSI(Contrastive):
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         count = len(images)
         turns = torch.arange(4, device=images.device).repeat_interleave(count)
-        features, embeddings = self.embed(rotate(images))
+        features, embeddings = self.embed(rotate(images).contiguous(memory_format=torch.channels_last))
         told = self.turn(features)
         joint, joint_turns = gather(embeddings), gather(turns)
         if self.labelled:

@@ -1,0 +1,53 @@
+# Everything a fresh machine needs is Python (3.10 or newer), git and make; each target sets itself up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help bench test slow lint types format docs benchmarks clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# A stamp a set of extras: a second run starts at once, a changed pyproject.toml installs anew.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e '.[report,knn]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@ $(VENV)/.bench
+
+bench: $(VENV)/.bench ## compare all detectors on the data in the package: table on the screen, report.html
+	$(BIN)/fdbd bench
+
+test: $(VENV)/.dev ## run the tests (slow ones aside)
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/.dev ## run the slow tests
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev ## check style and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## check types, strictly
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## lay the code out
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## write the generated pages of docs/
+	$(BIN)/python -m fdbd.detectors.catalog
+
+benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/score.py
+	$(BIN)/python benchmarks/detectors.py
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

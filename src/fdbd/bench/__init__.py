@@ -1,0 +1,1 @@
+"""The benchmark: datasets, the feature cache, the runner and its tables."""

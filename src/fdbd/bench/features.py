@@ -1,0 +1,48 @@
+"""Features of one dataset under one model: what a benchmark is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """N samples of a dataset as a classifier's head sees them.
+
+    Args:
+        name: the dataset's name.
+        features: (N, P), any floating dtype; batches come out in float32 (or float64).
+        labels: (N,) class indices, where there are any.
+        logits: (N, C); None: computed from the head.
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor | None = None
+    logits: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.features.shape[0]
+
+    def batches(self, size: int = 8192) -> Iterator[Batch]:
+        """The samples in order, at most `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
+
+    def rows(self, rows: slice | Tensor) -> Batch:
+        """Some samples as one Batch."""
+        features = self.features[rows]
+        if features.dtype not in (torch.float32, torch.float64):
+            features = features.to(torch.float32)
+        labels = None if self.labels is None else self.labels[rows]
+        logits = None if self.logits is None else self.logits[rows].to(features.dtype)
+        return Batch(features, logits, labels)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches()

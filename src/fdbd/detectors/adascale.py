@@ -1,0 +1,124 @@
+"""AdaSCALE: scaling whose percentile adapts to how far activations move when trivial pixels do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Head
+from ..shaping import Shaping
+from ..statistics import Histogram
+from .base import Paper, Passes
+from .odin import detached
+
+_KNOTS = 1024
+"""Quantiles that stand for the distribution of the shift: resolution 1/1024, and a comparison that exports."""
+
+
+class AdaSCALE(Shaping):
+    """SCALE with a percentile of its own for each sample, lower the more its largest activations shift when the image's
+    least important pixels are moved (Regmi, 2025):
+
+        Q' = λ · Σ_{top k₁ %} |z − z'| + Σ_{top k₂ %} max(z', 0)        z' = features of the moved image
+        p  = low + (1 − F(Q')) · (high − low)                           F = distribution of Q' over training data
+        r  = Σz / Σ{largest 100 − p %}                                  over positive activations
+
+    and z·exp(r) (variant "activation") or logits·r² ("logit"). "Top" is by z. Works only in a Guard, which lets
+    `network_batch` run the network: two forward passes and a backward one. ``create("adascale")`` puts it before
+    Energy, as in the paper, ``create("adascale+fdbd")`` before fDBD.
+
+    Args:
+        low, high: percentiles between which p lies; 80 and 85 are the author's for ResNet-50 on ImageNet.
+        shift: k₁, percent of the P features whose shift counts.
+        level: k₂, percent of the P features whose level after the move counts.
+        weight: λ.
+        pixels: percent of the image's numbers that are moved, those with the smallest gradient of the largest logit.
+        step: how far, in units of the (normalised) image.
+        variant: "activation" (AdaSCALE-A) or "logit" (AdaSCALE-L).
+    """
+
+    name = "adascale"
+    paper = Paper("AdaSCALE: Adaptive Scaling for OOD Detection", "Regmi", "arXiv", 2025)
+    reads = ("features", "logits")
+    learns = True
+    needs_network = True
+
+    def __init__(
+        self,
+        low: float = 80.0,
+        high: float = 85.0,
+        shift: float = 1.0,
+        level: float = 5.0,
+        weight: float = 10.0,
+        pixels: float = 5.0,
+        step: float = 0.5,
+        variant: Literal["activation", "logit"] = "activation",
+    ) -> None:
+        super().__init__()
+        if not 0 <= low <= high < 100:
+            raise ValueError(f"low is {low} and high is {high}, expected percent with 0 ≤ low ≤ high < 100")
+        for name, percent in (("shift", shift), ("level", level), ("pixels", pixels)):
+            if not 0 < percent <= 100:
+                raise ValueError(f"{name} is {percent}, expected percent above 0 and up to 100")
+        for name, number in (("weight", weight), ("step", step)):
+            if not 0 <= number < math.inf:
+                raise ValueError(f"{name} is {number}, expected a number from 0")
+        if variant not in ("activation", "logit"):
+            raise ValueError(f"variant is {variant!r}, expected 'activation' or 'logit'")
+        self.low, self.high, self.shift, self.level = float(low), float(high), float(shift), float(level)
+        self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
+
+    def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+        """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise TypeError(f"adascale needs images as one floating-point tensor (N, …), got {type(images).__name__}")
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = images.detach().clone().requires_grad_()
+            batch = classifier(inputs)
+            assert batch.logits is not None
+            (gradient,) = torch.autograd.grad(batch.logits.amax(dim=1).sum(), inputs)
+        with torch.no_grad():
+            size = gradient.flatten(1).abs()
+            trivial = size.topk(max(1, int(size.shape[1] * self.pixels / 100)), dim=1, largest=False).indices
+            moved = torch.zeros_like(size).scatter(1, trivial, 1.0).view_as(gradient)
+            views = classifier(inputs.detach() + self.step * moved * gradient.sign()).features[None]
+        return detached(batch)._replace(views=views)
+
+    def passes(self, head: Head) -> Passes:
+        histogram = yield Histogram(self.oodness)
+        self.set(knots=histogram.quantiles([(i + 0.5) / _KNOTS for i in range(_KNOTS)]))
+
+    def oodness(self, batch: Batch) -> Tensor:
+        """(N, 1) Q', how much a sample looks out-of-distribution."""
+        if batch.views is None:
+            raise ValueError(
+                "adascale looks at a moved copy of each image, so features are not enough: use it as "
+                "fdbd.Guard(model, 'adascale') and call guard(images)"
+            )
+        features, moved = batch.features, batch.views[0].to(batch.features.dtype)
+        width = features.shape[1]
+        shift, level = (max(1, int(width * percent / 100)) for percent in (self.shift, self.level))
+        top = features.topk(max(shift, level), dim=1).indices
+        shifts = (features - moved).abs().gather(1, top[:, :shift]).sum(dim=1, keepdim=True)
+        return self.weight * shifts + moved.relu().gather(1, top[:, :level]).sum(dim=1, keepdim=True)
+
+    def shape(self, batch: Batch) -> Batch:
+        knots = self._fitted("knots").to(batch.features.device)
+        share = (self.oodness(batch) >= knots).to(batch.features.dtype).mean(dim=1, keepdim=True)
+        ratio = self._ratio(batch.features.relu(), self.low + (1 - share) * (self.high - self.low))
+        if self.variant == "logit":
+            assert batch.logits is not None
+            return batch._replace(logits=batch.logits * ratio.square(), views=None)
+        return batch._replace(features=batch.features * ratio.exp(), logits=None, views=None)
+
+    def _ratio(self, positive: Tensor, percentile: Tensor) -> Tensor:
+        """(N, 1) sum of each row over the sum of its largest, of which `percentile` (N, 1) says how many."""
+        width = positive.shape[1]
+        most = max(1, width - round(width * self.low / 100))
+        kept = (width - (width * percentile / 100).round()).to(torch.int64).clamp(1, most)
+        top = positive.topk(most, dim=1).values.cumsum(dim=1).gather(1, kept - 1)
+        return torch.where(top == 0, 1, positive.sum(dim=1, keepdim=True) / torch.where(top == 0, 1, top))

@@ -1,0 +1,78 @@
+"""CSI's detection score."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Head
+from ..linalg import largest_products, unit
+from ..statistics import Bank, check_finite
+from .base import Detector, Paper, Passes
+from .knn import check_neighbours, enough_samples
+
+
+class CSI(Detector):
+    """Cosine to the nearest training feature times the feature's norm, summed over shifted views (Tack et al., 2020).
+
+        score(z) = Σ_v λ_v max_i cos(z_v, z_{i,v}) ‖z_v‖,   λ_v = 1 / mean_i ‖z_{i,v}‖
+
+    The views of a sample are its features after each shifting transformation (rotations in the paper), in ``Batch.views``
+    (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without shifts. One matrix
+    product a view with the bank of M samples kept: O(VMP) a sample. The paper's second term, the probability of the right
+    shift, needs the auxiliary head of CSI's training and is not part of it.
+
+    Args:
+        alpha: fraction of the training samples to keep, chosen by a hash of each sample.
+    """
+
+    name = "csi"
+    paper = Paper(
+        "CSI: Novelty Detection via Contrastive Learning on Distributionally Shifted Instances",
+        "Tack et al.",
+        "NeurIPS",
+        2020,
+    )
+    one_pass = True
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        check_neighbours(1, alpha)
+        self.alpha = alpha
+
+    def passes(self, head: Head) -> Passes:
+        bank = yield Bank(self.alpha, views_as_rows)
+        if len({rows.shape[1] for rows in bank.rows}) > 1:
+            raise ValueError("training batches differ in their number of views, expected the same number in each")
+        views = enough_samples(bank, 1).to(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        weights = torch.ones(1)
+        if len(views) > 1:
+            norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
+            weights = torch.where(norms > 0, 1 / norms, 0)
+        self.set(bank=unit(views), weights=weights)
+
+    def score(self, batch: Batch) -> Tensor:
+        views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
+        if views.shape != (self.bank.shape[0], *batch.features.shape):
+            raise ValueError(
+                f"views have shape {tuple(views.shape)}, expected {(self.bank.shape[0], *batch.features.shape)}: as many "
+                "views as in the training data, each with the features' rows and columns"
+            )
+        nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
+        score = self.weights @ torch.stack(nearest)
+        # An infinite view times a positive cosine would be the best score of all.
+        return torch.where(torch.isfinite(views).all(dim=2).all(dim=0), score, torch.nan)
+
+
+def views_as_rows(batch: Batch) -> Tensor:
+    """(N, V·P) all views of a sample in one row."""
+    if batch.views is None:
+        return batch.features
+    views = batch.views.transpose(0, 1)
+    if views.shape[0] != batch.features.shape[0] or views.shape[2] != batch.features.shape[1]:
+        raise ValueError(
+            f"views have shape {tuple(batch.views.shape)}, expected (V, {batch.features.shape[0]}, "
+            f"{batch.features.shape[1]}) like the features"
+        )
+    check_finite(views, "its views")
+    return views.flatten(1)

@@ -1,0 +1,220 @@
+"""Several detectors as one, on the common scale of p-values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ..batch import Batch, Head
+from ..shaping import Shaping
+from .base import Detector, NotFittedError, Paper, Passes, as_batch
+from .registry import as_detector
+
+_KNOTS = 1024
+"""Calibration scores kept of each member: half are the lowest ones, where decisions are made, half spread evenly."""
+
+
+class Ensemble(Detector):
+    """Detectors combined by the p-values of their scores under in-distribution data; no OOD data are needed.
+
+    A member's p-value is the share of calibration scores at or below its own, (1 + #{calibration ≤ s}) / (n + 1),
+    interpolated between calibration scores. The score is their combination, in (0, 1]:
+
+    - "harmonic": M / Σ 1/pᵢ (Wilson, 2019), low as soon as one member is sure, and robust to dependence: members see
+      the same features, so their p-values are anything but independent;
+    - "fisher": the geometric mean (Fisher, 1932), which weighs all members alike;
+    - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
+      sure of the opposite can outvote one that is sure.
+
+    After `fit`, call `calibrate` on in-distribution data apart from those of the fit and from those of the threshold.
+    A score costs that of its members and O(M log n).
+
+    Args:
+        detectors: two or more detectors, or their names as in `create`. None that needs the network.
+        combine: how p-values are combined.
+
+    >>> from fdbd import Batch, Head
+    >>> z, head = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), Head(torch.eye(4), torch.zeros(4))
+    >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
+    >>> ensemble.score(Batch(z[:3])).shape
+    torch.Size([3])
+    """
+
+    knots: Tensor  # (M, K) ascending calibration scores of each member
+    levels: Tensor  # (K,) p-values at the knots
+
+    name = "ensemble"
+    paper = Paper("The harmonic mean p-value for combining dependent tests", "Wilson", "PNAS", 2019)
+
+    def __init__(
+        self,
+        detectors: Sequence[Detector | Shaping | str],
+        combine: Literal["harmonic", "fisher", "cauchy"] = "harmonic",
+    ) -> None:
+        super().__init__()
+        if combine not in ("harmonic", "fisher", "cauchy"):
+            raise ValueError(f"combine is {combine!r}, expected 'harmonic', 'fisher' or 'cauchy'")
+        if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
+            raise ValueError("an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']")
+        members = [as_detector(detector) for detector in detectors]
+        for member in members:
+            if member.needs_network:
+                raise ValueError(f"{member.label} needs the network and cannot be in an ensemble: guard it by itself")
+        self.detectors = nn.ModuleList(members)
+        self.combine = combine
+
+    @property
+    def members(self) -> list[Detector]:
+        """The detectors, in order."""
+        return list(self.detectors)  # type: ignore[arg-type]
+
+    def options(self) -> dict[str, Any]:
+        return {"detectors": self.members, "combine": self.combine}
+
+    def extra_repr(self) -> str:
+        return f"combine={self.combine!r}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(sorted({part for member in self.members for part in member.reads}))
+
+    @property
+    def fit_reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(sorted({part for member in self.members for part in member.fit_reads or member.reads}))
+
+    @property
+    def needs_labels(self) -> bool:  # type: ignore[override]
+        return any(member.needs_labels for member in self.members)
+
+    @property
+    def one_pass(self) -> bool:  # type: ignore[override]
+        return all(member.one_pass for member in self.members)
+
+    def begin(self, head: Head, dtype: torch.dtype | None = None) -> None:
+        for member in self.members:
+            member.begin(head, dtype)
+        self.fit_dtype = self.members[0].fit_dtype
+        for name in ("knots", "levels"):  # p-values of the scores before do not hold for those to come
+            self._buffers.pop(name, None)
+
+    @property
+    def is_fitted(self) -> bool:
+        return all(member.is_fitted for member in self.members)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether `calibrate` has been called since the fit."""
+        return "knots" in self._buffers
+
+    @property
+    def head_weight(self) -> Tensor:
+        weight: Tensor = self.members[0].head.weight
+        return weight
+
+    @property
+    def head_bias(self) -> Tensor:
+        bias: Tensor = self.members[0].head.bias
+        return bias
+
+    def passes(self, head: Head) -> Passes:
+        running: list[tuple[Passes, Any]] = [(member.passes(head), None) for member in self.members]
+        while True:
+            asked = []
+            for program, statistic in running:
+                try:
+                    asked.append((program, program.send(statistic)))
+                except StopIteration:
+                    continue
+            if not asked:
+                return
+            together = yield _Together([statistic for _, statistic in asked])
+            running = [(program, statistic) for (program, _), statistic in zip(asked, together.statistics)]
+
+    def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
+        """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
+        self._require_fitted()
+        with torch.no_grad():
+            parts = [self._member_scores(as_batch(b)) for b in ([batches] if isinstance(batches, Batch) else batches)]
+        scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)
+        count = scores.shape[1]
+        if count < 2:
+            raise ValueError(f"{count} calibration samples, expected at least 2, better hundreds")
+        for member, row in zip(self.members, scores):
+            if not torch.isfinite(row).all():
+                bad = int((~torch.isfinite(row)).nonzero()[0])
+                raise ValueError(f"{member.label} scores calibration sample {bad} {row[bad]}, expected a finite score")
+        ranks = _ranks(count).to(scores.device)  # 1 is the lowest score
+        self._set_buffer("knots", scores.sort(dim=1).values[:, ranks - 1].contiguous())
+        self._set_buffer("levels", (ranks + 1).to(scores.dtype) / (count + 1))
+        return self
+
+    def _member_scores(self, batch: Batch) -> Tensor:
+        """(M, N)."""
+        return torch.stack([member.score(batch) for member in self.members])
+
+    def p_values(self, batch: Batch) -> Tensor:
+        """(M, N) p-value of each member's score; small means out-of-distribution."""
+        return self._p_values(self._member_scores(batch))
+
+    def _p_values(self, scores: Tensor) -> Tensor:
+        if not self.is_calibrated:
+            raise NotFittedError(
+                "the ensemble is not calibrated: call calibrate(batches) on in-distribution data apart from the fit's"
+            )
+        knots, levels = self.knots, self.levels
+        if torch.compiler.is_compiling():  # ONNX has no binary search
+            index = (scores.unsqueeze(2) >= knots.unsqueeze(1)).sum(dim=2)
+        else:
+            index = torch.searchsorted(knots, scores.contiguous(), right=True)
+        lower, upper = (index - 1).clamp_min(0), index.clamp_max(knots.shape[1] - 1)
+        left, right = knots.gather(1, lower), knots.gather(1, upper)
+        inside = (index > 0) & (index < knots.shape[1])
+        place = torch.where(inside, (scores - left) / torch.where(inside, right - left, 1), 0)
+        p = levels[lower] + (levels[upper] - levels[lower]) * place
+        # Below all calibration scores: 1 / (n + 1), half the level of the lowest.
+        return torch.where(index == 0, levels[0] / 2, p)
+
+    def score(self, batch: Batch) -> Tensor:
+        scores = self._member_scores(batch)
+        p = self._p_values(scores)
+        if self.combine == "harmonic":
+            combined = p.shape[0] / p.reciprocal().sum(dim=0)
+        elif self.combine == "fisher":
+            combined = p.log().mean(dim=0).exp()
+        else:
+            combined = 0.5 - ((0.5 - p) * math.pi).tan().mean(dim=0).atan() / math.pi
+        return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
+
+
+class _Together:
+    """The statistics that several members ask for in the same pass."""
+
+    def __init__(self, statistics: list[Any]) -> None:
+        self.statistics = statistics
+
+    @property
+    def finds_non_finite(self) -> bool:
+        return all(getattr(statistic, "finds_non_finite", False) for statistic in self.statistics)
+
+    def update(self, batch: Batch) -> None:
+        for statistic in self.statistics:
+            statistic.update(batch)
+
+    def merge(self, other: Self) -> None:
+        for statistic, another in zip(self.statistics, other.statistics):
+            statistic.merge(another)
+
+
+def _ranks(count: int) -> Tensor:
+    """Ranks, from 1, of the calibration scores to keep: all up to 1,024, else the lowest 512 and
+    512 spread over the rest."""
+    if count <= _KNOTS:
+        return torch.arange(1, count + 1)
+    half = _KNOTS // 2
+    spread = torch.linspace(half + 1, count, half, dtype=torch.float64).round().to(torch.int64)
+    return torch.cat([torch.arange(1, half + 1), spread])

@@ -1,0 +1,37 @@
+"""The entropy of the predicted distribution."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class Entropy(Detector):
+    """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) a sample.
+
+    0 for a certain prediction, −log C for one that says nothing.
+
+    >>> import torch
+    >>> from fdbd import Head
+    >>> detector = Entropy().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> detector.score(Batch(torch.tensor([[0.0, 0.0], [50.0, 0.0]])))
+    tensor([-0.6931, -0.0000])
+    """
+
+    name = "entropy"
+    paper = Paper(
+        "Entropy Maximization and Meta Classification for Out-of-Distribution Detection in Semantic Segmentation",
+        "Chan et al.",
+        "ICCV",
+        2021,
+    )
+    reads = ("logits",)
+    one_pass = True
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        # From log p rather than p: no clipping, so that near-certain predictions still differ.
+        log_p = batch.logits.log_softmax(dim=1)
+        return (log_p.exp() * log_p).sum(dim=1)

@@ -1,0 +1,55 @@
+"""GEN, a generalised entropy of the largest probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class GEN(Detector):
+    """Negative generalised entropy of the largest probabilities (Liu et al., 2023).
+
+        score = −Σ_{c in the `top` largest} p_c^γ (1 − p_c)^γ
+
+    O(C) a sample, and a selection of the largest logits where there are more than `top` classes.
+
+    Args:
+        gamma: exponent γ in (0, 1]; a small one weighs small deviations from certainty.
+        top: number of the largest probabilities that count (M in the paper); all where there are fewer classes.
+
+    >>> from fdbd import Head
+    >>> detector = GEN(gamma=1.0).fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> detector.score(Batch(torch.zeros(1, 2)))
+    tensor([-0.5000])
+    """
+
+    name = "gen"
+    paper = Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", "Liu et al.", "CVPR", 2023)
+    reads = ("logits",)
+    one_pass = True
+
+    def __init__(self, gamma: float = 0.1, top: int = 100) -> None:  # both are the paper's settings for ImageNet
+        super().__init__()
+        if not 0 < gamma <= 1:
+            raise ValueError(f"gamma is {gamma}, expected an exponent above 0 and at most 1")
+        if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+            raise ValueError(f"top is {top!r}, expected a number of classes, at least 1")
+        self.gamma = gamma
+        self.top = top
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        # The power blows up 1 − p near p = 1, which rounds to 0 in float32: the predicted class's 1 − p is taken as the
+        # sum of the others, and everything in logarithms.
+        best = batch.logits.max(dim=1, keepdim=True)
+        others = batch.logits.scatter(1, best.indices, -torch.inf)
+        rest = others.logsumexp(dim=1, keepdim=True)
+        total = torch.logaddexp(best.values, rest)
+        predicted = (self.gamma * (best.values - total + rest - total)).exp()[:, 0]
+        if self.top < others.shape[1]:
+            others = others.topk(self.top - 1, dim=1, sorted=False).values
+        log_p = others - total
+        return -predicted - (self.gamma * (log_p + torch.log1p(-log_p.exp()))).exp().sum(dim=1)

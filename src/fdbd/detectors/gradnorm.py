@@ -1,0 +1,44 @@
+"""GradNorm: the size of the gradient that would pull a prediction to uniform."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class GradNorm(Detector):
+    """Gradient of the divergence from the uniform distribution, over the head's weights (Huang et al., 2021).
+
+        score(z) = ‖∂ KL(u ‖ softmax(logits / T)) / ∂W‖₁ = ‖z‖₁ · Σ_c |softmax(logits / T)_c − 1/C| / T
+
+    The gradient is an outer product, so its norm is a product of norms: O(P + C) a sample and no backward pass.
+
+    Args:
+        temperature: T; 1 is the paper's.
+    """
+
+    name = "gradnorm"
+    paper = Paper(
+        "On the Importance of Gradients for Detecting Distributional Shifts in the Wild",
+        "Huang et al.",
+        "NeurIPS",
+        2021,
+    )
+    reads = ("features", "logits")
+    one_pass = True
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature is {temperature}, expected a positive number")
+        self.temperature = temperature
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        probabilities = (batch.logits / self.temperature).softmax(dim=1)
+        uneven = (probabilities - 1 / probabilities.shape[1]).abs().sum(dim=1) / self.temperature
+        size: Tensor = torch.linalg.vector_norm(batch.features, 1, dim=1)
+        return size * uneven

@@ -1,0 +1,44 @@
+"""KL matching: how far a prediction is from the typical predictions of every class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Head
+from ..statistics import ClassMeans
+from .base import Detector, Paper, Passes
+
+
+class KLMatching(Detector):
+    """Divergence from the nearest class's average prediction (Hendrycks et al., 2022).
+
+        score = −min_c KL(p ‖ d_c),   d_c = mean softmax of the training samples predicted as c
+
+    KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) a sample. A class that no
+    training sample is predicted as has no d_c and is left out. No labels are needed.
+    """
+
+    name = "klm"
+    paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
+    reads = ("logits",)
+    one_pass = True
+    log_templates: Tensor
+
+    def passes(self, head: Head) -> Passes:
+        means = yield ClassMeans(head.num_classes, head.num_classes, predictions)
+        templates = means.means()[means.counts > 0]
+        # A probability that underflowed is not impossible, only smaller than any number: keep its logarithm finite.
+        self.set(log_templates=templates.clamp_min(torch.finfo(torch.float64).tiny).log())
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        log_p = batch.logits.log_softmax(dim=1)
+        p = log_p.exp()
+        return (p @ self.log_templates.T).amax(dim=1) - (p * log_p).sum(dim=1)
+
+
+def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Softmax (N, C) in float64 and predicted class (N,) of a batch."""
+    assert batch.logits is not None
+    return batch.logits.to(torch.float64).softmax(dim=1), batch.logits.argmax(dim=1)

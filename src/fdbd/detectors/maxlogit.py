@@ -1,0 +1,28 @@
+"""The largest logit."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..batch import Batch
+from .base import Detector, Paper
+
+
+class MaxLogit(Detector):
+    """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) a sample.
+
+    >>> import torch
+    >>> from fdbd import Head
+    >>> detector = MaxLogit().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> detector.score(Batch(torch.tensor([[3.0, 1.0]])))
+    tensor([3.])
+    """
+
+    name = "maxlogit"
+    paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
+    reads = ("logits",)
+    one_pass = True
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        return batch.logits.amax(dim=1)

@@ -1,0 +1,184 @@
+"""The Mahalanobis distance, at the penultimate layer or over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..batch import Batch, Head
+from ..geometry import squared_distances
+from ..linalg import in_blocks, whitener
+from ..statistics import Bank, ClassMoments, Sum, check_finite
+from .base import Detector, Paper, Passes
+
+
+class MDS(Detector):
+    """Mahalanobis distance to the nearest class mean, under one shared covariance (Lee et al., 2018).
+
+        score(z) = −min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c)
+
+    With Σ⁻¹ = WᵀW the distance is Euclidean after whitening by W, so all classes cost one matrix product:
+    O(P² + CP) a sample instead of O(CP²). Σ is the covariance within classes, divided by the number of samples; where it
+    is singular its pseudo-inverse is taken, as in the authors' code. Classes without samples leave the minimum.
+
+    Over several layers the score is Σ_l w_l (s_l − m_l)/σ_l + w_0, where s_l is the score above of layer l with its own
+    means and covariance, and m_l and σ_l are its mean and deviation over the training data. `fit` sets equal weights;
+    `fit_combination` makes them those of a logistic regression of clean against adversarially perturbed samples, so that
+    the score is the log-odds of being clean. A Guard does both.
+
+    Args:
+        layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
+
+    >>> features, labels = torch.randn(100, 4), torch.arange(100) % 2
+    >>> detector = MDS().fit(Batch(features, None, labels), Head(torch.randn(2, 4)))
+    >>> bool(detector.score(Batch(features)).mean() > detector.score(Batch(10 * features)).mean())
+    True
+    """
+
+    name = "mds"
+    paper = Paper(
+        "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks",
+        "Lee et al.",
+        "NeurIPS",
+        2018,
+    )
+    needs_labels = True
+    one_pass = True
+
+    def __init__(self, layers: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.layers = (layers,) if isinstance(layers, str) else tuple(layers)
+        if len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"layers are {self.layers}, expected each name once")
+        self.one_pass = not self.layers  # type: ignore[misc]
+
+    def passes(self, head: Head) -> Passes:
+        moments = yield PartMoments(head.num_classes, self.layers)
+        for part, of_part in enumerate(moments.parts):
+            whitening = whitener(of_part.within_class_covariance())
+            means = of_part.means()[of_part.counts > 0] - of_part.mean()
+            fitted = {"center": of_part.mean(), "whitener": whitening, "means": means @ whitening.T}
+            self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
+        if self.layers:
+            sums = yield Sum(partial(_first_two_powers, self))
+            mean, square = (sums.sum() / sums.count).chunk(2)
+            scale = (square - mean.square()).clamp_min(0).sqrt()
+            count = len(self.layers) + 1
+            weights = torch.full((count,), 1 / count, dtype=torch.float64)
+            self.set(shift=mean, scale=torch.where(scale > 0, scale, 1), weights=weights, intercept=torch.zeros(()))
+
+    @property
+    def needs_combination(self) -> bool:
+        """Whether `fit_combination` belongs to a complete fit: there are several layers to weigh."""
+        return bool(self.layers)
+
+    def fit_combination(
+        self,
+        clean: Batch | Iterable[Batch],
+        perturbed: Batch | Iterable[Batch],
+        combine: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Weigh the layers by a logistic regression of clean against adversarially perturbed in-distribution samples,
+        with scikit-learn's default penalty. Comes after `fit`, reads each iterable once and keeps one number a layer
+        and sample; `combine` merges a statistic over processes, as in `fit_together`."""
+        if not self.layers:
+            raise ValueError("there is one layer, so there is nothing to weigh: give MDS(layers=[...])")
+        from sklearn.linear_model import LogisticRegression  # takes a second to import
+
+        samples = []
+        for batches, what in ((clean, "clean"), (perturbed, "perturbed")):
+            bank = Bank(value=partial(_standardised, self, f"its {what} samples"))
+            for batch in [batches] if isinstance(batches, Batch) else batches:
+                bank.update(batch)
+            samples.append((bank if combine is None else combine(bank)).samples())
+        is_clean = torch.cat([torch.full((len(rows),), 1 - index) for index, rows in enumerate(samples)])
+        regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
+        regression.fit(torch.cat(samples).double().numpy(), is_clean.numpy())
+        weights, intercept = torch.as_tensor(regression.coef_[0]), torch.as_tensor(regression.intercept_[0])
+        self.set(weights=weights, intercept=intercept)
+        return self
+
+    def score(self, batch: Batch) -> Tensor:
+        if not self.layers:
+            return in_blocks(partial(self._part_score, 0), batch.features, self.means.shape[0])
+        scores = self.standardised(batch)
+        combined = scores @ self.weights + self.intercept
+        # A weight may be negative: −inf in one layer must not become +inf in all.
+        return torch.where(torch.isfinite(scores).all(dim=1), combined, torch.nan)
+
+    def standardised(self, batch: Batch) -> Tensor:
+        """(N, L + 1) score of each layer, the penultimate first, with mean 0 and deviation 1 over the training data."""
+        return (self._part_scores(batch) - self.shift) / self.scale
+
+    def _part_scores(self, batch: Batch) -> Tensor:
+        scores = []
+        for part, rows in enumerate(parts_of(batch, self.layers)):
+            means = getattr(self, buffer_name("means", part))
+            rows = rows.to(means.device, means.dtype)
+            if rows.ndim != 2 or rows.shape[1] != means.shape[1]:
+                raise ValueError(
+                    f"layer {self.layers[part - 1]!r} has shape {tuple(rows.shape)}, expected (N, {means.shape[1]}) as fitted"
+                )
+            scores.append(in_blocks(partial(self._part_score, part), rows, means.shape[0]))
+        return torch.stack(scores, dim=1)
+
+    def _part_score(self, part: int, rows: Tensor) -> Tensor:
+        center, whitening, means = (getattr(self, buffer_name(name, part)) for name in ("center", "whitener", "means"))
+        return -squared_distances((rows - center) @ whitening.T, means).amin(dim=1)
+
+
+def buffer_name(name: str, part: int) -> str:
+    """Buffers of the penultimate features, part 0, have plain names."""
+    return f"{name}_{part}" if part else name
+
+
+def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
+    """The penultimate features, then each named layer, (N, P_l)."""
+    missing = [name for name in layers if name not in (batch.layers or {})]
+    if missing:
+        raise ValueError(
+            f"the batch lacks the layers {missing}: give Batch(features, layers={{name: (N, P) tensor}}), or use "
+            "fdbd.Guard(model, detector), which takes them from the network"
+        )
+    return [batch.features, *((batch.layers or {})[name] for name in layers)]
+
+
+class PartMoments:
+    """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch."""
+
+    def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
+        self.num_classes = num_classes
+        self.layers = layers
+        self.parts: list[ClassMoments] = []
+
+    def update(self, batch: Batch) -> None:
+        rows = parts_of(batch, self.layers)
+        if not self.parts:
+            self.parts = [ClassMoments(self.num_classes, part.shape[1]) for part in rows]
+        for name, part in zip(self.layers, rows[1:]):
+            check_finite(part, f"its layer {name!r}")
+        for moments, part in zip(self.parts, rows):
+            moments.update(batch._replace(features=part))
+
+    def merge(self, other: Self) -> None:
+        if not self.parts:
+            self.parts = other.parts
+        else:
+            for mine, theirs in zip(self.parts, other.parts):
+                mine.merge(theirs)
+
+
+def _first_two_powers(detector: MDS, batch: Batch) -> Tensor:
+    scores = detector._part_scores(batch._replace(features=batch.features.to(detector.means))).double()
+    return torch.cat([scores, scores.square()], dim=1)
+
+
+def _standardised(detector: MDS, what: str, batch: Batch) -> Tensor:
+    scores = detector.standardised(detector.prepare(batch))
+    check_finite(scores, what)
+    return scores

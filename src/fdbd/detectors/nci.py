@@ -1,0 +1,63 @@
+"""NCI, the neural-collapse-inspired detector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..batch import Batch, Head
+from ..statistics import Mean
+from .base import Detector, Paper, Passes, closes_itself
+
+
+class NCI(Detector):
+    """Proximity of the centred feature to the predicted class's weights (Liu & Qin, 2025).
+
+        score(z) = w_k·(z − μ) / ‖z − μ‖ + α ‖z‖₁,   k the predicted class, μ the training mean
+
+    O(P) a sample and one read of z; a second one where α is not 0.
+
+    Args:
+        alpha: weight α of the feature norm, which filters out features near the origin. The paper chooses it on
+            validation data with outliers, for each network anew; 0, the proximity alone, needs none.
+
+    >>> from fdbd import Head
+    >>> detector = NCI().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> detector.score(Batch(torch.tensor([[1.5, 0.5]])))
+    tensor([1.])
+    """
+
+    name = "nci"
+    paper = Paper("Detecting Out-of-Distribution Through the Lens of Neural Collapse", "Liu and Qin", "CVPR", 2025)
+    reads = ("features", "logits")
+    fit_reads = ("features",)
+    one_pass = True
+    center: Tensor
+    floor: Tensor
+    offsets: Tensor
+
+    def __init__(self, alpha: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= alpha < float("inf"):
+            raise ValueError(f"alpha is {alpha}, expected a weight of at least 0")
+        self.alpha = alpha
+
+    def passes(self, head: Head) -> Passes:
+        mean = (yield Mean(head.num_features)).mean()
+        # At z = μ the direction is undefined; the floor keeps the score finite, as in fDBD.
+        floor = torch.finfo(self.fit_dtype).eps * torch.linalg.vector_norm(mean).clamp_min(1)
+        self.set(center=mean, floor=floor, offsets=mean.new_zeros(head.num_classes))
+
+    @closes_itself
+    def score(self, batch: Batch) -> Tensor:
+        prepared = self.prepare(batch)
+        # fDBD's kernel with the weights in place of the folded normals: the same one read of the features.
+        scores, clean = kernels.folded_score(
+            prepared.features, self.head.weight, self.offsets, self.center, self.floor, True, logits=prepared.logits
+        )
+        if self.alpha:
+            scores = scores + self.alpha * torch.linalg.vector_norm(prepared.features, 1, dim=1)
+        if torch.compiler.is_compiling():
+            return torch.where(scores.isnan(), -torch.inf, scores)
+        return scores if clean else self._fail_closed(batch, prepared, scores)

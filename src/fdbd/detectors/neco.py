@@ -1,0 +1,68 @@
+"""NECO: how much of a feature lies in the principal subspace of the training data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Head
+from ..statistics import Moments
+from .base import Detector, Paper, Passes
+
+_AUTHORS_DIMENSION = 100  # of the authors' code, for 1,000 classes
+_NEGLIGIBLE = 1e-9  # a spread below this share of the largest is rounding, not variation
+
+
+class NECO(Detector):
+    """Share of the feature in the principal subspace, times the largest logit (Ammar et al., 2024).
+
+        score(z) = ‖V ẑ‖ / ‖ẑ‖ · max_c logits_c,   ẑ = (z − μ) / σ
+
+    V holds the first principal directions of the standardised training features. O(P·dimension + C) a sample.
+
+    Args:
+        dimension: of the subspace; None is 100 as in the authors' code, but at most the number of classes, which is
+            what collapsed features span, and less than P, since the share of the whole space is always 1.
+        standardize: divide by the deviation σ of each feature (the authors' choice); False only centres.
+        times_logit: False leaves the share alone, which is what the authors report for ResNets.
+    """
+
+    name = "neco"
+    paper = Paper("NECO: NEural Collapse Based Out-of-distribution detection", "Ammar et al.", "ICLR", 2024)
+    reads = ("features", "logits")
+    fit_reads = ("features",)
+    one_pass = True
+    center: Tensor
+    scale: Tensor
+    directions: Tensor
+
+    def __init__(self, dimension: int | None = None, standardize: bool = True, times_logit: bool = True) -> None:
+        super().__init__()
+        if dimension is not None and (not isinstance(dimension, int) or isinstance(dimension, bool) or dimension < 1):
+            raise ValueError(f"dimension is {dimension!r}, expected a number of directions, at least 1, or None")
+        self.dimension = dimension
+        self.standardize = standardize
+        self.times_logit = times_logit
+
+    def passes(self, head: Head) -> Passes:
+        width = head.num_features
+        dimension = self.dimension or max(1, min(_AUTHORS_DIMENSION, head.num_classes, width - 1))
+        if dimension > width:
+            raise ValueError(f"dimension is {dimension}, but features have only {width}: expected at most {width}")
+        moments = yield Moments(width)
+        covariance, mean = moments.covariance(), moments.mean()
+        deviation = covariance.diagonal().clamp_min(0).sqrt()
+        constant = deviation <= _NEGLIGIBLE * (deviation.amax() + mean.abs())
+        deviation = torch.where(constant | (not self.standardize), 1.0, deviation)
+        variances, directions = torch.linalg.eigh(covariance / torch.outer(deviation, deviation))
+        # Directions without variance are arbitrary, and so is every sign: neither may depend on how sums were rounded.
+        directions = torch.where(variances > _NEGLIGIBLE * variances[-1], directions, 0)[:, -dimension:]
+        signs = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
+        self.set(center=mean, scale=deviation.reciprocal(), directions=(directions * signs).T.flip(0))
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        standard = (batch.features - self.center) * self.scale
+        whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(torch.finfo(standard.dtype).tiny)
+        share: Tensor = torch.linalg.vector_norm(standard @ self.directions.T, dim=1) / whole
+        return share * batch.logits.amax(dim=1) if self.times_logit else share

@@ -1,0 +1,165 @@
+"""OpenMax: logits revised by how extreme their distance from the class's mean is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..batch import Batch, Head
+from ..geometry import squared_distances
+from ..statistics import ClassMeans, in_float64, labels_of
+from .base import Detector, Paper, Passes
+
+_TRANSLATION = 1e4  # LibMR, with which OpenMax was published, fits tails whose smallest value is moved here
+_STEP = 1e-6  # a tail narrower than this share of the largest distance is a step, whatever its rounding
+_CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
+
+
+class OpenMax(Detector):
+    """Odds of the known classes against an unknown one that extreme-value theory adds (Bendale & Boult, 2016).
+
+        score = log Σ_c exp(v_c − m_c) − Σ_c m_c = log P(known) − log P(unknown)
+        m_c = v_c · F_c(‖v − μ_c‖) · (α − r_c)/α
+
+    v are the logits, μ_c the mean logits of the training samples rightly predicted as c, F_c the Weibull law of the
+    largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
+    rank like 1 − P(unknown) without rounding to 1. O(C²) a sample; fitting keeps `tail` distances a class.
+
+    A class without a rightly predicted training sample is extreme at any distance (F_c = 1).
+
+    Args:
+        tail: number of largest distances to which each Weibull law is fitted.
+        alpha: number of largest logits that are revised; all where there are fewer.
+    """
+
+    name = "openmax"
+    paper = Paper("Towards Open Set Deep Networks", "Bendale and Boult", "CVPR", 2016)
+    reads = ("logits",)
+    needs_labels = True
+    centers: Tensor
+    squares: Tensor
+    laws: Tensor
+    seen: Tensor
+
+    def __init__(self, tail: int = 20, alpha: int = 10) -> None:  # both as in the authors' code
+        super().__init__()
+        for name, value in (("tail", tail), ("alpha", alpha)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected a number of at least 1")
+        self.tail = tail
+        self.alpha = alpha
+
+    def passes(self, head: Head) -> Passes:
+        classes = head.num_classes
+        means = yield ClassMeans(classes, classes, right_logits)
+        seen = means.counts > 0
+        if not seen.any():
+            raise ValueError(
+                "no training sample is predicted as its label, so OpenMax has no class to model: check that labels and "
+                "head count the classes in the same order"
+            )
+        centers = torch.where(seen[:, None], means.means(), 0)
+        tails = yield Tails(classes, self.tail, partial(distances_to_own, centers=centers))
+        location, scale, shape = fit_weibull(tails.largest[seen])
+        laws = torch.zeros(classes, 3, dtype=torch.float64)
+        laws[seen] = torch.stack([location, scale.reciprocal(), shape], dim=1)
+        self.set(centers=centers, squares=centers.square().sum(dim=1), laws=laws, seen=seen)
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        logits = batch.logits
+        top = logits.topk(min(self.alpha, logits.shape[1]), dim=1)
+        squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
+        distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
+        location, inverse_scale, shape = self.laws[top.indices].unbind(dim=2)
+        relative = ((distance - location) * inverse_scale).clamp_min(torch.finfo(logits.dtype).eps - 1)
+        extreme = -torch.expm1(-(shape * relative.log1p()).clamp_max(_CERTAIN).exp())
+        extreme = torch.where(self.seen[top.indices], extreme, 1.0)
+        ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
+        moved = top.values * extreme * (1 - ranks / top.values.shape[1])
+        return logits.scatter(1, top.indices, top.values - moved).logsumexp(dim=1) - moved.sum(dim=1)
+
+
+class Tails:
+    """The `size` largest numbers of each class, in descending order: (C, size), −inf where a class has fewer.
+
+    `value` maps a Batch to numbers (M,) and their classes (M,).
+    """
+
+    def __init__(self, num_classes: int, size: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
+        self.value = value
+        self.largest = torch.full((num_classes, size), -torch.inf, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        numbers, classes = self.value(batch)
+        order = numbers.argsort(descending=True)
+        order = order[classes[order].argsort(stable=True)]
+        numbers, classes = numbers[order], classes[order]
+        counts = torch.bincount(classes, minlength=self.largest.shape[0])
+        rank = torch.arange(len(classes)) - (counts.cumsum(0) - counts)[classes]
+        kept = rank < self.largest.shape[1]
+        table = torch.full_like(self.largest, -torch.inf)
+        table[classes[kept], rank[kept]] = numbers[kept]
+        self._add(table)
+
+    def merge(self, other: Self) -> None:
+        self._add(other.largest)
+
+    def _add(self, table: Tensor) -> None:
+        self.largest = torch.cat([self.largest, table], dim=1).topk(self.largest.shape[1], dim=1).values
+
+
+def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and classes of those samples of a batch whose predicted class is their label."""
+    assert batch.logits is not None
+    labels = labels_of(batch)
+    right = batch.logits.argmax(dim=1).cpu() == labels
+    return batch.logits[right.to(batch.logits.device)], labels[right]
+
+
+def distances_to_own(batch: Batch, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances (M,) of the rightly predicted samples from their class's center, in float64, and the classes (M,)."""
+    logits, classes = right_logits(batch)
+    rows = max(1, (1 << 20) // centers.shape[1])
+    pieces = [
+        torch.linalg.vector_norm(piece - centers[own], dim=1)
+        for piece, own in zip(in_float64(logits, rows), torch.split(classes, rows))
+    ]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64), classes
+
+
+def fit_weibull(tails: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Maximum-likelihood Weibull laws of (C, size) tails, −inf where one is shorter: location, scale and shape (C,) of
+
+        F(d) = 1 − exp(−(1 + (d − location)/scale)^shape)
+
+    which is the two-parameter law of d − (smallest of the tail) + 10⁴, written so that float32 can evaluate it.
+    """
+    there = torch.isfinite(tails)
+    count = there.sum(dim=1)
+    smallest = torch.where(there, tails, torch.inf).amin(dim=1)
+    logs = torch.where(there, torch.log1p((tails - smallest[:, None]) / _TRANSLATION), 0)
+    largest = logs.amax(dim=1)
+    average = logs.sum(dim=1) / count
+    spread = (torch.where(there, logs - average[:, None], 0).square().sum(dim=1) / count).sqrt()
+    step = _STEP * tails.amax().clamp_min(_STEP) / _TRANSLATION
+    # The likelihood's slope in the shape k, Σ x^k log x / Σ x^k − 1/k − mean log x, ascends and has one root, which
+    # lies within a factor of about √size of 1/spread.
+    low, high = (spread.clamp_min(step).reciprocal().log() + bound for bound in (-7.0, 7.0))
+    for _ in range(64):
+        middle = (low + high) / 2
+        weights = _powers(logs, largest, there, middle.exp())
+        slope = (weights * logs).sum(dim=1) / weights.sum(dim=1) - (-middle).exp() - average
+        low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
+    shape = torch.where(spread > step, middle.exp(), 1 / step)
+    power = _powers(logs, largest, there, shape).sum(dim=1) / count
+    growth = torch.expm1(largest + power.log() / shape)  # scale / 10⁴ − 1
+    return smallest + _TRANSLATION * growth, _TRANSLATION * (1 + growth), shape
+
+
+def _powers(logs: Tensor, largest: Tensor, there: Tensor, shape: Tensor) -> Tensor:
+    return torch.where(there, (shape[:, None] * (logs - largest[:, None])).exp(), 0)

@@ -1,0 +1,139 @@
+"""Detectors by name: what there is, and how to make it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import inspect
+from typing import Any
+
+from ..shaping import Shaping
+from .base import Configured, Detector
+from .energy import Energy
+from .shaped import Shaped
+
+
+def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list[str]:
+    """Names that `create` takes, in alphabetical order.
+
+    Args:
+        pattern: only names that match, such as "*nn*".
+        shapings: with those of shapings, each of which `create` puts before Energy as its paper does; False leaves them
+            out.
+
+    >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
+    (True, True, False)
+    """
+    names = [name for name, kind in Configured.registry.items() if issubclass(kind, Detector) and _needs_nothing(kind)]
+    return _matching(names + (list_shapings() if shapings else []), pattern)
+
+
+def list_shapings(pattern: str | None = None) -> list[str]:
+    """Names of activation shapings, in alphabetical order.
+
+    >>> list_shapings("ash*")
+    ['ash-b', 'ash-p', 'ash-s']
+    """
+    return _matching([name for name, kind in Configured.registry.items() if issubclass(kind, Shaping)], pattern)
+
+
+def create(name: str, **options: Any) -> Detector:
+    """A detector by name, unfitted.
+
+    Args:
+        name: a detector ("fdbd"), shapings and a detector ("react+fdbd", applied from left to right), or a shaping
+            alone ("react"), which stands before Energy as in its paper.
+        **options: constructor arguments, each given to the part that takes it; `mean` is `Shaped`'s.
+
+    >>> create("react+fdbd", percentile=80, normalizer="norm")
+    Shaped(
+      mean='of_shaped'
+      (shaping): ReAct(percentile=80.0)
+      (detector): FDBD(normalizer='norm', nearest=None)
+    )
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name is a {type(name).__name__}, expected the name of a detector such as 'react+fdbd'")
+    kinds = [_find(part) for part in name.split("+")]
+    if issubclass(kinds[-1], Shaping):
+        kinds.append(Energy)
+    for kind in kinds[:-1]:
+        if not issubclass(kind, Shaping):
+            raise ValueError(f"{name!r} has {kind.name!r} before a +, expected a shaping: {', '.join(list_shapings())}")
+    given = _route(name, kinds, options)
+    detector = kinds[-1](**given[len(kinds) - 1])
+    for index in reversed(range(len(kinds) - 1)):
+        # `mean` is about the detector, hence for the shaping next to it.
+        last = index == len(kinds) - 2
+        detector = Shaped(kinds[index](**given[index]), detector, **(given[len(kinds)] if last else {}))  # type: ignore[arg-type]
+    assert isinstance(detector, Detector)
+    return detector
+
+
+def create_shaping(shaping: Shaping | str, **options: Any) -> Shaping:
+    """A shaping by name; one that is given already comes back as it is.
+
+    >>> create_shaping("scale", percentile=90)
+    SCALE(percentile=90.0)
+    """
+    if isinstance(shaping, Shaping):
+        return shaping
+    kind = _find(shaping)
+    if not issubclass(kind, Shaping):
+        raise ValueError(f"{shaping!r} is a detector, expected a shaping: {', '.join(list_shapings())}")
+    return kind(**_route(shaping, [kind], options)[0])
+
+
+def as_detector(value: Detector | Shaping | str) -> Detector:
+    """The detector that a name, a shaping alone (before Energy) or a detector stands for."""
+    if isinstance(value, str):
+        return create(value)
+    if isinstance(value, Shaping):
+        return Shaped(value, Energy())
+    if isinstance(value, Detector):
+        return value
+    raise TypeError(f"a {type(value).__name__} is no detector; expected an fdbd detector or its name")
+
+
+def _find(part: str) -> type[Configured]:
+    part = part.strip().lower()
+    kind = Configured.registry.get(part)
+    if kind is None or not issubclass(kind, (Detector, Shaping)):
+        known = list_detectors()
+        close = difflib.get_close_matches(part, known)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(known)}"
+        raise ValueError(f"unknown detector {part!r}; {hint}")
+    return kind
+
+
+def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Options by the index of the part that takes them; index len(kinds) stands for `Shaped` itself."""
+    accepted = [set(_parameters(kind)) for kind in kinds] + [{"mean"} if len(kinds) > 1 else set()]
+    labels = [kind.name for kind in kinds] + ["shaped"]
+    given: dict[int, dict[str, Any]] = {index: {} for index in range(len(accepted))}
+    for option, value in options.items():
+        takers = [index for index, names in enumerate(accepted) if option in names]
+        if not takers:
+            known = sorted(set().union(*accepted))
+            raise ValueError(f"{name!r} has no option {option!r}; its options are {', '.join(known) or 'none'}")
+        if len(takers) > 1:
+            who = " and ".join(labels[index] for index in takers)
+            raise ValueError(
+                f"{option!r} is an option of {who}: compose the classes instead, such as Shaped(ReAct(80), Energy())"
+            )
+        given[takers[0]][option] = value
+    return given
+
+
+def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of nn.Module: it takes none
+    parameters = inspect.signature(kind.__init__).parameters.items()
+    return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind not in variable}
+
+
+def _needs_nothing(kind: type[Configured]) -> bool:
+    return all(parameter.default is not parameter.empty for parameter in _parameters(kind).values())
+
+
+def _matching(names: list[str], pattern: str | None) -> list[str]:
+    return sorted(names) if pattern is None else sorted(fnmatch.filter(names, pattern.lower()))

@@ -1,0 +1,86 @@
+"""Temperature scaling: softmax confidence, calibrated."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Head
+from ..statistics import Sum, in_float64, labels_of
+from .base import Detector, Paper, Passes
+
+INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
+"""Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
+_NEIGHBOURHOOD = 1.05  # the second pass looks this far to either side of the first pass's minimum
+_ELEMENTS_AT_A_TIME = 1 << 16  # float64 logits that stay in the cache while every temperature reads them
+
+
+class TemperatureScaling(Detector):
+    """Probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
+
+        score = max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
+
+    The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed grid, a second one
+    around the minimum of the cubic through them. O(C) a sample.
+
+    Fit it on held-out data, as the paper does: a network that gets every training sample right has no finite best
+    temperature there, and T then stops at the end of the grid (1/64; 64 where predictions are worse than chance).
+    """
+
+    name = "tempscale"
+    paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
+    reads = ("logits",)
+    needs_labels = True
+    temperature: Tensor
+
+    def passes(self, head: Head) -> Passes:
+        coarse = yield Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES))
+        best, inside = minimum(INVERSE_TEMPERATURES, coarse.sum())
+        if inside:
+            around = (best / _NEIGHBOURHOOD, best, best * _NEIGHBOURHOOD)
+            fine = yield Sum(partial(likelihood, inverse_temperatures=around))
+            best, _ = minimum(around, fine.sum())
+        self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
+
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        scaled = batch.logits / self.temperature
+        return (scaled.amax(dim=1) - scaled.logsumexp(dim=1)).exp()
+
+
+def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
+    """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope over b:
+    logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
+    assert batch.logits is not None
+    labels = labels_of(batch)
+    rows = max(1, _ELEMENTS_AT_A_TIME // batch.logits.shape[1])
+    pieces = []
+    for logits, own in zip(in_float64(batch.logits, rows), torch.split(labels, rows)):
+        logits = logits - logits.amax(dim=1, keepdim=True)
+        target = logits.gather(1, own[:, None])[:, 0]
+        piece = logits.new_empty(logits.shape[0], 2, len(inverse_temperatures))
+        for index, b in enumerate(inverse_temperatures):
+            weights = (logits * b).exp_()
+            total = weights.sum(dim=1)
+            piece[:, 0, index] = total.log() - b * target
+            piece[:, 1, index] = weights.mul_(logits).sum(dim=1) / total - target
+        pieces.append(piece)
+    return torch.cat(pieces) if pieces else torch.zeros(0, 2, len(inverse_temperatures), dtype=torch.float64)
+
+
+def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
+    """Where a convex function is least, given its values and slopes (2, G) at ascending points: the minimum of the
+    cubic through the two points between which the slope changes sign, and True; an end point and False where the slope
+    keeps its sign."""
+    values, slopes = sums.tolist()
+    after = next((index for index, slope in enumerate(slopes) if slope >= 0), len(points))
+    if after in (0, len(points)):
+        return points[min(after, len(points) - 1)], False
+    left, right = after - 1, after
+    width = points[right] - points[left]
+    bend = slopes[left] + slopes[right] - 3 * (values[right] - values[left]) / width
+    root = (bend * bend - slopes[left] * slopes[right]) ** 0.5
+    share = (slopes[right] + root - bend) / (slopes[right] - slopes[left] + 2 * root)
+    return points[right] - width * share, True

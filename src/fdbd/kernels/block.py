@@ -1,0 +1,11 @@
+"""What a kernel is handed: the address of a block of 64-bit slots, integers first, then addresses of arrays."""
+
+NEXT, CHUNK, ROWS, WIDTH, CLASSES, FROM_LOGITS, DIVIDE, UNTRUSTED, OUT_OF_RANGE = range(9)
+"""Integers: chunks taken so far, rows a chunk, N, P, C, whether classes are to be found from logits, whether to divide
+by the norm; and two findings of the kernel: a row came out as NaN, a class was none of the head's."""
+
+FEATURES, GIVEN, NORMALS, OFFSETS, CENTER, FLOOR, OUT = range(9, 16)
+"""Addresses: features (N, P); classes (N,) int64, or logits (N, C); normals (C, P), offsets (C,), center (P,) and floor
+of the folded head; what is written: scores (N,), or float64 sums (chunks, P)."""
+
+SLOTS = 16

@@ -1,0 +1,116 @@
+"""Linear algebra that several detectors share: whitening, unit rows, work in blocks of rows, the largest inner products.
+
+Pure functions of tensors; nothing here knows a batch or a detector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+VARIANCE_FLOOR = 1e-12
+"""Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
+
+_QUERIES, _POINTS = 512, 1 << 16  # a block of inner products takes 128 MB
+_GROUP = 16  # inner products that are first represented by their maximum
+_ELEMENTS = 1 << 25
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def whitener(covariance: Tensor) -> Tensor:
+    """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the Mahalanobis distance.
+
+    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out, as ``pinv`` and scikit-learn's
+    ``EmpiricalCovariance`` do: the distance does not see them, whatever the rank of Σ.
+
+    >>> whitener(torch.diag(torch.tensor([4.0, 0.0])))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    covariance = covariance.to(torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if not failed:
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=torch.float64), upper=False)
+        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
+        if covariance.trace() * inverse.square().sum() * VARIANCE_FLOOR < 1:
+            return inverse
+    variances, directions = torch.linalg.eigh(covariance)
+    kept = variances > VARIANCE_FLOOR * variances[-1].clamp_min(0)
+    if not kept.any():
+        raise ValueError(
+            "the training features do not vary within their classes or clusters, so no distance can be scaled by their "
+            "covariance; give more samples a class, or a detector without a covariance"
+        )
+    directions = directions[:, kept]
+    return (directions / variances[kept].sqrt()) @ directions.T
+
+
+def upright(directions: Tensor) -> Tensor:
+    """Eigenvectors (P, R) with the sign that makes their largest component positive, so that a fit is reproducible."""
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    return torch.where(largest < 0, -directions, directions)
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
+    """function(rows) (N,), computed for as many rows at a time as make about 128 MB of the (N, width) array that it
+    holds meanwhile."""
+    size = max(64, _ELEMENTS // max(width, 1))
+    if torch.compiler.is_compiling() or rows.shape[0] <= size:
+        return function(rows)
+    return torch.cat([function(block) for block in rows.split(size)])
+
+
+def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
+    no particular order.
+
+    Exact. Blocks of one matrix product are searched while they are in the cache: groups of products are represented by
+    their maximum first, since the k largest products lie in the k groups with the largest maxima. Memory is bounded
+    whatever N and M.
+    """
+    if torch.compiler.is_compiling():
+        values, indices = (rows @ points.T).topk(k, dim=1)
+        return values, indices
+    found = [_largest_of_block(block, points, k) for block in rows.split(_QUERIES)]
+    if not found:
+        return rows.new_zeros(0, k), torch.zeros(0, k, dtype=torch.int64, device=rows.device)
+    return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+
+
+def _largest_of_block(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    values, indices = rows.new_zeros(rows.shape[0], 0), torch.zeros(rows.shape[0], 0, dtype=torch.int64, device=rows.device)
+    for start in range(0, points.shape[0], _POINTS):
+        some, where = _top(rows @ points[start : start + _POINTS].T, k)
+        values, indices = torch.cat([values, some], dim=1), torch.cat([indices, where + start], dim=1)
+        if values.shape[1] > k:
+            values, best = values.topk(k, dim=1, sorted=False)
+            indices = indices.gather(1, best)
+    return values, indices
+
+
+def _top(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """topk of (N, M) products, min(k, M) of them."""
+    count, width = products.shape
+    groups = width // _GROUP
+    if k * 4 > groups:
+        values, indices = products.topk(min(k, width), dim=1, sorted=False)
+        return values, indices
+    # Group g holds the columns g, g + groups, g + 2·groups, …, so that maxima are taken over contiguous rows.
+    body = products[:, : groups * _GROUP].view(count, _GROUP, groups)
+    best = body.amax(dim=1).topk(k, dim=1, sorted=False).indices
+    columns = (best[:, None, :] + groups * torch.arange(_GROUP, device=best.device)[:, None]).flatten(1)
+    rest = torch.arange(groups * _GROUP, width, device=best.device).expand(count, -1)
+    columns = torch.cat([columns, rest], dim=1)
+    values, chosen = products.gather(1, columns).topk(k, dim=1, sorted=False)
+    return values, columns.gather(1, chosen)

@@ -1,0 +1,148 @@
+"""Confidence intervals for AUROC, AUPR and FPR@TPR that keep their coverage at few samples, ties and AUROC near 1.
+
+The textbook intervals do not: DeLong's shrinks to nothing at perfect separation, and a binomial interval for FPR@TPR
+forgets that the threshold was estimated too. Coverage is shown by simulation in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..threshold import as_decimal
+from .counts import Counts, Floats
+from .points import area, average_precision, false_positive_rate
+
+Interval = tuple[float, float]
+
+
+def auroc_interval(counts: Counts, confidence: float) -> Interval:
+    """DeLong's interval (DeLong et al., 1988; computed from sorted scores after Sun & Xu, 2014) on the logit scale.
+
+    Three additions make it hold near 0 and 1, where the variance rests on the few samples that overlap:
+
+    - Student's t replaces the normal, with Satterthwaite's degrees of freedom from the spread of the placements: few
+      overlapping samples, few degrees of freedom. With many, nothing changes.
+    - It never leaves the pair limits: min(n, m) disjoint ID-OOD pairs are independent trials that succeed with
+      probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if wide. They are also the
+      interval where the variance is zero: at AUROC 1, for n = m = 1000, it is [0.9963, 1].
+    - It reaches at least as far towards 1/2 as an unseen share p of look-alikes would take it, (1 − p)·AUROC + p/2,
+      with p the largest share of one side that a sample of that size misses with probability 1 − confidence.
+    """
+    value, pairs = area(counts), min(counts.num_positive, counts.num_negative)
+    variance, freedom = _spread(counts, *_placements(counts))
+    low, high = limits = _pair_limits(value, pairs, confidence)
+    if variance > 0:
+        inner = _logit_limits(value, variance, freedom, confidence)
+        low, high = max(inner[0], limits[0]), min(inner[1], limits[1])
+    unseen = 1 - (1 - confidence) ** (1 / pairs)
+    shifted = (1 - unseen) * value + unseen / 2
+    return _around(value, min(low, shifted), max(high, shifted))
+
+
+def aupr_interval(counts: Counts, confidence: float) -> Interval:
+    """Logit interval from the influence of each sample on the average precision, with Student's t as for AUROC.
+
+    The lower limit starts from the AUPR with half an unseen negative above all samples, a continuity correction: the
+    precision of the top ranks is 1 in the sample when no negative happens to lie there, and its variance then 0. The
+    limit stops at the AUPR that would follow if AUROC stood at its lower pair limit because that share of the negatives
+    lay above all positives; that is the interval at AUPR 1.
+    """
+    value, corrected = average_precision(counts), average_precision(counts, extra_negatives=0.5)
+    roc = area(counts)
+    roc_low, roc_high = _pair_limits(roc, min(counts.num_positive, counts.num_negative), confidence)
+    above = (1 - roc_low) * counts.num_negative / counts.num_positive
+    worst = 1 - above * math.log1p(1 / above) if above > 0 else 1.0
+    variance, freedom = _spread(counts, *_precision_influences(counts))
+    if variance <= 0 or value >= 1:
+        gain = (roc_high - roc) / (1 - roc) if roc < 1 else 0.0
+        return _around(value, worst, value + (1 - value) * gain)
+    low, _ = _logit_limits(corrected, variance, freedom, confidence)
+    _, high = _logit_limits(value, variance, freedom, confidence)
+    return _around(value, min(max(low, worst), corrected), high)
+
+
+def fpr_interval(counts: Counts, tpr: float, confidence: float, draws: int, seed: int) -> Interval:
+    """Interval for FPR@TPR with both its random parts, the threshold and the rate, from `draws` random draws of each.
+
+    The population's threshold has Binomial(n, 1 − tpr) of the n positives below it, hence lies between two neighbouring
+    order statistics of that rank, whatever the distribution; given a threshold, the rate has Clopper and Pearson's
+    Beta law. Drawing a rank, then a rate, is a bootstrap of both sides that costs one binomial and one Beta number a
+    draw instead of a resample, and unlike that bootstrap stays honest when no negative is accepted. The lower limit
+    takes the upper neighbour and the lower law, the upper limit the other two, so ties are safe.
+    """
+    tpr = as_decimal(tpr)
+    value, rng = false_positive_rate(counts, tpr), np.random.default_rng(seed)
+    below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
+    total = counts.num_negative
+    most, fewest = _accepted(counts, below), _accepted(counts, below + 1)
+    upper = np.where(most == total, 1.0, rng.beta(most + 1, np.maximum(total - most, 1)))
+    lower = np.where(fewest == 0, 0.0, rng.beta(np.maximum(fewest, 1), total - fewest + 1))
+    tail = (1 - confidence) / 2
+    return _around(value, float(np.quantile(lower, tail)), float(np.quantile(upper, 1 - tail)))
+
+
+def _accepted(counts: Counts, rank: np.ndarray) -> Floats:
+    """How many negatives a threshold at the rank-th smallest positive accepts; rank 0 accepts all, n + 1 none."""
+    at_or_below = np.cumsum(counts.positive[::-1])
+    accepted = np.append(np.cumsum(counts.negative)[::-1], 0.0)
+    return np.where(rank == 0, counts.num_negative, accepted[np.searchsorted(at_or_below, rank)])
+
+
+def _placements(counts: Counts) -> tuple[Floats, Floats]:
+    """For each level, the share of negatives below it and the share of positives above it, ties one half."""
+    below = 1 - (np.cumsum(counts.negative) - counts.negative / 2) / counts.num_negative
+    above = (np.cumsum(counts.positive) - counts.positive / 2) / counts.num_positive
+    return below, above
+
+
+def _precision_influences(counts: Counts) -> tuple[Floats, Floats]:
+    """For each level, the influence of a positive and of a negative there on the average precision (up to a constant).
+
+    A positive brings its own precision and raises that of every positive at or below it; a negative lowers them.
+    """
+    true, false = np.cumsum(counts.positive), np.cumsum(counts.negative)
+    share = counts.positive / counts.num_positive / (true + false) ** 2
+    raised = np.cumsum((share * false)[::-1])[::-1] * counts.num_positive
+    lowered = np.cumsum((share * true)[::-1])[::-1] * counts.num_negative
+    return true / (true + false) + raised, -lowered
+
+
+def _spread(counts: Counts, of_positive: Floats, of_negative: Floats) -> tuple[float, float]:
+    """Variance of a statistic whose influences by level are given, and the degrees of freedom of that variance."""
+    variance = uncertainty = 0.0
+    for influence, weight in ((of_positive, counts.positive), (of_negative, counts.negative)):
+        number = weight.sum()
+        if number < 2:
+            return 0.0, 1.0
+        squares = (influence - np.average(influence, weights=weight)) ** 2
+        mean_square = np.average(squares, weights=weight)
+        variance += mean_square / (number - 1)
+        uncertainty += np.average((squares - mean_square) ** 2, weights=weight) / number**3
+    freedom = 2 * variance**2 / uncertainty if uncertainty > 0 else math.inf
+    return float(variance), max(float(freedom), 1.0)
+
+
+def _logit_limits(value: float, variance: float, freedom: float, confidence: float) -> Interval:
+    from scipy.special import expit, stdtrit
+
+    if not 0 < value < 1:
+        return value, value
+    reach = stdtrit(min(freedom, 1e9), (1 + confidence) / 2) * math.sqrt(variance) / (value * (1 - value))
+    centre = math.log(value) - math.log1p(-value)
+    return float(expit(centre - reach)), float(expit(centre + reach))
+
+
+def _pair_limits(value: float, trials: int, confidence: float) -> Interval:
+    """Clopper and Pearson's limits for a share `value` of `trials`."""
+    from scipy.special import betaincinv
+
+    hits, misses, tail = trials * value, trials * (1 - value), (1 - confidence) / 2
+    low = betaincinv(hits, misses + 1, tail) if hits > 0 else 0.0
+    high = betaincinv(hits + 1, misses, 1 - tail) if misses > 0 else 1.0
+    return float(low), float(high)
+
+
+def _around(value: float, low: float, high: float) -> Interval:
+    return max(0.0, min(low, value)), min(1.0, max(high, value))

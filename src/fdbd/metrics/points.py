@@ -1,0 +1,97 @@
+"""The measures themselves, as plain numbers: AUROC, FPR@TPR, AUPR and the ROC curve. Their intervals live next door."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from ..threshold import count_to_accept
+from .counts import Counts, Floats
+
+
+def auroc(id_scores: Any, ood_scores: Any) -> float:
+    """Area under the ROC curve: the chance that an ID sample outscores an OOD sample, a tie counting one half.
+
+    >>> auroc([3.0, 2.0, 2.0], [1.0, 2.0])
+    0.833...
+    """
+    return area(Counts.of(id_scores, ood_scores))
+
+
+def fpr_at_tpr(id_scores: Any, ood_scores: Any, tpr: float = 0.95, *, positive: Literal["id", "ood"] = "id") -> float:
+    """The false-positive rate at the strictest threshold that keeps a true-positive rate of `tpr` or more.
+
+    With ``positive="id"`` (the usual FPR95): the share of OOD samples with score ≥ t, where t is the largest threshold
+    that at least `tpr` of the ID samples reach. With ``positive="ood"`` (OpenOOD, pytorch-ood): the share of ID samples
+    flagged when at least `tpr` of the OOD samples are.
+
+    Samples that tie with t are all accepted: no threshold can split them. Only attained points of the ROC curve count,
+    there is no interpolation; a curve from which collinear points were dropped, as ``sklearn.metrics.roc_curve`` does
+    by default, can only give an equal or larger rate.
+
+    >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.0, 1.5, 2.5], tpr=0.75)
+    0.333...
+    """
+    return false_positive_rate(oriented(Counts.of(id_scores, ood_scores), positive), tpr)
+
+
+def aupr(id_scores: Any, ood_scores: Any, *, positive: Literal["id", "ood"] = "id") -> float:
+    """Area under the precision-recall curve, as average precision: Σ (recall step) × (precision reached there).
+
+    ``positive="id"`` is AUPR-in, ``positive="ood"`` AUPR-out (by the negated score). It depends on how many samples
+    either side has: a score without information has the share of positives.
+
+    >>> aupr([3.0, 2.0], [1.0, 2.5])
+    0.833...
+    """
+    return average_precision(oriented(Counts.of(id_scores, ood_scores), positive))
+
+
+def roc_curve(id_scores: Any, ood_scores: Any, *, points: int = 1000) -> tuple[Floats, Floats, Floats]:
+    """The ROC curve with ID as positive: false-positive rates, true-positive rates, thresholds; each (M,), M ≤ points.
+
+    It starts at (0, 0), threshold +inf, which accepts nothing, and ends at (1, 1). Longer curves are thinned evenly
+    along their length; every point that stays is exact.
+
+    >>> fpr, tpr, thresholds = roc_curve([2.0, 1.0], [0.0, 1.0])
+    >>> fpr.tolist(), tpr.tolist(), thresholds.tolist()
+    ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0], [inf, 2.0, 1.0, 0.0])
+    """
+    if points < 2:
+        raise ValueError(f"points is {points}, expected at least 2: the two ends of the curve")
+    counts = Counts.of(id_scores, ood_scores)
+    fpr = np.append(0.0, np.cumsum(counts.negative) / counts.num_negative)
+    tpr = np.append(0.0, np.cumsum(counts.positive) / counts.num_positive)
+    thresholds = np.append(np.inf, counts.scores)
+    if len(fpr) > points:
+        along = np.searchsorted(fpr + tpr, np.linspace(0, 2, points))
+        keep = np.unique(np.minimum(along, len(fpr) - 1))
+        fpr, tpr, thresholds = fpr[keep], tpr[keep], thresholds[keep]
+    return fpr, tpr, thresholds
+
+
+def oriented(counts: Counts, positive: str) -> Counts:
+    """`counts`, which have ID as positive, with the side named `positive` as positive."""
+    if positive not in ("id", "ood"):
+        raise ValueError(f'positive is {positive!r}, expected "id" or "ood"')
+    return counts if positive == "id" else counts.swapped()
+
+
+def area(counts: Counts) -> float:
+    """AUROC of `counts`, by the Mann-Whitney statistic with mid-ranks."""
+    beaten = counts.num_negative - np.cumsum(counts.negative) + counts.negative / 2
+    return float((counts.positive * beaten).sum() / counts.num_positive / counts.num_negative)
+
+
+def false_positive_rate(counts: Counts, tpr: float) -> float:
+    """FPR of `counts` at the first level where the accepted positives are at least a share `tpr`."""
+    need = count_to_accept(counts.num_positive, tpr)
+    level = int(np.searchsorted(np.cumsum(counts.positive), need))
+    return float(counts.negative[: level + 1].sum() / counts.num_negative)
+
+
+def average_precision(counts: Counts, extra_negatives: float = 0.0) -> float:
+    """AUPR of `counts`; `extra_negatives` are put above every sample."""
+    true, false = np.cumsum(counts.positive), np.cumsum(counts.negative) + extra_negatives
+    return float((counts.positive * (true / (true + false))).sum() / counts.num_positive)

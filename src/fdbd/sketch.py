@@ -1,0 +1,59 @@
+"""A small memory of which samples went by, to notice when the same ones come again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from .statistics import row_hashes
+
+_KEPT = 4096
+_VALUES = 512  # entries of a sample that are hashed: enough to tell samples apart, cheap for large images
+
+
+class Sketch:
+    """The smallest hashes of all samples seen (bottom-k sampling): 32 kB, whatever the number of samples.
+
+    >>> first, second = Sketch(), Sketch()
+    >>> data = torch.randn(100, 8)
+    >>> first.add(data); second.add(data[:50])
+    >>> second.overlap(first)
+    1.0
+    """
+
+    def __init__(self, hashes: Tensor | None = None) -> None:
+        self.hashes = torch.zeros(0, dtype=torch.int64) if hashes is None else hashes
+
+    def add(self, inputs: Any) -> None:
+        """Note a batch: a tensor (N, …), or a dict or tuple whose first tensor stands for the samples."""
+        tensor = _first_tensor(inputs)
+        if tensor is None or not tensor.ndim or not tensor.shape[0]:
+            return
+        rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
+        step = max(1, rows.shape[1] // _VALUES)
+        self._keep(torch.cat([self.hashes, row_hashes(rows[:, ::step].cpu())]))
+
+    def merge(self, other: Self) -> None:
+        self._keep(torch.cat([self.hashes, other.hashes]))
+
+    def _keep(self, hashes: Tensor) -> None:
+        self.hashes = hashes.unique()[:_KEPT]
+
+    def overlap(self, other: Sketch) -> float:
+        """Share of these samples that `other` has seen too, estimated where both sketches are complete; 0 if unknown."""
+        if not len(self.hashes) or not len(other.hashes):
+            return 0.0
+        limit = other.hashes.max() if len(other.hashes) >= _KEPT else torch.tensor(2**62)
+        comparable = self.hashes[self.hashes <= limit]
+        return float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
+
+
+def _first_tensor(inputs: Any) -> Tensor | None:
+    if isinstance(inputs, Tensor):
+        return inputs
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (tuple, list)) else ()
+    return next((value for value in values if isinstance(value, Tensor)), None)

@@ -1,0 +1,385 @@
+"""The guard as a whole: fit, calibrate, decide, explain, save, load."""
+
+from __future__ import annotations
+
+import copy
+import json
+import struct
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fdbd
+from fdbd import artifact
+from fdbd.guard import NotCalibratedError
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def make_loader(count: int, seed: int, shift: float = 0.0) -> DataLoader:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, 2, 2, generator=generator) + shift
+    return DataLoader(TensorDataset(images, torch.arange(count) % 4), batch_size=32)
+
+
+@pytest.fixture
+def guard() -> fdbd.Guard:
+    return fdbd.Guard(make_model()).fit(make_loader(200, 1)).calibrate(make_loader(100, 2), tpr=0.9)
+
+
+def test_a_guarded_model_decides_in_three_lines() -> None:
+    model = make_model()
+    guard = fdbd.Guard(model)
+    guard.fit(make_loader(200, 1)).calibrate(make_loader(100, 2), tpr=0.95)
+    decision = guard(torch.randn(7, 3, 2, 2))
+    assert decision._fields == ("logits", "labels", "scores", "p_values", "is_ood")
+    assert decision.is_ood.dtype == torch.bool
+    assert torch.equal(decision.labels, decision.logits.argmax(dim=1))
+
+
+def test_decision_logits_are_the_models_own(guard: fdbd.Guard) -> None:
+    images = torch.randn(9, 3, 2, 2)
+    assert torch.equal(guard(images).logits, make_model()(images))
+
+
+def test_the_score_is_the_detectors_score_on_the_heads_input(guard: fdbd.Guard) -> None:
+    model, images = make_model(), torch.randn(9, 3, 2, 2)
+    train = torch.cat([x for x, _ in make_loader(200, 1)])
+    head = fdbd.Head.of(model[3])
+    expected = fdbd.FDBD().fit(fdbd.Batch(model[:3](train)), head).score(fdbd.Batch(model[:3](images)))
+    torch.testing.assert_close(guard(images).scores, expected.detach())
+    torch.testing.assert_close(guard.score(images), expected.detach())
+
+
+def test_calibration_accepts_the_share_asked_for() -> None:
+    guard = fdbd.Guard(make_model()).fit(make_loader(500, 1))
+    calibration = make_loader(400, 2)
+    for tpr in (0.5, 0.9, 0.99):
+        guard.calibrate(calibration, tpr=tpr)
+        accepted = torch.cat([~guard(images).is_ood for images, _ in calibration]).double().mean()
+        assert tpr <= accepted <= tpr + 0.02
+
+
+def test_conformal_false_alarms_stay_below_alpha_on_average() -> None:
+    guard = fdbd.Guard(make_model()).fit(make_loader(500, 1))
+    rates = []
+    for seed in range(30):
+        guard.calibrate(make_loader(99, 100 + seed), alpha=0.1)
+        rates.append(guard(torch.cat([x for x, _ in make_loader(200, 200 + seed)])).is_ood.double().mean())
+    assert torch.stack(rates).mean() <= 0.1 + 0.02
+
+
+def test_per_class_thresholds_hold_for_each_predicted_class() -> None:
+    guard = fdbd.Guard(make_model()).fit(make_loader(500, 1))
+    calibration = make_loader(800, 2)
+    guard.calibrate(calibration, tpr=0.9, per_class=True)
+    decisions = [guard(images) for images, _ in calibration]
+    labels, is_ood = torch.cat([d.labels for d in decisions]), torch.cat([d.is_ood for d in decisions])
+    for label in labels.unique():
+        assert (~is_ood[labels == label]).double().mean() >= 0.9
+
+
+def test_features_alone_give_the_same_decision(guard: fdbd.Guard) -> None:
+    images = torch.randn(5, 3, 2, 2)
+    from_images, from_features = guard(images), guard.decide(fdbd.Batch(make_model()[:3](images)))
+    for ours, theirs in zip(from_images, from_features):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_fitting_on_batches_of_features_needs_no_network() -> None:
+    model = make_model()
+    batches = [fdbd.Batch(model[:3](images).detach()) for images, _ in make_loader(200, 1)]
+    by_features = fdbd.Guard(fdbd.Head.of(model[3])).fit(batches)
+    by_images = fdbd.Guard(model).fit(make_loader(200, 1))
+    torch.testing.assert_close(by_features.detector.center, by_images.detector.center)
+
+
+def test_a_detector_of_several_passes_runs_the_network_once() -> None:
+    model, calls = make_model(), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    loader = make_loader(200, 1)
+    guard = fdbd.Guard(model, "vim").fit(loader)
+    assert len(calls) == len(loader)
+    features = torch.cat([make_model()[:3](images) for images, _ in loader]).detach()
+    expected = fdbd.create("vim").fit(fdbd.Batch(features), fdbd.Head.of(model[3])).score(fdbd.Batch(features))
+    torch.testing.assert_close(guard.detector.score(fdbd.Batch(features)), expected)
+
+
+def test_a_generator_is_enough_for_a_detector_of_several_passes() -> None:
+    guard = fdbd.Guard(make_model(), "vim").fit(item for item in make_loader(200, 1))
+    assert guard.detector.is_fitted
+
+
+def test_calibrating_on_the_data_of_the_fit_warns() -> None:
+    loader = make_loader(200, 1)
+    guard = fdbd.Guard(make_model()).fit(loader)
+    with pytest.warns(UserWarning, match="also used for the fit"):
+        guard.calibrate(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guard.calibrate(make_loader(200, 2))
+
+
+def test_the_warning_survives_saving(tmp_path) -> None:
+    fdbd.Guard(make_model()).fit(make_loader(200, 1)).save(tmp_path / "guard.safetensors")
+    guard = fdbd.load(tmp_path / "guard.safetensors", make_model())
+    with pytest.warns(UserWarning, match="also used for the fit"):
+        guard.calibrate(make_loader(200, 1))
+
+
+def test_non_finite_images_are_ood_whatever_the_threshold(guard: fdbd.Guard) -> None:
+    images = torch.randn(3, 3, 2, 2)
+    images[1, 0, 0, 0] = float("nan")
+    decision = guard(images)
+    assert decision.scores[1] == -torch.inf
+    assert decision.is_ood[1]
+    assert torch.isfinite(decision.scores[[0, 2]]).all()
+
+
+def test_asking_before_calibrating_says_what_to_do() -> None:
+    guard = fdbd.Guard(make_model()).fit(make_loader(64, 1))
+    with pytest.raises(NotCalibratedError, match="call calibrate"):
+        guard(torch.randn(1, 3, 2, 2))
+    assert guard.score(torch.randn(2, 3, 2, 2)).shape == (2,)
+
+
+def test_asking_before_fitting_says_what_to_do() -> None:
+    with pytest.raises(fdbd.NotFittedError, match="not fitted"):
+        fdbd.Guard(make_model()).calibrate(make_loader(64, 1))
+
+
+def test_both_targets_at_once_are_refused(guard: fdbd.Guard) -> None:
+    with pytest.raises(ValueError, match="not both"):
+        guard.calibrate(make_loader(64, 1), tpr=0.9, alpha=0.1)
+
+
+def test_fitting_anew_forgets_the_threshold(guard: fdbd.Guard) -> None:
+    guard.fit(make_loader(64, 5))
+    assert guard.threshold is None
+
+
+def test_explanations_agree_with_a_loop_over_the_boundaries(guard: fdbd.Guard) -> None:
+    images = torch.randn(6, 3, 2, 2)
+    model = make_model()
+    explanation = guard.explain(images)
+    features, weight, bias = model[:3](images).double(), model[3].weight.double(), model[3].bias.double()
+    calibration = torch.cat([guard.score(x) for x, _ in make_loader(100, 2)])
+    for i in range(6):
+        logits = weight @ features[i] + bias
+        k = int(logits.argmax())
+        distance = torch.stack(
+            [(logits[k] - logits[c]) / (weight[k] - weight[c]).norm() for c in range(4) if c != k]
+        ).detach()
+        others = [c for c in range(4) if c != k]
+        assert explanation.distances[i, k].isnan()
+        torch.testing.assert_close(explanation.distances[i, others].double(), distance, rtol=1e-4, atol=1e-5)
+        assert int(explanation.nearest[i]) == others[int(distance.argmin())]
+        torch.testing.assert_close(explanation.nearest_distance[i].double(), distance.min(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            explanation.shares[i, others].double(), distance / distance.sum(), rtol=1e-4, atol=1e-5
+        )
+        below = (calibration < explanation.decision.scores[i]).double().mean()
+        assert float(explanation.standing[i]) == pytest.approx(float(below))
+    torch.testing.assert_close(explanation.shares.sum(dim=1), torch.ones(6))
+
+
+def test_a_saved_guard_decides_the_same(guard: fdbd.Guard, tmp_path) -> None:
+    path, images = tmp_path / "guard.safetensors", torch.randn(8, 3, 2, 2)
+    guard.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    for ours, theirs in zip(guard(images), fdbd.load(path, make_model())(images)):
+        assert torch.equal(ours, theirs)
+    features = fdbd.Batch(make_model()[:3](images).detach())
+    for ours, theirs in zip(guard.decide(features), fdbd.load(path).decide(features)):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("kind", [{"tpr": 0.8}, {"alpha": 0.2}])
+@pytest.mark.parametrize("name", ["fdbd", "react+energy", "mds", "vim", "knn", "ash-s+fdbd"])
+def test_every_kind_of_guard_survives_saving(name: str, kind: dict, per_class: bool, tmp_path) -> None:
+    guard = fdbd.Guard(make_model(), fdbd.create(name, k=5) if name == "knn" else name).fit(make_loader(300, 1))
+    guard.calibrate(make_loader(400, 2), **kind, per_class=per_class)
+    guard.save(tmp_path / "guard.safetensors")
+    loaded, images = fdbd.load(tmp_path / "guard.safetensors", make_model()), torch.randn(8, 3, 2, 2)
+    for ours, theirs in zip(guard(images), loaded(images)):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_model_with_another_head_is_refused_with_both_fingerprints(guard: fdbd.Guard, tmp_path) -> None:
+    guard.save(tmp_path / "guard.safetensors")
+    other = make_model(seed=9)
+    with pytest.raises(artifact.ArtifactError) as error:
+        fdbd.load(tmp_path / "guard.safetensors", other)
+    assert fdbd.Head.of(make_model()[3]).fingerprint()[:16] in str(error.value)
+    assert fdbd.Head.of(other[3]).fingerprint()[:16] in str(error.value)
+
+
+def test_every_truncation_of_the_file_is_refused(guard: fdbd.Guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    content = path.read_bytes()
+    for length in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
+        path.write_bytes(content[:length])
+        with pytest.raises(artifact.ArtifactError, match="truncated|corrupted"):
+            fdbd.load(path)
+
+
+def test_every_flipped_byte_is_noticed(guard: fdbd.Guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    content = path.read_bytes()
+    for position in range(0, len(content), 61):
+        damaged = bytearray(content)
+        damaged[position] ^= 0x10
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(artifact.ArtifactError):
+            fdbd.load(path)
+
+
+def test_a_newer_format_is_refused(guard: fdbd.Guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    description, tensors = artifact.read(path)
+    artifact.write(path, {**description, "format": artifact.FORMAT + 1}, tensors)
+    with pytest.raises(artifact.ArtifactError, match="upgrade fdbd"):
+        fdbd.load(path)
+
+
+def test_a_foreign_safetensors_file_is_refused(tmp_path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(artifact.ArtifactError, match="not a guard"):
+        fdbd.load(tmp_path / "x.safetensors")
+    (tmp_path / "huge").write_bytes(struct.pack("<Q", 1 << 60) + json.dumps({}).encode())
+    with pytest.raises(artifact.ArtifactError, match="truncated"):
+        fdbd.load(tmp_path / "huge")
+
+
+def test_a_file_that_names_an_unknown_detector_is_refused(guard: fdbd.Guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    description, tensors = artifact.read(path)
+    for detector in ({"name": "os.system", "options": {}}, "fdbd", {"name": "fdbd", "options": {"surprise": 1}}, None):
+        artifact.write(path, {**description, "detector": detector}, tensors)
+        with pytest.raises(artifact.ArtifactError):
+            fdbd.load(path)
+
+
+def test_a_file_with_missing_or_misshapen_tensors_is_refused(guard: fdbd.Guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    description, tensors = artifact.read(path)
+    for name in [name for name in tensors if name.startswith("detector.")]:
+        artifact.write(path, description, {key: value for key, value in tensors.items() if key != name})
+        with pytest.raises(artifact.ArtifactError):
+            fdbd.load(path)
+        artifact.write(path, description, {**tensors, name: torch.zeros(3, 5, 7)})
+        with pytest.raises(artifact.ArtifactError):
+            fdbd.load(path)
+
+
+def test_saving_into_a_missing_folder_says_so(guard: fdbd.Guard, tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        guard.save(tmp_path / "nowhere" / "guard.safetensors")
+
+
+def test_a_failed_write_leaves_the_old_file(guard: fdbd.Guard, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(artifact, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        guard.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_eight_threads_get_their_own_answers(guard: fdbd.Guard) -> None:
+    inputs = [torch.randn(4, 3, 2, 2) for _ in range(64)]
+    expected = [guard(images).scores for images in inputs]
+    results: dict[int, torch.Tensor] = {}
+
+    def work(start: int) -> None:
+        for _ in range(10):
+            for index in range(start, 64, 8):
+                results[index] = guard(inputs[index]).scores
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(64):
+        torch.testing.assert_close(results[index], expected[index])
+
+
+@pytest.mark.parametrize("name", ["fdbd", "react+fdbd", "energy", "mds"])
+def test_a_guard_compiles_as_a_full_graph_and_exports(name: str) -> None:
+    guard = fdbd.Guard(make_model(), name).fit(make_loader(200, 1)).calibrate(make_loader(100, 2))
+    images = torch.randn(6, 3, 2, 2)
+    expected = guard(images)
+    compiled = torch.compile(guard, fullgraph=True, backend="aot_eager")(images)
+    exported = torch.export.export(guard, (images,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},)).module()
+    for result in (compiled, exported(images)):
+        for ours, theirs in zip(expected[:3], result[:3]):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        assert torch.equal(expected.is_ood, result[4])
+    assert exported(torch.randn(3, 3, 2, 2))[4].shape == (3,)
+
+
+def test_perturbation_touches_the_score_alone() -> None:
+    perturb = fdbd.InputPerturbation(0.01)
+    plain = fdbd.Guard(make_model(), "msp").fit(make_loader(64, 1)).calibrate(make_loader(64, 2))
+    noisy = fdbd.Guard(make_model(), "msp", perturb=perturb).fit(make_loader(64, 1)).calibrate(make_loader(64, 2))
+    images = torch.randn(5, 3, 2, 2)
+    assert torch.equal(plain(images).logits, noisy(images).logits)
+    assert (noisy(images).scores > plain(images).scores).all()
+    with pytest.raises(ValueError, match="needs the images"):
+        noisy.decide(fdbd.Batch(torch.randn(2, 16)))
+
+
+def test_mahalanobis_noise_raises_the_mahalanobis_score() -> None:
+    perturb = fdbd.InputPerturbation(0.005, objective="score")
+    plain = fdbd.Guard(make_model(), "mds").fit(make_loader(200, 1))
+    noisy = fdbd.Guard(make_model(), "mds", perturb=perturb).fit(make_loader(200, 1))
+    images = torch.randn(5, 3, 2, 2)
+    assert (noisy.score(images) > plain.score(images)).all()
+
+
+def test_odin_by_name_is_perturbation_and_msp_at_a_high_temperature() -> None:
+    named = fdbd.Guard(make_model(), "odin").fit(make_loader(64, 1))
+    composed = fdbd.Guard(make_model(), fdbd.MSP(temperature=1000), perturb=fdbd.InputPerturbation(0.0014)).fit(
+        make_loader(64, 1)
+    )
+    images = torch.randn(5, 3, 2, 2)
+    torch.testing.assert_close(named.score(images), composed.score(images))
+
+
+def test_a_copied_guard_is_independent(guard: fdbd.Guard) -> None:
+    images = torch.randn(3, 3, 2, 2)
+    clone = copy.deepcopy(guard)
+    clone.fit(make_loader(64, 7))
+    assert guard.threshold is not None
+    torch.testing.assert_close(guard(images).scores, guard.score(images))
+
+
+def test_things_that_are_no_model_or_detector_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
+        fdbd.Guard("resnet18")
+    with pytest.raises(TypeError, match="expected an fdbd detector"):
+        fdbd.Guard(make_model(), 3)
+    with pytest.raises(ValueError, match="no model"):
+        fdbd.Guard(fdbd.Head(torch.eye(3))).fit([torch.randn(2, 3)])

@@ -1,0 +1,65 @@
+"""Two processes that share each batch are one process with the joint batch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fdbd import train
+from fdbd.train.distributed import rows_of
+
+SCRIPT = """
+import json, os, sys
+import numpy as np, torch
+torch.set_num_threads(1)
+from fdbd import train
+data = np.load(sys.argv[1])
+options = json.loads(sys.argv[2])
+result = train.train(options.pop("recipe"), (data["x"], data["y"]), device="cpu", progress=False, log="none", **options)
+if os.environ["RANK"] == "0":
+    torch.save({"history": result.history, "state": result.model.state_dict()}, sys.argv[3])
+"""
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", pytest.param("csi-small", marks=pytest.mark.slow)])
+def test_two_processes_have_the_loss_curve_of_one(recipe, networks, data, tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "data.npz", x=data[0], y=data[1])
+    (tmp_path / "run.py").write_text(SCRIPT)
+    options = {
+        "model": "tiny_networks:still", "num_classes": 4, "epochs": 3, "batch_size": 16, "lr": 0.05,
+        "whiten": False, "sizes": [], "ema": 0.9, "linear_epochs": 5,
+    }  # fmt: skip
+    port = str(free_port())
+    workers = []
+    for rank in ("0", "1"):
+        environment = {
+            **os.environ, "PYTHONPATH": str(networks), "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        arguments = [str(tmp_path / "data.npz"), json.dumps({"recipe": recipe, **options}), str(tmp_path / "two.pt")]
+        workers.append(subprocess.Popen([sys.executable, str(tmp_path / "run.py"), *arguments], env=environment))
+    one = train.train(recipe, data, device="cpu", progress=False, log="none", **options)
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+    two = torch.load(tmp_path / "two.pt", weights_only=True)
+    for a, b in zip(one.history, two["history"], strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+    for key, value in one.model.state_dict().items():
+        torch.testing.assert_close(two["state"][key], value, atol=2e-4, rtol=1e-3)
+
+
+def test_rows_of_a_joint_batch():
+    assert [rows_of(rank, 2, 8) for rank in range(2)] == [slice(0, 4), slice(4, 8)]
+    with pytest.raises(ValueError, match="a batch of 9 does not divide among 2 processes"):
+        rows_of(0, 2, 9)

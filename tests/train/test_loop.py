@@ -1,0 +1,240 @@
+"""The loop: it learns, it resumes bit for bit, its files are whole, its errors are sentences."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from fdbd import models, train
+from fdbd.train import checkpoint
+
+SMALL = {
+    "model": "tiny_networks:batch",
+    "num_classes": 4,
+    "epochs": 3,
+    "batch_size": 16,
+    "lr": 0.05,
+    "whiten": False,
+    "sizes": (),
+    "ema": 0.9,
+    "linear_epochs": 10,
+}
+QUIET = {"progress": False, "log": "none"}
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Breaking:
+    """Images that raise at the given read, as a kill would stop a run: between two steps, anywhere."""
+
+    def __init__(self, images, at):
+        self.images, self.at, self.reads = images, at, 0
+        self.shape, self.dtype = images.shape, images.dtype
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if self.reads > self.at:
+            raise Interrupted
+        return self.images[index]
+
+
+def equal(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", "csi-small", "ce-resnet18"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_resuming_after_an_interruption_gives_the_same_bits(recipe, optimizer, networks, data, test_data, tmp_path):
+    options = {**SMALL, **QUIET, "optimizer": optimizer, "checkpoint_steps": 4, "epochs": 2}
+    if recipe == "ce-resnet18":
+        options["ema"] = 0.0
+    whole = train.train(recipe, data, test_data, tmp_path / "whole", **options)
+    broken = Breaking(data[0], 9)  # in the second of two epochs of six steps, one step after a checkpoint
+    with pytest.raises(Interrupted):
+        train.train(recipe, (broken, data[1]), test_data, tmp_path / "broken", **options)
+    assert checkpoint.load(tmp_path / "broken" / "checkpoint.pt")["step"] == 8
+    resumed = train.train(recipe, data, test_data, tmp_path / "broken", **options)
+    assert equal(whole.model, resumed.model)
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in r.history] for r in (whole, resumed)]
+    assert timeless[0] == timeless[1]
+    assert whole.test_accuracy == resumed.test_accuracy
+
+
+def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
+    result = train.train(
+        "zoo-ce", data, test_data, tmp_path / "run", progress=False, **{**SMALL, "epochs": 12, "lr": 0.2}
+    )
+    assert result.test_accuracy > 0.9
+    assert not result.model.training
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.pt", "log.csv", "model.safetensors"]
+    with open(tmp_path / "run" / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 13))
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    loaded = models.create("tiny_networks:batch", num_classes=4, checkpoint=result.path)
+    assert equal(loaded, result.model)
+    about = models.read_metadata(result.path)
+    assert about["recipe"] == "zoo-ce"
+    assert float(about["test_accuracy"]) == result.test_accuracy
+
+
+def test_supcon_with_its_linear_head_learns(networks, data, test_data):
+    augment = train.Augment(area=(0.7, 1.0), flip=False)  # a flip would change the class of these images
+    options = {**SMALL, "epochs": 15, "lr": 0.2, "augment": augment, "linear_flip": False, "linear_epochs": 40}
+    result = train.train("zoo-supcon", data, test_data, **QUIET, **options)
+    assert result.test_accuracy > 0.9
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+
+
+def test_a_finished_run_is_not_repeated(networks, data, tmp_path):
+    first = train.train("zoo-ce", data, out=tmp_path, **QUIET, **SMALL)
+    again = train.train("zoo-ce", data, out=tmp_path, **QUIET, **SMALL)
+    assert equal(first.model, again.model)
+    assert first.history == again.history
+    fresh = train.train("zoo-ce", data, out=tmp_path, resume=False, **QUIET, **SMALL)
+    assert equal(first.model, fresh.model)
+
+
+def test_another_seed_is_another_model_and_training_leaves_the_callers_generator_alone(networks, data):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = train.train("zoo-ce", data, **QUIET, **SMALL)
+    assert torch.equal(torch.get_rng_state(), before)
+    other = train.train("zoo-ce", data, **QUIET, **{**SMALL, "seed": 1})
+    assert not equal(one.model, other.model)
+
+
+def test_tensors_arrays_objects_and_datasets_are_the_same_data(networks, data):
+    images, labels = data
+
+    class Object:
+        pass
+
+    thing = Object()
+    thing.images, thing.labels = images, labels
+    singles = [(image, int(label)) for image, label in zip(images, labels)]
+    results = [
+        train.train("zoo-ce", given, **QUIET, **{**SMALL, "epochs": 1})
+        for given in (data, (torch.from_numpy(images), torch.from_numpy(labels)), thing, singles)
+    ]
+    assert all(equal(results[0].model, r.model) for r in results[1:])
+
+
+def test_without_data_the_presets_dataset_is_loaded_by_name(networks, data, test_data):
+    asked = []
+
+    def load(name, split):
+        asked.append((name, split))
+        return data if split == "train" else test_data
+
+    result = train.train("zoo-ce", load=load, **QUIET, **{**SMALL, "epochs": 1})
+    assert asked == [("cifar10", "train"), ("cifar10", "test")]
+    assert result.test_accuracy is not None
+
+
+def test_tensorboard_log_or_the_pip_command(networks, data, tmp_path):
+    options = {**SMALL, "epochs": 1, "progress": False, "log": "tensorboard"}
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError, match="pip install tensorboard"):
+            train.train("zoo-ce", data, out=tmp_path, **options)
+    else:
+        train.train("zoo-ce", data, out=tmp_path, **options)
+        assert list(tmp_path.glob("events.*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colour": 3}, "no such training option: colour"),
+        ({"objective": "triplet"}, "objective 'triplet' is none of cross_entropy, supcon, csi"),
+        ({"optimizer": "lion"}, "neither 'sgd' nor 'adamw'"),
+        ({"schedule": "bumpy"}, "schedule 'bumpy' is none of"),
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"batch_size": 1000}, "a batch of 1000 is larger than the 96 images"),
+        ({"num_classes": 3}, "labels run from 0 to 3, outside 0 to 2"),
+        ({"whiten": True}, "whiten is for the compact network"),
+        ({"sizes": (8,), "augment": train.Augment()}, "sizes needs views by random resized crop"),
+        ({"log": "paper"}, "log 'paper' is none of csv"),
+    ],
+)
+def test_bad_options_are_one_sentence(changes, message, networks, data):
+    with pytest.raises(ValueError, match=message):
+        train.train("zoo-ce", data, **{**QUIET, **SMALL, **changes})
+
+
+def test_bad_data_are_one_sentence(networks, data):
+    images, labels = data
+    for given, message in [
+        ((images.astype(np.float32), labels), r"images must be uint8 \(N, H, W, 3\), not float32 \(96, 16, 16, 3\)"),
+        ((images[..., 0], labels), r"not uint8 \(96, 16, 16\)"),
+        ((images, labels[:5]), r"96 images but labels of shape \(5,\)"),
+        ((images, None), "training needs labels"),
+        ((images[:0], labels[:0]), "the dataset is empty"),
+        (7, "expected .* not int"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train.train("zoo-ce", given, **QUIET, **SMALL)
+    with pytest.raises(ValueError, match="no training preset 'zoo': there are ce-resnet18"):
+        train.train("zoo", data)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(networks, data, tmp_path):
+    train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1})
+    with pytest.raises(ValueError, match=r"of another training \(lr was 0.05, is 0.01\): choose another folder"):
+        train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1, "lr": 0.01})
+
+
+def test_a_diverging_run_stops_and_says_so(networks, data):
+    with pytest.raises(RuntimeError, match=r"the loss is (nan|inf) at step \d+: lower lr"):
+        train.train("zoo-ce", data, **QUIET, **{**SMALL, "model": "tiny_networks:still", "lr": 1e30, "warmup": 0.0})
+
+
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
+    checkpoint.save(tmp_path / "c.pt", {"step": 1})
+    with pytest.raises(Exception, match="pickle"):
+        checkpoint.save(tmp_path / "c.pt", {"step": (x for x in ())})
+    assert checkpoint.load(tmp_path / "c.pt") == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys, numpy as np, torch\n"
+        "torch.set_num_threads(1)\n"
+        "from fdbd import train\n"
+        "r = np.random.default_rng(0)\n"
+        "data = (r.integers(0, 256, (512, 32, 32, 3)).astype(np.uint8), r.integers(0, 4, 512))\n"
+        "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, model='tiny_networks:batch',\n"
+        "            num_classes=4, epochs=12, batch_size=16, whiten=False)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(networks)}
+
+    def start(name):
+        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name)], env=environment)
+
+    assert start("whole").wait(300) == 0
+    victim = start("killed")
+    saved = tmp_path / "killed" / "checkpoint.pt"
+    while not saved.exists() or checkpoint.load(saved)["step"] < 40:
+        assert victim.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    assert start("killed").wait(300) == 0
+    whole, resumed = (models.checkpoint.read_weights(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
