@@ -228,7 +228,7 @@ def test_every_truncation_of_the_file_is_refused(guard: fdbd.Guard, tmp_path) ->
     content = path.read_bytes()
     for length in [0, 1, 7, 8, 9, 100, len(content) // 2, len(content) - 1]:
         path.write_bytes(content[:length])
-        with pytest.raises(artifact.ArtifactError, match="truncated|corrupted"):
+        with pytest.raises(artifact.ArtifactError, match=r"truncated|corrupted"):
             fdbd.load(path)
 
 

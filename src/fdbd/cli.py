@@ -37,7 +37,7 @@ for _name in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program. Bad input ends in one line on standard error and exit code 2; FDBD_DEBUG=1 shows the traceback."""
+    """Run the program. Bad input ends in one line on standard error and exit code 2; FDBD_DEBUG=1 shows where."""
     try:
         code: Any = app(args=arguments, standalone_mode=False)
     except KeyboardInterrupt:

@@ -9,9 +9,8 @@ import torch.distributed
 
 def is_active() -> bool:
     """Whether this process is one of several that fit together."""
-    return (
-        torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    )
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def combine(statistic: Any) -> Any:

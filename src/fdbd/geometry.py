@@ -1,5 +1,5 @@
-"""The decision boundaries of a linear head: distances to them, all of them folded into one vector a class, and the exact
-projection on a decision region.
+"""The decision boundaries of a linear head: distances to them, all of them folded into one vector a class, and the
+exact projection on a decision region.
 
 Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
 """
@@ -116,8 +116,8 @@ class Folded:
 
         regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
 
-    costs O(P) a sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in float64,
-    block by block.
+    costs O(P) a sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
+    float64, block by block.
 
     Args:
         head: the linear head, at least two distinct classes.
@@ -203,8 +203,8 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     """(N, C) float64 true distances of Definition 3.1: how far a feature must move to be classified as c.
 
     The projection on the polyhedron {z' : class c wins} is Lawson and Hanson's least-distance programme (Solving Least
-    Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never below
-    `distances`, and equal to it at the nearest boundary.
+    Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
+    below `distances`, and equal to it at the nearest boundary.
     """
     from .kernels import projection  # compiles on first use
 
@@ -221,5 +221,3 @@ def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = Non
     the points' squared norms where they are already known."""
     squares = points.square().sum(dim=1) if squares is None else squares
     return torch.addmm(squares, rows, points.T, alpha=-2).add_(rows.square().sum(dim=1, keepdim=True)).clamp_min_(0)
-
-

@@ -105,7 +105,7 @@ class Guard(nn.Module):
         if isinstance(model, Classifier):
             self.classifier = model
         elif isinstance(model, nn.Module):
-            self.classifier = Classifier(model, head, layers or getattr(detector, "layers", ()) or ())
+            self.classifier = Classifier(model, head, layers or getattr(detector, "layers", None) or ())
         elif model is not None and not isinstance(model, Head):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
         self._seen: Sketch | None = None
@@ -215,7 +215,8 @@ class Guard(nn.Module):
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
-        return self(as_batch(batch))
+        decision: Decision = self(as_batch(batch))
+        return decision
 
     def score(self, images: Any) -> Tensor:
         """(N,) scores alone; needs no calibration."""
@@ -320,9 +321,7 @@ class Guard(nn.Module):
             return self._head
         if self.detector.is_fitted:
             return self.detector.head
-        raise ValueError(
-            "the guard has neither a model nor a head: give Guard(model) or Guard(fdbd.Head(weight, bias))"
-        )
+        raise ValueError("the guard has neither a model nor a head: give Guard(model) or Guard(Head(weight, bias))")
 
     def _require_classifier(self) -> Classifier:
         if self.classifier is None:

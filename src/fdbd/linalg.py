@@ -89,7 +89,10 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
 
 
 def _largest_of_block(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    values, indices = rows.new_zeros(rows.shape[0], 0), torch.zeros(rows.shape[0], 0, dtype=torch.int64, device=rows.device)
+    values, indices = (
+        rows.new_zeros(rows.shape[0], 0),
+        torch.zeros(rows.shape[0], 0, dtype=torch.int64, device=rows.device),
+    )
     for start in range(0, points.shape[0], _POINTS):
         some, where = _top(rows @ points[start : start + _POINTS].T, k)
         values, indices = torch.cat([values, some], dim=1), torch.cat([indices, where + start], dim=1)

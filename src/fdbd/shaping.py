@@ -17,8 +17,10 @@ from typing_extensions import Self
 
 from .batch import Batch, Head
 from .detectors.base import Configured, NotFittedError, Paper, Passes
+from .kernels.counting import count_feature_bits
 from .kernels.dispatch import fits_kernel
-from .statistics import ROWS_AT_A_TIME, Histogram
+from .kernels.pruning import keep_between, keep_from
+from .statistics import Histogram
 
 ASH_PAPER = Paper(
     "Extremely Simple Activation Shaping for Out-of-Distribution Detection", "Djurisic et al.", "ICLR", 2023
@@ -127,6 +129,8 @@ class VRA(Shaping):
 
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = self._fitted("alpha").to(features.device), self._fitted("beta").to(features.device)
+        if fits_kernel(features, alpha, beta):
+            return keep_between(features, alpha, beta)
         return torch.where(features < alpha, 0, torch.minimum(features, beta))
 
 
@@ -286,15 +290,16 @@ def prune(features: Tensor, k: int, fill: Tensor | None = None, kth: Tensor | No
         top = features.topk(k, dim=1)
         return torch.zeros_like(features).scatter(1, top.indices, top.values if fill is None else fill.expand(-1, k))
     kth = largest(features, k)[0] if kth is None else kth
-    keep = features >= kth
-    tied = keep.sum(dim=1) > k
+    pruned, kept = keep_from(features, kth, fill)
+    tied = kept > k
     if fill is None:
         tied &= kth[:, 0] != 0  # whether a zero is kept or pruned, it stays 0
     if tied.any():
         rows, bound = features[tied], kth[tied]
         above, equal = rows > bound, rows == bound
-        keep[tied] = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
-    return torch.where(keep, features if fill is None else fill, 0)
+        keep = above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
+        pruned[tied] = torch.where(keep, rows if fill is None else fill[tied], 0)
+    return pruned
 
 
 def _percent(name: str, value: float) -> float:
@@ -321,14 +326,11 @@ class _FeatureBins:
 
     def update(self, batch: Batch) -> None:
         self.count += batch.features.shape[0]
-        _, width, bins = self.counts.shape
-        offsets = torch.arange(width) * bins
-        for piece in torch.split(batch.features.detach(), ROWS_AT_A_TIME):
-            keys = _ascending_bits(piece.cpu())
-            coarse, fine = keys >> (32 - _COARSE), (keys >> (32 - _COARSE - _FINE)) & ((1 << _FINE) - 1)
-            for level, counts in enumerate(self.counts):
-                index = coarse + offsets if self.cells is None else (fine + offsets)[coarse == self.cells[level]]
-                counts += torch.bincount(index.flatten(), minlength=width * bins).view(width, bins)
+        for level, counts in enumerate(self.counts):
+            if self.cells is None:
+                count_feature_bits(batch.features, counts, 0)
+            else:
+                count_feature_bits(batch.features, counts, _COARSE, self.cells[level])
 
     def merge(self, other: Self) -> None:
         self.count += other.count
@@ -353,9 +355,3 @@ class _FeatureBins:
         bits = torch.where(keys >= 1 << 31, keys - (1 << 31), -1 - keys)
         values = bits.to(torch.int32).view(torch.float32)
         return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values).to(torch.float64)
-
-
-def _ascending_bits(values: Tensor) -> Tensor:
-    """Integers in [0, 2³²) that ascend with the float32 values."""
-    bits = values.float().contiguous().view(torch.int32).to(torch.int64)
-    return torch.where(bits >= 0, bits + (1 << 31), -1 - bits)

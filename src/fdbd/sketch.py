@@ -44,7 +44,7 @@ class Sketch:
         self.hashes = hashes.unique()[:_KEPT]
 
     def overlap(self, other: Sketch) -> float:
-        """Share of these samples that `other` has seen too, estimated where both sketches are complete; 0 if unknown."""
+        """Share of these samples that `other` has seen too, estimated where both sketches are complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         limit = other.hashes.max() if len(other.hashes) >= _KEPT else torch.tensor(2**62)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from . import kernels
 from .batch import Batch
+from .kernels.counting import count_leading_bits
 
 ROWS_AT_A_TIME = 8192
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch."""
@@ -101,8 +103,8 @@ class Mean:
 class Moments:
     """Count, mean (P,) and scatter Σ(z − mean)(z − mean)ᵀ (P, P) of the features.
 
-    Batches are combined by the pairwise update of Chan, Golub and LeVeque (1983), which does not cancel when the mean is
-    large against the spread.
+    Batches are combined by the pairwise update of Chan, Golub and LeVeque (1983), which does not cancel when the mean
+    is large against the spread.
     """
 
     def __init__(self, num_features: int) -> None:
@@ -252,8 +254,7 @@ class Histogram:
 
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
-        for piece in values.detach().split(ROWS_AT_A_TIME):
-            self.counts += torch.bincount(_bins(piece.cpu().float().flatten()), minlength=self.counts.shape[0])
+        count_leading_bits(values, self.counts)
 
     def merge(self, other: Self) -> None:
         self.counts += other.counts
@@ -274,13 +275,6 @@ class Histogram:
         bins, inverse = torch.searchsorted(cumulative, ranks, right=True).unique(return_inverse=True)
         lower, upper = torch.tensor([_middle(index) for index in bins.tolist()], dtype=torch.float64)[inverse]
         return lower + (upper - lower) * position.frac()
-
-
-def _bins(values: Tensor) -> Tensor:
-    bits = values.view(torch.int32).to(torch.int64)
-    # Negative floats order by descending bits: mirror them below the positive ones, so that bins ascend with the value.
-    ordered = torch.where(bits >= 0, bits + (1 << 31), -1 - bits - (1 << 31) + (1 << 31))
-    return ordered >> _BINS_BELOW_SIGN
 
 
 def _middle(index: int) -> float:
@@ -323,22 +317,31 @@ class Bank:
         self.rows += other.rows
         self.hashes += other.hashes
 
-    def samples(self) -> Tensor:
-        """(M, P) kept rows in the order of their hashes."""
+    def samples(self, transform: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """(M, P) kept rows in the order of their hashes, each piece passed through `transform` on its way."""
         if not self.rows:
             raise ValueError("no samples to keep: the training data are empty")
-        order = torch.cat(self.hashes).argsort(stable=True)
-        samples = torch.cat(self.rows)[order]
-        self.rows, self.hashes = [samples], [torch.cat(self.hashes)[order]]
+        order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy(), kind="stable"))
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        samples = torch.zeros(0)
+        pieces = [piece for rows in self.rows for piece in rows.split(ROWS_AT_A_TIME)]
+        for rows, where in zip(pieces, place.split([len(piece) for piece in pieces])):
+            rows = rows if transform is None else transform(rows)
+            if not len(samples):  # the transform decides the width
+                samples = rows.new_empty(len(order), *rows.shape[1:])
+            samples[where] = rows
         return samples
 
 
 def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
-    bits = rows.float().contiguous().view(torch.int32).to(torch.int64)
+    bits = rows.float().contiguous().view(torch.int32).numpy()
     generator = torch.Generator().manual_seed(0x5F3759DF)
-    keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1
-    mixed = (bits * keys).sum(dim=1)  # int64 wraps around: multilinear hashing modulo 2^64
+    keys = (torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1).numpy()
+    # int64 wraps around: multilinear hashing modulo 2^64. A few rows at a time, so that their int64 copy stays in cache.
+    pieces = [bits[start : start + 512].astype(np.int64) @ keys for start in range(0, bits.shape[0], 512)]
+    mixed = torch.from_numpy(np.concatenate(pieces)) if pieces else torch.zeros(0, dtype=torch.int64)
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)

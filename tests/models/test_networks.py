@@ -1,4 +1,4 @@
-"""Our networks: parameter counts of the papers, names of the public checkpoints, and the three questions they answer."""
+"""Our networks: parameter counts of the papers, names of public checkpoints, the questions they answer."""
 
 import subprocess
 import sys
@@ -24,7 +24,14 @@ PARAMETERS = {
     "densenet100": 769_162,
     "wrn40_2": 2_243_546,
 }
-FEATURES = {"resnet20": 64, "resnet18": 512, "resnet50": 2048, "densenet100": 342, "wrn40_2": 128, "resnet10_compact": 128}
+FEATURES = {
+    "resnet20": 64,
+    "resnet18": 512,
+    "resnet50": 2048,
+    "densenet100": 342,
+    "wrn40_2": 128,
+    "resnet10_compact": 128,
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -55,7 +62,9 @@ def test_feature_width(name, width):
 def test_densenet_has_the_public_names():
     keys = set(models.create("densenet100").state_dict())
     expected = {"conv1.weight", "bn1.running_mean", "fc.weight", "trans1.bn1.weight", "trans1.conv1.weight"}
-    expected |= {f"block1.layer.0.{part}.weight" for part in ("bn1", "conv1", "bn2", "conv2")} | {"block3.layer.15.conv2.weight"}
+    expected |= {f"block1.layer.0.{part}.weight" for part in ("bn1", "conv1", "bn2", "conv2")} | {
+        "block3.layer.15.conv2.weight"
+    }
     assert expected <= keys
     assert "block1.layer.16.conv1.weight" not in keys
 

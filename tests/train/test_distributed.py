@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,33 +26,32 @@ if os.environ["RANK"] == "0":
 """
 
 
+def slow(recipe):
+    return pytest.param(recipe, marks=pytest.mark.slow)
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
-@pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", pytest.param("csi-small", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("recipe", [slow("zoo-ce"), "zoo-supcon", slow("csi-small")])
 def test_two_processes_have_the_loss_curve_of_one(recipe, networks, data, tmp_path):
-    import numpy as np
-
     np.savez(tmp_path / "data.npz", x=data[0], y=data[1])
     (tmp_path / "run.py").write_text(SCRIPT)
     options = {
         "model": "tiny_networks:still", "num_classes": 4, "epochs": 3, "batch_size": 16, "lr": 0.05,
         "whiten": False, "sizes": [], "ema": 0.9, "linear_epochs": 5,
     }  # fmt: skip
-    port = str(free_port())
-    workers = []
-    for rank in ("0", "1"):
-        environment = {
-            **os.environ, "PYTHONPATH": str(networks), "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        arguments = [str(tmp_path / "data.npz"), json.dumps({"recipe": recipe, **options}), str(tmp_path / "two.pt")]
-        workers.append(subprocess.Popen([sys.executable, str(tmp_path / "run.py"), *arguments], env=environment))
+    arguments = [str(tmp_path / "data.npz"), json.dumps({"recipe": recipe, **options}), str(tmp_path / "two.pt")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    workers = subprocess.Popen(
+        [*torchrun, f"--master-port={free_port()}", str(tmp_path / "run.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": str(networks), "OMP_NUM_THREADS": "1"},
+    )
     one = train.train(recipe, data, device="cpu", progress=False, log="none", **options)
-    assert [worker.wait(120) for worker in workers] == [0, 0]
+    assert workers.wait(200) == 0
     two = torch.load(tmp_path / "two.pt", weights_only=True)
     for a, b in zip(one.history, two["history"], strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)

@@ -70,9 +70,9 @@ def test_resuming_after_an_interruption_gives_the_same_bits(recipe, optimizer, n
 
 
 def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
-    result = train.train(
-        "zoo-ce", data, test_data, tmp_path / "run", progress=False, **{**SMALL, "epochs": 12, "lr": 0.2}
-    )
+    augment = train.Augment(flip=False)  # a flip would change the class of these images
+    options = {**SMALL, "epochs": 12, "lr": 0.2, "augment": augment}
+    result = train.train("zoo-ce", data, test_data, tmp_path / "run", progress=False, **options)
     assert result.test_accuracy > 0.9
     assert not result.model.training
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.pt", "log.csv", "model.safetensors"]
@@ -88,7 +88,7 @@ def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
 
 
 def test_supcon_with_its_linear_head_learns(networks, data, test_data):
-    augment = train.Augment(area=(0.7, 1.0), flip=False)  # a flip would change the class of these images
+    augment = train.Augment(area=(0.7, 1.0), flip=False)
     options = {**SMALL, "epochs": 15, "lr": 0.2, "augment": augment, "linear_flip": False, "linear_epochs": 40}
     result = train.train("zoo-supcon", data, test_data, **QUIET, **options)
     assert result.test_accuracy > 0.9
@@ -218,8 +218,8 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
         "from fdbd import train\n"
         "r = np.random.default_rng(0)\n"
         "data = (r.integers(0, 256, (512, 32, 32, 3)).astype(np.uint8), r.integers(0, 4, 512))\n"
-        "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, model='tiny_networks:batch',\n"
-        "            num_classes=4, epochs=12, batch_size=16, whiten=False)\n"
+        "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, num_classes=4,\n"
+        "            model='tiny_networks:batch', epochs=12, batch_size=16, whiten=False)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(networks)}
 

@@ -1,1 +1,19 @@
-"""The benchmark: datasets, the feature cache, the runner and its tables."""
+"""The benchmark: datasets, the feature cache, the runner, result tables and the embedded bundle."""
+
+from .bundle import list_bundles, load_bundle
+from .config import Config
+from .features import FeatureSet
+from .results import Results, Row, Setting
+from .runner import Benchmark, default_detectors
+
+__all__ = [
+    "Benchmark",
+    "Config",
+    "FeatureSet",
+    "Results",
+    "Row",
+    "Setting",
+    "default_detectors",
+    "list_bundles",
+    "load_bundle",
+]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from .images import Pixels, import_pillow
 
@@ -40,9 +39,8 @@ class _Random:
     def __init__(self, *key: int) -> None:
         self._streams = iter(_streams(key))
 
-    def draw(self, method: str, *args: Any, size: tuple[int, ...] | None = None) -> NDArray[Any]:
-        values: NDArray[Any] = getattr(next(self._streams), method)(*args, size=size)
-        return values
+    def draw(self, method: str, *args: Any, size: tuple[int, ...] | None = None) -> Floats:
+        return np.asarray(getattr(next(self._streams), method)(*args, size=size), dtype=np.float64)
 
 
 def _streams(key: tuple[int, ...]) -> Iterator[np.random.RandomState]:
@@ -120,6 +118,8 @@ def _impulse_noise(x: Floats, s: int, random: _Random) -> Floats:
 
 
 def _defocus_blur(x: Floats, s: int, random: _Random) -> Floats:
+    from scipy import ndimage
+
     radius, alias = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[s]
     axis = np.arange(-3, 4)
     disk = (axis[:, None] ** 2 + axis**2 <= radius**2).astype(np.float64)
@@ -178,7 +178,7 @@ def _brightness(x: Floats, s: int, random: _Random) -> Floats:
     # Value of HSV plus a constant; hue and saturation stay, so all channels scale alike.
     value = x.max(axis=3, keepdims=True)
     brighter = np.clip(value + (0.05, 0.1, 0.15, 0.2, 0.3)[s], 0, 1)
-    return np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter)
+    return np.asarray(np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter))
 
 
 def _contrast(x: Floats, s: int, random: _Random) -> Floats:
@@ -187,6 +187,8 @@ def _contrast(x: Floats, s: int, random: _Random) -> Floats:
 
 
 def _elastic_transform(x: Floats, s: int, random: _Random) -> Floats:
+    from scipy import ndimage
+
     side = x.shape[1]
     strength, sigma, jitter = (
         (0, 0, 0.08),
@@ -243,6 +245,8 @@ def _each(x: Floats, change: Callable[[Any], Any]) -> Floats:
 
 
 def _gaussian(x: Floats, sigma: float) -> Floats:
+    from scipy import ndimage
+
     return np.asarray(ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode="nearest"))
 
 
@@ -274,7 +278,8 @@ def _zoom(x: Floats, factor: float) -> Floats:
     start = (side - inner) // 2
     weights[np.arange(side), start + low] += 1 - (place - low)
     weights[np.arange(side), start + np.minimum(low + 1, inner - 1)] += place - low
-    return np.asarray(np.einsum("ij,njkc,lk->nilc", weights, x, weights, optimize=True))
+    planes = np.ascontiguousarray(np.moveaxis(x, 3, 1))
+    return np.asarray(np.moveaxis(weights @ planes @ weights.T, 1, 3))
 
 
 def _plasma(count: int, side: int, decay: float, random: _Random) -> Floats:
@@ -313,9 +318,9 @@ def _sample(x: Floats, rows: Floats, columns: Floats, border: str) -> Floats:
     def mirrored(index: NDArray[np.intp]) -> NDArray[np.intp]:
         if border == "reflect":
             index = np.abs(index) % (2 * side - 2)
-            return np.minimum(index, 2 * side - 2 - index)
+            return np.asarray(np.minimum(index, 2 * side - 2 - index))
         index = index % (2 * side)
-        return np.minimum(index, 2 * side - 1 - index)
+        return np.asarray(np.minimum(index, 2 * side - 1 - index))
 
     rows, columns = np.broadcast_arrays(rows, columns)
     top, left = np.floor(rows).astype(np.intp), np.floor(columns).astype(np.intp)

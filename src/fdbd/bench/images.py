@@ -52,13 +52,15 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     pil = import_pillow()
     label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
     try:
-        with open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file:
-            with pil.open(file, formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
-                image.load()
-                return np.array(_to_rgb(_upright(image)), dtype=np.uint8)
+        with (
+            open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file,
+            pil.open(file, formats=FORMATS) as image,
+        ):
+            width, height = image.size
+            if width * height > max_pixels:
+                raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
+            image.load()
+            return np.array(_to_rgb(_upright(image)), dtype=np.uint8)
     except ImageError:
         raise
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:

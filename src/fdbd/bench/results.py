@@ -17,13 +17,17 @@ import torch
 from torch import Tensor
 
 from ..detectors import Paper
-from ..metrics import Estimate, Evaluation, delong_test
+from ..metrics import Comparison, Estimate, Evaluation, delong_test
 from .latency import Latency
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+PathLike = str | os.PathLike[str]
+
 METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out")
+SHOWN = ("auroc", "fpr95")
+"""Metrics of a table, where none are named."""
 SMALLER_IS_BETTER = {"fpr95"}
 ALL = "average"
 """The group of all OOD sets."""
@@ -68,8 +72,8 @@ class Row:
         return cls(name, error=error)
 
     def average(self, metric: str, members: Sequence[str]) -> Estimate:
-        """Mean over OOD sets. The interval is the mean of the intervals: right if the sets' errors move together, as the
-        shared ID samples make them do in part, too wide otherwise."""
+        """Mean over OOD sets. The interval is the mean of the intervals: right if the sets' errors move together, as
+        the shared ID samples make them do in part, too wide otherwise."""
         parts = [getattr(self.evaluations[name], metric) for name in members]
         mean = [sum(values) / len(parts) for values in zip(*((float(p), p.low, p.high) for p in parts))]
         return Estimate(*mean)
@@ -80,11 +84,18 @@ class Results:
 
     ``print(results)`` shows the table; `table` gives it for rich, `to_json`, `to_csv`, `to_markdown`, `to_latex` and
     `to_html` write files, `to_pandas` gives one line a detector and dataset.
+
+    Args:
+        setting: what the rows have in common.
+        rows: one a detector, each with a name of its own.
+        figures: what `fdbd.report.figures` drew from the features, for the HTML report; None: no such figures.
     """
 
-    def __init__(self, setting: Setting, rows: Sequence[Row]) -> None:
+    def __init__(self, setting: Setting, rows: Sequence[Row], figures: Mapping[str, Any] | None = None) -> None:
         self.setting = setting
         self.rows = list(rows)
+        self.figures = dict(figures or {})
+        self._comparisons: dict[tuple[str, str, str], Comparison] = {}
 
     @property
     def finished(self) -> list[Row]:
@@ -142,16 +153,23 @@ class Results:
         if metric != "auroc":
             mine = self.value(row, column, metric)
             return mine.low <= float(self.value(best, column, metric)) <= mine.high
-        tests = [
-            delong_test(row.id_scores, row.ood_scores[name], best.id_scores, best.ood_scores[name]) for name in members
-        ]
+        tests = [self._compare(row, best, name) for name in members]
         difference = sum(test.difference for test in tests) / len(tests)
         error = sum(test.standard_error for test in tests) / len(tests)
         return abs(difference) <= 1.96 * error
 
+    def _compare(self, row: Row, best: Row, name: str) -> Comparison:
+        """DeLong's test on one set, kept: groups share sets, and every format asks again."""
+        key = (row.name, best.name, name)
+        if key not in self._comparisons:
+            self._comparisons[key] = delong_test(
+                row.id_scores, row.ood_scores[name], best.id_scores, best.ood_scores[name]
+            )
+        return self._comparisons[key]
+
     # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def table(self, metrics: Sequence[str] = ("auroc", "fpr95")) -> Table:
+    def table(self, metrics: Sequence[str] = SHOWN) -> Table:
         """A table for the terminal, best first."""
         from .tables import rich_table
 
@@ -195,7 +213,7 @@ class Results:
             },
         }
 
-    def to_json(self, path: str | os.PathLike[str]) -> Path:
+    def to_json(self, path: PathLike) -> Path:
         """Everything but the scores."""
         return _write(path, json.dumps(self.to_dict(), indent=1, allow_nan=True) + "\n")
 
@@ -217,7 +235,7 @@ class Results:
                 found.append(record)
         return found
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+    def to_csv(self, path: PathLike) -> Path:
         """`records` as comma-separated values."""
         records = self.records()
         text = io.StringIO()
@@ -232,9 +250,7 @@ class Results:
 
         return require("pandas", "report").DataFrame(self.records())
 
-    def to_markdown(
-        self, path: str | os.PathLike[str] | None = None, metrics: Sequence[str] = ("auroc", "fpr95")
-    ) -> str:
+    def to_markdown(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
         """The table in Markdown, with its convention and notes; also written to `path` where one is given."""
         from .tables import markdown
 
@@ -243,7 +259,7 @@ class Results:
             _write(path, text)
         return text
 
-    def to_latex(self, path: str | os.PathLike[str] | None = None, metrics: Sequence[str] = ("auroc", "fpr95")) -> str:
+    def to_latex(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
         """The table in LaTeX (booktabs); also written to `path` where one is given."""
         from .tables import latex
 
@@ -252,7 +268,7 @@ class Results:
             _write(path, text)
         return text
 
-    def to_html(self, path: str | os.PathLike[str]) -> Path:
+    def to_html(self, path: PathLike) -> Path:
         """The report, one self-contained page."""
         from ..report import html
 
@@ -279,7 +295,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _write(path: str | os.PathLike[str], text: str) -> Path:
+def _write(path: PathLike, text: str) -> Path:
     from ..files import write_text
 
     return write_text(path, text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..batch import Head
-from ..detectors import Detector, create, list_detectors, list_shapings
+from ..detectors import Detector, Paper, create, list_detectors, list_shapings
 from ..detectors.base import Configured, fit_together
 from ..metrics import evaluate
 from ..progress import track
@@ -26,13 +27,14 @@ SHAPED = ("energy", "fdbd")
 
 def default_detectors() -> list[str]:
     """Names of every detector that features and logits suffice for, then each shaping before Energy and fDBD."""
-    plain = [name for name in list_detectors() if _works_on_arrays(name)]
-    return plain + [f"{shaping}+{name}" for name in SHAPED for shaping in list_shapings()]
+    plain = [name for name in list_detectors(shapings=False) if _works_on_arrays(name)]
+    combined = [(shaping, name) for name in SHAPED for shaping in list_shapings() if _works_on_arrays(shaping)]
+    # Scaled logits have the same argmax, so LTS leaves fDBD as it is.
+    return plain + [f"{shaping}+{name}" for shaping, name in combined if (shaping, name) != ("lts", "fdbd")]
 
 
 def _works_on_arrays(name: str) -> bool:
-    kind = Configured.registry[name]
-    return isinstance(kind, type) and issubclass(kind, Detector) and not kind.needs_network
+    return not getattr(Configured.registry[name], "needs_network", False)
 
 
 class Benchmark:
@@ -105,7 +107,12 @@ class Benchmark:
         """
         chosen = list(default_detectors() if detectors is None else detectors)
         rows = [self._row(item, latency) for item in track(chosen, "comparing detectors", enabled=progress)]
-        return Results(self._setting(), rows)
+        return Results(self._setting(), _with_own_names(rows), self._figures())
+
+    def _figures(self) -> dict[str, Any]:
+        from ..report import figures  # the report stands on the benchmark, hence not at the top
+
+        return figures(self)
 
     def _row(self, item: str | Detector, latency: bool) -> Row:
         name = item if isinstance(item, str) else label(item)
@@ -122,7 +129,7 @@ class Benchmark:
             timings = [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
         except Exception as error:  # the others' results stand, whatever goes wrong in one
             return Row.failed(name, " ".join(f"{type(error).__name__}: {error}".split()))
-        return Row(name, detector.paper, seconds, evaluations, timings, inside, outside)
+        return Row(name, _paper(detector), seconds, evaluations, timings, inside, outside)
 
     def _score(self, detector: Detector, samples: FeatureSet) -> Tensor:
         with torch.inference_mode():
@@ -165,6 +172,21 @@ class Benchmark:
             assert batch.labels is not None
             correct += int((logits.argmax(dim=1) == batch.labels).sum())
         return correct / max(len(self.test), 1)
+
+
+def _paper(detector: Detector) -> Paper | None:
+    """Where a detector comes from: for a shaped one, its shaping."""
+    return detector.paper or getattr(getattr(detector, "shaping", None), "paper", None)
+
+
+def _with_own_names(rows: list[Row]) -> list[Row]:
+    """Rows of one name told apart by a number: tables and comparisons go by name."""
+    seen: dict[str, int] = {}
+    for position, row in enumerate(rows):
+        seen[row.name] = seen.get(row.name, 0) + 1
+        if seen[row.name] > 1:
+            rows[position] = replace(row, name=f"{row.name} #{seen[row.name]}")
+    return rows
 
 
 def label(detector: Detector) -> str:

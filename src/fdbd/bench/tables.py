@@ -55,21 +55,22 @@ def _latency_titles(results: Results) -> list[str]:
 
 def rich_table(results: Results, metrics: Sequence[str]) -> Table:
     """For the terminal: the averages and each set, best first."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=results.setting.title or None, caption="\n".join(caption(results)), caption_justify="left")
+    lines = [*caption(results), *(f"{row.name} failed: {row.error}" for row in results.failures)]
+    title = escape(results.setting.title) or None
+    table = Table(title=title, caption=escape("\n".join(lines)), caption_justify="left")
     table.add_column("detector", no_wrap=True)
     shown = columns(results, metrics)
     for column, metric in shown:
-        table.add_column(f"{column}\n{TITLES[metric]} {ARROWS[metric]}", justify="right", no_wrap=True)
+        table.add_column(f"{escape(column)}\n{TITLES[metric]} {ARROWS[metric]}", justify="right", no_wrap=True)
     for title in _latency_titles(results):
         table.add_column(title.replace(", ", "\n"), justify="right")
     marks = {key: results.standing(*key) for key in shown}
     for row in results.ranked():
         cells = [_marked(results, row, key, marks, "[bold]{}[/bold]") for key in shown]
-        table.add_row(row.name, *cells, *latency_text(results, row))
-    for row in results.failures:
-        table.add_row(row.name, f"[red]{row.error}[/red]")
+        table.add_row(escape(row.name), *cells, *latency_text(results, row))
     return table
 
 

@@ -84,6 +84,14 @@ class Configured(nn.Module):
         else:
             self.register_buffer(name, tensor)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # model.half() is for the network: what was fitted stays in float32, and half inputs are scored in it.
+        def at_least_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.is_floating_point() and moved.dtype.itemsize < 4 else moved
+
+        return super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # An unfitted module has no buffers yet: take those that the file holds for it.
         for key, tensor in state_dict.items():
@@ -107,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """The unfitted object that `Configured.to_config` described; registered names only, so no code comes from a file."""
+    """The unfitted object that `Configured.to_config` described; registered names only: no code comes from a file."""
     if not isinstance(config, dict) or set(config) != {"name", "options"} or not isinstance(config["options"], dict):
         raise ValueError(f"not a detector's configuration: {config!r}")
     if config["name"] not in Configured.registry:
@@ -145,11 +153,13 @@ class Detector(Configured):
     """Whether the score needs the network's gradient or inner layers, so that only a Guard can give it."""
     one_pass: ClassVar[bool] = False
     """Whether `passes` asks for at most one statistic; a Guard sets features aside on disk for all others."""
+    head_weight: Tensor
+    head_bias: Tensor
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "score" in cls.__dict__ and not getattr(cls.__dict__["score"], "_checked", False):
-            cls.score = _checked(cls.__dict__["score"])  # type: ignore[method-assign]
+            cls.score = _checked(cls.__dict__["score"])  # type: ignore[method-assign, assignment]
 
     def passes(self, head: Head) -> Passes:
         """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the training data."""
@@ -174,8 +184,8 @@ class Detector(Configured):
         return self.score(batch)
 
     def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
-        """What a Guard asks of a detector that `needs_network`, in fit and in scoring: the untouched model's Batch of these
-        images, with whatever else the score rests on in ``Batch.views``."""
+        """What a Guard asks of a detector that `needs_network`, in fit and in scoring: the untouched model's Batch of
+        these images, with whatever else the score rests on in ``Batch.views``."""
         return classifier(images)
 
     @property
@@ -194,6 +204,19 @@ class Detector(Configured):
             raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
         self.fit_dtype = head.weight.dtype if dtype is None else torch.promote_types(head.weight.dtype, dtype)
         self.set(head_weight=head.weight, head_bias=head.bias)
+        kernels.warm_up(self.fit_dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._warm_up()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._warm_up()  # a copy may wake up in another process
+
+    def _warm_up(self) -> None:
+        if self.is_fitted:
+            kernels.warm_up(self.head_weight.dtype)
 
     @property
     def is_fitted(self) -> bool:
@@ -207,6 +230,12 @@ class Detector(Configured):
         head = Head.__new__(Head)  # checked when it was kept
         head.weight, head.bias, head.is_binary = self.head_weight, self.head_bias, False
         return head
+
+    def forget(self) -> None:
+        """Drop everything that was learnt."""
+        for module in self.modules():
+            if isinstance(module, Configured):
+                module._buffers.clear()
 
     def _require_fitted(self) -> None:
         if not self.is_fitted:
@@ -238,8 +267,10 @@ class Detector(Configured):
         if kernels.tracing():
             finite = functools.reduce(torch.logical_and, [torch.isfinite(values).all(dim=1) for values in read])
             return torch.where(finite & ~scores.isnan(), scores, -torch.inf)
-        largest = functools.reduce(torch.maximum, [magnitude(values.detach()) for values in read])
         limit = _LARGE[scores.dtype]
+        if all(_within(values.detach(), limit) for values in (*read, scores)):
+            return scores
+        largest = functools.reduce(torch.maximum, [magnitude(values.detach()) for values in read])
         # A comparison with NaN is false: this one catches NaN, infinities, overflow and merely large numbers at once.
         doubtful = ~((largest < limit) & torch.isfinite(scores.detach()))
         if not doubtful.any():
@@ -300,6 +331,14 @@ def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dt
     return matrix.to(dtype)
 
 
+def _within(values: Tensor, limit: float) -> bool:
+    """Whether all values lie within ±limit, NaN lying nowhere: ten times as fast as a look at every row of a narrow (N, D)."""
+    if not values.numel():
+        return True
+    low, high = torch.aminmax(values)
+    return bool(low > -limit) and bool(high < limit)
+
+
 def magnitude(values: Tensor) -> Tensor:
     """(N,) largest absolute value of each row of (N, D); NaN where the row holds one."""
     return torch.maximum(values.amax(dim=1), -values.amin(dim=1))
@@ -327,7 +366,17 @@ def fit_together(
         head: the linear head.
         combine: merges a statistic over processes that each see a shard of the data (`fdbd.distributed`).
     """
-    data = [batches] if isinstance(batches, Batch) else batches
+    try:
+        _fit_together(detectors, [batches] if isinstance(batches, Batch) else batches, head, combine)
+    except BaseException:
+        for detector in detectors:
+            detector.forget()  # half fitted is not fitted
+        raise
+
+
+def _fit_together(
+    detectors: Sequence[Detector], data: Iterable[Batch], head: Head, combine: Callable[[Any], Any] | None
+) -> None:
     first = _Peek(data)
     dtype = first.dtype
     running: dict[int, tuple[Passes, Any]] = {}
@@ -447,9 +496,9 @@ def check_labels(labels: Any, rows: int, num_classes: int, number: int) -> Tenso
         raise ValueError(f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({rows},)")
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"labels of batch {number} are {labels.dtype}, expected integers")
-    if rows and not (0 <= int(labels.min()) and int(labels.max()) < num_classes):
+    if rows and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
         raise ValueError(
             f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
             f"expected 0 to {num_classes - 1}"
         )
-    return labels
+    return labels  # type: ignore[no-any-return]

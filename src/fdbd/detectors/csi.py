@@ -9,7 +9,7 @@ from ..batch import Batch, Head
 from ..linalg import largest_products, unit
 from ..statistics import Bank, check_finite
 from .base import Detector, Paper, Passes
-from .knn import check_neighbours, enough_samples
+from .knn import check_neighbours, require_samples
 
 
 class CSI(Detector):
@@ -44,7 +44,8 @@ class CSI(Detector):
         bank = yield Bank(self.alpha, views_as_rows)
         if len({rows.shape[1] for rows in bank.rows}) > 1:
             raise ValueError("training batches differ in their number of views, expected the same number in each")
-        views = enough_samples(bank, 1).to(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        require_samples(bank, 1)
+        views = bank.samples().to(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:
             norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..batch import Batch, Head
 from ..statistics import Mean
 from .base import Detector, Paper, Passes
+from .exponentials import logsumexp
 
 
 class DICE(Detector):
@@ -42,4 +43,4 @@ class DICE(Detector):
         self.set(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
     def score(self, batch: Batch) -> Tensor:
-        return torch.nn.functional.linear(batch.features, self.sparse_weight, self.head.bias).logsumexp(dim=1)
+        return logsumexp(torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias))

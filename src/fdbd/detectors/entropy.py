@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from .base import Detector, Paper
+from .exponentials import shifted
 
 
 class Entropy(Detector):
@@ -32,6 +33,8 @@ class Entropy(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        # From log p rather than p: no clipping, so that near-certain predictions still differ.
-        log_p = batch.logits.log_softmax(dim=1)
-        return (log_p.exp() * log_p).sum(dim=1)
+        # Σ p log p with p = e^s / Σ e^s is Σ e^s s / Σ e^s − log Σ e^s: no p, no log p, and nothing to clip at 0
+        exponents = shifted(batch.logits)
+        weights = exponents.exp()
+        total = weights.sum(dim=1)
+        return (weights * exponents).sum(dim=1) / total - total.log()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..batch import Batch
@@ -40,5 +39,4 @@ class GradNorm(Detector):
         assert batch.logits is not None
         probabilities = (batch.logits / self.temperature).softmax(dim=1)
         uneven = (probabilities - 1 / probabilities.shape[1]).abs().sum(dim=1) / self.temperature
-        size: Tensor = torch.linalg.vector_norm(batch.features, 1, dim=1)
-        return size * uneven
+        return batch.features.abs().sum(dim=1) * uneven  # five times as fast as vector_norm(…, 1)

@@ -53,7 +53,8 @@ class KNN(Detector):
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha)
-        self.set(bank=unit(enough_samples(bank, self.k).to(self.fit_dtype)))
+        require_samples(bank, self.k)
+        self._set_buffer("bank", bank.samples(lambda rows: unit(rows.to(self.fit_dtype))))  # without another copy
 
     def score(self, batch: Batch) -> Tensor:
         rows = unit(batch.features)
@@ -100,15 +101,14 @@ def check_neighbours(k: int, alpha: float) -> None:
         raise ValueError(f"alpha is {alpha}, expected the fraction of training samples to keep, above 0 and at most 1")
 
 
-def enough_samples(bank: Bank, k: int) -> Tensor:
-    """(M, P) rows of a bank, at least k."""
-    rows = bank.samples()
-    if len(rows) < k:
+def require_samples(bank: Bank, k: int) -> None:
+    """Refuse a bank with fewer than k samples."""
+    count = sum(len(rows) for rows in bank.rows)
+    if count < k:
         raise ValueError(
-            f"k is {k}, but only {len(rows)} training samples were kept (alpha={bank.alpha}): lower k, raise alpha or give "
+            f"k is {k}, but only {count} training samples were kept (alpha={bank.alpha}): lower k, raise alpha or give "
             "more data"
         )
-    return rows
 
 
 def _fits_faiss(rows: Tensor) -> bool:

@@ -54,10 +54,10 @@ class NCI(Detector):
         prepared = self.prepare(batch)
         # fDBD's kernel with the weights in place of the folded normals: the same one read of the features.
         scores, clean = kernels.folded_score(
-            prepared.features, self.head.weight, self.offsets, self.center, self.floor, True, logits=prepared.logits
+            prepared.features, self.head_weight, self.offsets, self.center, self.floor, True, logits=prepared.logits
         )
         if self.alpha:
-            scores = scores + self.alpha * torch.linalg.vector_norm(prepared.features, 1, dim=1)
+            scores = scores + self.alpha * prepared.features.abs().sum(dim=1)
         if torch.compiler.is_compiling():
             return torch.where(scores.isnan(), -torch.inf, scores)
         return scores if clean else self._fail_closed(batch, prepared, scores)

@@ -8,7 +8,7 @@ from ..batch import Batch, Head
 from ..linalg import largest_products, unit
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
-from .knn import check_neighbours, enough_samples
+from .knn import check_neighbours, require_samples
 
 
 class NNGuide(Detector):
@@ -37,11 +37,13 @@ class NNGuide(Detector):
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha)
-        rows = enough_samples(bank, self.k).to(self.fit_dtype)
+        require_samples(bank, self.k)
         # The energy follows from the features: kept with them, its rounding would decide what the hash keeps.
-        self.set(bank=unit(rows))
-        for some, kept in zip(rows.split(8192), self.bank.split(8192)):
-            kept *= head(some.to(head.weight.device)).logsumexp(dim=1, keepdim=True).to(kept)
+        self._set_buffer("bank", bank.samples(self._guides))
+
+    def _guides(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self.head_weight)
+        return unit(rows) * self.head(rows).logsumexp(dim=1, keepdim=True)
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None

@@ -13,6 +13,7 @@ from ..batch import Batch, Head
 from ..geometry import squared_distances
 from ..statistics import ClassMeans, in_float64, labels_of
 from .base import Detector, Paper, Passes
+from .exponentials import logsumexp
 
 _TRANSLATION = 1e4  # LibMR, with which OpenMax was published, fits tails whose smallest value is moved here
 _STEP = 1e-6  # a tail narrower than this share of the largest distance is a step, whatever its rounding
@@ -81,7 +82,7 @@ class OpenMax(Detector):
         extreme = torch.where(self.seen[top.indices], extreme, 1.0)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
         moved = top.values * extreme * (1 - ranks / top.values.shape[1])
-        return logits.scatter(1, top.indices, top.values - moved).logsumexp(dim=1) - moved.sum(dim=1)
+        return logsumexp(logits.scatter(1, top.indices, top.values - moved)) - moved.sum(dim=1)
 
 
 class Tails:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..batch import Batch, Head
 from ..statistics import Sum, in_float64, labels_of
 from .base import Detector, Paper, Passes
+from .exponentials import shifted
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
@@ -46,8 +47,7 @@ class TemperatureScaling(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        scaled = batch.logits / self.temperature
-        return (scaled.amax(dim=1) - scaled.logsumexp(dim=1)).exp()
+        return shifted(batch.logits / self.temperature).exp_().sum(dim=1).reciprocal()
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:

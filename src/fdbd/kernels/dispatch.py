@@ -53,6 +53,9 @@ def folded_score(
         twin_score = twin.folded_score_of_logits if from_logits else twin.folded_score
         scores = twin_score(features, given, normals, offsets, center, floor, divide)
         return scores, not tracing() and not bool(scores.isnan().any())
+    if offsets.shape != (classes,) or center.shape != (width,) or floor.shape != ():  # the kernel cannot tell
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (offsets, center, floor))
+        raise ValueError(f"offsets, center and floor have shapes {shapes}, expected ({classes},), ({width},), ()")
     if not from_logits:
         given = given.to("cpu", torch.int64)
     out = features.new_empty(rows)

@@ -104,18 +104,19 @@ def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bo
 def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: Any) -> int:
     """Index of the first maximum of a row; −1 when an entry is not finite. `bits` is the row as integers.
 
-    Floats are ordered like their bits, once those of negative slots are flipped, and unlike a maximum of floats, where
+    Floats are ordered like their bits, once those of negative numbers are flipped, and unlike a maximum of floats, where
     NaN has no place in the order, one of integers vectorises.
     """
     width = row.shape[0]
     best = 0
     if width <= _PIECE // 2:
-        poison = row[0] * 0  # 0 for finite slots, NaN for the rest
-        for j in range(1, width):
-            poison += row[j] * 0
-            if row[j] > row[best]:
-                best = j
-        return best if poison == 0 else -1
+        value = row[0]
+        for j in range(width):
+            if not abs(row[j]) < np.inf:
+                return -1
+            if row[j] > value:
+                value, best = row[j], j
+        return best
     largest = ~mask
     for start in range(0, width, _PIECE):
         top, extreme = ~mask, integer(0)

@@ -24,7 +24,8 @@ class Images:
                 raise ValueError(f"images must be uint8 (N, H, W, 3), not {self._images.dtype} {shape}")
         elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
             self._items = data
-            labels = [data[i][1] for i in range(len(data))]
+            known = getattr(data, "targets", None)  # torchvision's name; asking each item would decode each image
+            labels = known if known is not None else [data[i][1] for i in range(len(data))]
             shape = (len(data),)
         else:
             raise ValueError(f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,14 +20,16 @@ def features_of(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     flip: bool = False,
+    tick: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """What a model in evaluation mode says of some images, (N, …) on the CPU in float32."""
+    """What a model in evaluation mode says of some images, (N, …) on the CPU in float32; `tick` hears of each batch."""
     model.eval()
     device = next(model.parameters()).device
     out = []
     for part in torch.split(indices, 500):
         batch = normalise(to_float(images.batch(part)[0].to(device)), mean, std)
         out.append(model(batch.flip(3) if flip else batch).float().cpu())
+        tick(len(part))
     return torch.cat(out)
 
 

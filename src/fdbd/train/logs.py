@@ -70,6 +70,10 @@ class Display:
         """After `done` steps, with the means of this epoch so far."""
         self._progress.update(self._task, completed=done, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
 
+    def tick(self, count: int) -> None:
+        """`count` more of the total are done."""
+        self._progress.advance(self._task, count)
+
     def epoch(self, row: Row) -> None:
         """At the end of an epoch."""
         if self.show:

@@ -114,7 +114,9 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device is not None:
         return torch.device(device)
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(own)
+        return own
     return torch.device("cpu")
 
 
@@ -278,7 +280,11 @@ class _Run:
         if isinstance(self.objective, Contrastive):
             everything = torch.arange(len(self.data))
             flips = (False, True) if config.linear_flip else (False,)
-            features = [features_of(model, self.data, everything, config.mean, config.std, flip) for flip in flips]
+            with Display("features for the head", len(flips) * len(everything), 0, self.show) as display:
+                features = [
+                    features_of(model, self.data, everything, config.mean, config.std, flip, display.tick)
+                    for flip in flips
+                ]
             head = fit_linear(
                 torch.cat(features), self.data.labels.repeat(len(flips)), config.num_classes,
                 epochs=config.linear_epochs, lr=config.linear_lr, weight_decay=config.linear_weight_decay,

@@ -13,7 +13,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # SimCLR's views for small images (Chen et al., 2020, app. B.9), as SupCon's reference code has them.
 STRONG = Augment(pad=0, area=(0.2, 1.0), jitter=0.4, hue=0.1, jitter_p=0.8, gray_p=0.2)
 # A short training cannot afford to learn all of those invariances.
-LIGHT = Augment(pad=0, area=(0.5, 1.0), jitter=0.2, hue=0.02, jitter_p=0.5)
+LIGHT = Augment(pad=0, area=(0.6, 1.0), jitter=0.2, jitter_p=0.5)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ _ZOO_SUPCON = replace(
     batch_size=256,
     lr=0.3,
     augment=LIGHT,
-    sizes=(20, 24, 24, 28),
+    sizes=(16, 20, 24, 28),
 )
 
 _ALL = (
@@ -160,13 +160,19 @@ _ALL = (
     replace(
         _DENSENET,
         name="densenet-small",
-        summary="a DenseNet-BC of 22 layers, cross-entropy, 2 epochs",
+        summary="a DenseNet-BC of 22 layers, cross-entropy, 1 epoch",
         model="densenet22",
-        epochs=2,
+        epochs=1,
         schedule="triangle",
         warmup=0.2,
     ),
-    replace(_ZOO_SUPCON, name="supcon-small", summary="the compact network, SupCon, 2 epochs, a linear head", epochs=2),
+    replace(
+        _ZOO_SUPCON,
+        name="supcon-small",
+        summary="the compact network, SupCon, 2 epochs of small views, a linear head",
+        epochs=2,
+        sizes=(16, 20, 24),
+    ),
     replace(
         _ZOO_SUPCON,
         name="csi-small",

@@ -138,7 +138,8 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
     """
     npm = shutil.which("npm")
     if npm is None:
-        registry = os.environ.get("npm_config_registry") or os.environ.get("NPM_CONFIG_REGISTRY")
+        settings = {name.lower(): value for name, value in os.environ.items()}  # npm takes either case
+        registry = settings.get("npm_config_registry")
         if not registry:
             raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
         return fetch(f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz", target, sha256=sha256)

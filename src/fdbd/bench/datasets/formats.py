@@ -125,7 +125,7 @@ def from_npz(path: str | Path, *, name: str | None = None, max_bytes: int = MAX_
         with np.load(path, allow_pickle=False) as arrays:
             if "x" not in arrays:
                 raise FormatError(f"{path} has the keys {', '.join(arrays.files) or 'none'}, expected images under 'x'")
-            pixels, labels = arrays["x"], arrays["y"] if "y" in arrays else None
+            pixels, labels = arrays["x"], arrays.get("y")
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
         if isinstance(error, FormatError):
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -126,10 +126,13 @@ class Preprocess:
 
     def __call__(self, images: Pixels | Iterable[Pixels]) -> Tensor:
         """Images, as an array (N, H, W, 3) or as arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
-        if not isinstance(images, np.ndarray) or not self._fits(images.shape):
-            fitted = [self.fit(image) for image in images]
-            images = np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8)
-        return self.normalise(images)
+        if isinstance(images, np.ndarray) and self._fits(images.shape):
+            return self.normalise(images)
+        return self.normalise_all([self.fit(image) for image in images])
+
+    def normalise_all(self, images: Sequence[Pixels]) -> Tensor:
+        """Images that `fit` has seen, each (size, size, 3), to (N, 3, size, size) float32."""
+        return self.normalise(np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8))
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         """Whether images of this shape pass `fit` unchanged."""

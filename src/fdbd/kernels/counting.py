@@ -1,0 +1,57 @@
+"""Counts of float32 bit patterns, from which quantiles over training data are read.
+
+The leading bits of a float32, with negative numbers mirrored, ascend with its value; numba counts them ten times faster
+than ``torch.bincount``, which would need an int64 index for each value.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def count_leading_bits(values: Tensor, counts: Tensor) -> None:
+    """Add 1 to counts (2^b,) int64, at the first b bits of each of the values (any shape)."""
+    _kernels()[0](_bits(values).reshape(-1), counts.numpy(), 33 - counts.shape[0].bit_length())
+
+
+def count_feature_bits(features: Tensor, counts: Tensor, skip: int, cells: Tensor | None = None) -> None:
+    """Add 1 to counts[j] (2^b,) int64, at the b bits after the first `skip` of each features[i, j] (N, P); with `cells`
+    (P,) int64 only for those whose first `skip` bits are cells[j]."""
+    shift = 33 - skip - counts.shape[1].bit_length()
+    cells = torch.zeros(counts.shape[0], dtype=torch.int64) if cells is None else cells.contiguous()
+    _kernels()[1](_bits(features), counts.numpy(), shift, 32 - skip, cells.numpy())
+
+
+def _bits(values: Tensor) -> Any:
+    return values.detach().to("cpu", torch.float32).contiguous().view(torch.int32).numpy()
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    import numba  # takes a third of a second to import: only where something is counted
+
+    from .fused import compiled
+
+    return compiled(numba.njit, _count), compiled(numba.njit, _count_features)
+
+
+def _count(bits: Any, counts: Any, shift: int) -> None:
+    middle = counts.shape[0] >> 1
+    for i in range(bits.shape[0]):
+        word = bits[i]
+        counts[(word >> shift) + middle if word >= 0 else ~word >> shift] += 1
+
+
+def _count_features(bits: Any, counts: Any, shift: int, upper: int, cells: Any) -> None:
+    mask = counts.shape[1] - 1
+    for first in range(0, bits.shape[1], 16):  # a cache line of each row, so that counts stay in the cache
+        for i in range(bits.shape[0]):
+            for j in range(first, min(first + 16, bits.shape[1])):
+                word = bits[i, j]
+                key = (word + 2147483648) if word >= 0 else ~word  # int64: numba widens
+                if key >> upper == cells[j]:
+                    counts[j, (key >> shift) & mask] += 1

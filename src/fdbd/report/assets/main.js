@@ -1,0 +1,75 @@
+// The page: theme, choices, and drawing again when the width or the selected detector changes.
+
+function startTheme() {
+  const root = document.documentElement;
+  const store = (value) => { try { localStorage.setItem("fdbd-theme", value); } catch { /* a page from a file may not store */ } };
+  let kept = null;
+  try { kept = localStorage.getItem("fdbd-theme"); } catch { /* as above */ }
+  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  byId("theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    store(root.dataset.theme);
+  });
+}
+
+// Figures by the section they stand in; a section without data goes, with its link.
+function startFigures() {
+  const { deviation, samples } = data.figures;
+  const any = data.detectors.length > 0;
+  const batches = any ? Object.keys(data.detectors.find((d) => Object.keys(d.latency).length)?.latency ?? {}) : [];
+  const figures = {
+    scores: any && drawHistograms,
+    roc: any && drawRoc,
+    deviation: deviation && drawDeviation,
+    samples: samples && drawSamples,
+    latency: batches.length > 0 && drawLatency,
+  };
+  for (const [name, draw] of Object.entries(figures)) {
+    if (draw) continue;
+    byId(name).remove();
+    document.querySelector(`nav a[href="#${name}"]`).remove();
+    delete figures[name];
+  }
+  for (const name of ["deviation", "samples"]) {
+    if (!figures[name] || !data.figures[name].error) continue;
+    const section = byId(name);
+    for (const box of section.querySelectorAll(".controls, .chart, .grid, .remark")) box.remove();
+    section.append(el("p", { class: "remark" }, `Not drawn: ${data.figures[name].error}.`));
+    delete figures[name];
+  }
+  if (figures.roc) options(byId("roc-set"), data.ood);
+  if (figures.deviation) options(byId("deviation-set"), data.ood);
+  if (figures.samples) options(byId("samples-set"), data.ood);
+  if (figures.latency) {
+    options(byId("latency-column"), data.columns);
+    options(byId("latency-batch"), batches);
+    byId("latency-batch").value = batches.length - 1; // the largest batch: throughput
+  }
+  for (const [id, name] of [["roc-set", "roc"], ["deviation-set", "deviation"], ["samples-set", "samples"], ["latency-column", "latency"], ["latency-batch", "latency"]]) {
+    if (figures[name]) byId(id).addEventListener("change", figures[name]);
+  }
+  return figures;
+}
+
+function start() {
+  startTheme();
+  const figures = startFigures();
+  if (results) startTable();
+  for (const choice of document.querySelectorAll("select.detector")) {
+    options(choice, data.detectors.map((detector) => detector.name));
+    choice.addEventListener("change", () => select(Number(choice.value)));
+    state.listeners.push(() => { choice.value = state.detector; });
+  }
+  for (const name of ["scores", "roc", "latency"]) if (figures[name]) state.listeners.push(figures[name]);
+  select(0);
+  for (const name of ["deviation", "samples"]) if (figures[name]) figures[name]();
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    for (const draw of Object.values(figures)) draw();
+  });
+}
+
+start();

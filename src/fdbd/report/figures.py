@@ -1,0 +1,220 @@
+"""Figures that need features and not only scores: boundary distance by deviation level, and where single samples stand.
+
+Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in ``Results.figures``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import geometry
+from ..metrics import auroc
+from .numbers import bin_counts, score_range, short
+
+if TYPE_CHECKING:
+    from ..bench.features import FeatureSet
+    from ..bench.runner import Benchmark
+
+Floats = NDArray[np.float64]
+
+LEVELS = 8
+FEWEST = 5
+"""Samples that a group takes before its mean and spread say anything."""
+BINS = 40
+NEAREST = 9
+"""Boundaries shown for a sample."""
+HUGE = 1e100
+"""Deviations and distances beyond this count as not finite: their squares would not be."""
+ID_SAMPLES = {"odd": 0.02, "typical": 0.5, "clear": 0.98}
+OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
+"""Which samples are shown, by the quantile of their score."""
+
+
+class Standing(NamedTuple):
+    """Where the finite rows of a set lie: (N,) each, with the row numbers they come from."""
+
+    samples: FeatureSet
+    rows: NDArray[np.int64]
+    deviation: Floats
+    """‖z − μ‖, not below the smallest denominator of fDBD."""
+    distance: Floats
+    """avgDistDB, the average distance to the boundaries of the predicted class."""
+
+    @property
+    def scores(self) -> Floats:
+        """regDistDB, fDBD's score."""
+        return self.distance / self.deviation
+
+
+def figures(benchmark: Benchmark) -> dict[str, Any]:
+    """All figures by name. One that cannot be had is ``{"error": why}``, since the results matter more than a figure."""
+    try:
+        standings = _standings(benchmark)
+    except Exception as error:
+        return dict.fromkeys(("deviation", "samples"), {"error": _one_line(error)})
+    found: dict[str, Any] = {}
+    for name, draw in {"deviation": _profile, "samples": _samples}.items():
+        try:
+            found[name] = draw(benchmark, standings)
+        except Exception as error:
+            found[name] = {"error": _one_line(error)}
+    return found
+
+
+def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, Any]:
+    """Average boundary distance by deviation level, ID against OOD: why the paper divides one by the other.
+
+    Samples are grouped by ‖z − μ‖ at quantiles that give ID and OOD the same say; of each group the mean and the
+    standard deviation of avgDistDB are kept. With them stand two AUROCs of avgDistDB for each OOD set: over all pairs of
+    an ID and an OOD sample, and over the pairs of the same level only.
+
+    Args:
+        benchmark: head, training mean and features.
+        levels: number of groups, at least 1.
+
+    Returns:
+        ``edges`` (levels + 1 deviations) and ``sets``, the ID set first, each with ``name``, ``count``, ``deviation``,
+        ``mean``, ``std`` (a list over levels; None where a group has fewer than 5 samples) and, for OOD sets,
+        ``auroc`` and ``auroc_by_level``.
+    """
+    if levels < 1:
+        raise ValueError(f"levels is {levels}, expected at least 1 group")
+    return _profile(benchmark, _standings(benchmark), levels)
+
+
+def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
+    """A few samples with their boundary distances and their place among the fDBD scores of the ID set.
+
+    Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD set those at the 5th,
+    the 50th and the 95th, the last being the one that looks like ID. Distances are divided by ‖z − μ‖, so that their
+    mean over all boundaries is the score.
+
+    Returns:
+        ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first: ``name`` and ``samples``,
+        each with ``kind``, ``row``, ``predicted``, ``label``, ``score``, ``rank`` (share of ID scores below),
+        ``boundaries`` (the nearest, as [class, distance]) and ``others`` (how many more there are).
+    """
+    return _samples(benchmark, _standings(benchmark))
+
+
+def _profile(benchmark: Benchmark, standings: list[Standing], levels: int = LEVELS) -> dict[str, Any]:
+    inside, *outside = standings
+    edges = _edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
+    sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
+    for part in outside:
+        separation = {"auroc": _auroc(inside.distance, part.distance), "auroc_by_level": _within(inside, part, edges)}
+        sets.append({"name": part.samples.name, **_by_level(part, edges), **separation})
+    return {"edges": [short(edge) for edge in edges], "sets": sets}
+
+
+def _samples(benchmark: Benchmark, standings: list[Standing]) -> dict[str, Any]:
+    inside = standings[0]
+    if not len(inside.rows):
+        raise ValueError(f"{inside.samples.name} has no finite features")
+    reference = np.sort(inside.scores)
+    low, high = score_range([reference])
+    sets = []
+    for part in standings:
+        order = np.argsort(part.scores, kind="stable")
+        shown = []
+        for kind, share in (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ():
+            place = int(order[round(share * (len(order) - 1))])
+            score = float(part.scores[place])
+            where = {"kind": kind, "row": int(part.rows[place]), "score": short(score)}
+            rank = np.searchsorted(reference, score) / len(reference)
+            shown.append({**where, "rank": short(rank), **_boundaries(benchmark, part, place)})
+        sets.append({"name": part.samples.name, "samples": shown})
+    return {"low": short(low), "high": short(high), "counts": bin_counts(reference, low, high, BINS), "sets": sets}
+
+
+def _standings(benchmark: Benchmark) -> list[Standing]:
+    """The ID set, then each OOD set."""
+    if benchmark.statistics is not None:
+        mean = benchmark.statistics.mean().to("cpu", torch.float64)
+    else:
+        total = sum(batch.features.to("cpu", torch.float64).sum(dim=0) for batch in benchmark.train.batches())
+        mean = torch.as_tensor(total / max(len(benchmark.train), 1))
+    folded = geometry.Folded(benchmark.head, mean, normalizer=None)
+    floor = torch.finfo(torch.float32).eps * max(1.0, float(torch.linalg.vector_norm(mean)))
+    return [_standing(benchmark, part, folded, mean, floor) for part in (benchmark.test, *benchmark.ood)]
+
+
+def _standing(
+    benchmark: Benchmark, samples: FeatureSet, folded: geometry.Folded, mean: Tensor, floor: float
+) -> Standing:
+    deviations, distances = [np.zeros(0)], [np.zeros(0)]
+    for batch in samples.batches():
+        logits = benchmark.head(batch.features) if batch.logits is None else batch.logits
+        distances.append(folded.score(batch.features, logits.argmax(dim=1)).double().cpu().numpy())
+        deviations.append(torch.linalg.vector_norm(batch.features.double().cpu() - mean, dim=1).numpy())
+    deviation, distance = np.concatenate(deviations), np.concatenate(distances)
+    rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
+    return Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows])
+
+
+def _edges(sides: list[Floats], levels: int) -> Floats:
+    """(levels + 1,) quantiles of the deviation, every side having the same weight whatever its size."""
+    grid = np.linspace(0, 1, 1001)
+    quantiles = [np.quantile(side, grid) for side in sides if len(side)]
+    if not quantiles:
+        raise ValueError("there are no finite features to group by deviation")
+    return np.quantile(np.concatenate(quantiles), np.linspace(0, 1, levels + 1))
+
+
+def _levels(deviation: Floats, edges: Floats) -> NDArray[np.int64]:
+    """(N,) group of each deviation; an inner edge belongs to the group above it."""
+    return np.searchsorted(edges[1:-1], deviation, side="right").astype(np.int64)
+
+
+def _by_level(part: Standing, edges: Floats) -> dict[str, Any]:
+    level = _levels(part.deviation, edges)
+    groups = [np.flatnonzero(level == number) for number in range(len(edges) - 1)]
+    shown = [group if len(group) >= FEWEST else None for group in groups]
+    return {
+        "count": [len(group) for group in groups],
+        "deviation": [None if group is None else short(part.deviation[group].mean()) for group in shown],
+        "mean": [None if group is None else short(part.distance[group].mean()) for group in shown],
+        "std": [None if group is None else short(part.distance[group].std(ddof=1)) for group in shown],
+    }
+
+
+def _auroc(inside: Floats, outside: Floats) -> float | None:
+    return short(auroc(inside, outside)) if len(inside) and len(outside) else None
+
+
+def _within(inside: Standing, outside: Standing, edges: Floats) -> float | None:
+    """AUROC over the pairs of an ID and an OOD sample of the same level."""
+    mine, theirs = _levels(inside.deviation, edges), _levels(outside.deviation, edges)
+    right, pairs = 0.0, 0
+    for level in range(len(edges) - 1):
+        a, b = inside.distance[mine == level], outside.distance[theirs == level]
+        if len(a) and len(b):
+            right += auroc(a, b) * len(a) * len(b)
+            pairs += len(a) * len(b)
+    return short(right / pairs) if pairs else None
+
+
+def _boundaries(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:
+    """The nearest boundaries of one sample, nearest first, in units of its deviation."""
+    row, deviation = int(part.rows[place]), float(part.deviation[place])
+    batch = part.samples.rows(slice(row, row + 1))
+    features = batch.features.double().cpu()
+    logits = benchmark.head(features) if batch.logits is None else batch.logits.double().cpu()
+    distance = geometry.distances(features, benchmark.head, logits=logits)[0]
+    reachable = [c for c in distance.argsort().tolist() if math.isfinite(distance[c])]
+    return {
+        "predicted": int(logits.argmax()),
+        "label": None if batch.labels is None else int(batch.labels[0]),
+        "boundaries": [[c, short(float(distance[c]) / deviation)] for c in reachable[:NEAREST]],
+        "others": max(0, len(reachable) - NEAREST),
+    }
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,72 @@
+"""What the page's figures are drawn from, as plain JSON values: histograms, ROC curves, latencies. Never the scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..bench.results import Results, Row
+from ..bench.tables import columns
+from ..metrics import roc_curve
+from .numbers import Floats, accepting_score, bin_counts, score_range, short
+
+BINS = 48
+ROC_POINTS = 80
+ROC_SCALE = 1000
+"""ROC rates are whole numbers of this: finer than a pixel."""
+
+
+def payload(results: Results) -> dict[str, Any]:
+    """Everything that the page's script reads; the detectors come best first, as in the table."""
+    setting = results.setting
+    return {
+        "id": setting.test[0],
+        "ood": list(setting.ood),
+        "positive": setting.positive,
+        "columns": [column for column, _ in columns(results, ["auroc"])],
+        "detectors": [_detector(results, row) for row in results.ranked()],
+        "forward": _number(setting.forward_seconds),
+        "figures": results.figures,
+    }
+
+
+def _detector(results: Results, row: Row) -> dict[str, Any]:
+    inside = _array(row.id_scores)
+    outside = [_array(row.ood_scores[name]) for name in results.setting.ood]
+    low, high = score_range([inside, *outside])
+    return {
+        "name": row.name,
+        "low": short(low, 7),
+        "high": short(high, 7),
+        "id": bin_counts(inside, low, high, BINS),
+        "ood": [bin_counts(scores, low, high, BINS) for scores in outside],
+        "thresholds": [_number(_threshold(results, inside, scores)) for scores in outside],
+        "roc": [_curve(inside, scores) for scores in outside],
+        "auroc": {column: short(results.value(row, column, "auroc")) for column, _ in columns(results, ["auroc"])},
+        "fpr": [short(row.evaluations[name].fpr95) for name in results.setting.ood],
+        "latency": {str(timing.batch_size): short(timing.median, 4) for timing in row.latencies},
+    }
+
+
+def _threshold(results: Results, inside: Floats, outside: Floats) -> float:
+    """Where FPR95 is read: the score that 95 % of ID reach, or that 95 % of OOD do not exceed."""
+    return accepting_score(inside, 0.95) if results.setting.positive == "id" else -accepting_score(-outside, 0.95)
+
+
+def _curve(inside: Floats, outside: Floats) -> list[int]:
+    """OOD and ID accepted, in turns."""
+    fpr, tpr, _ = roc_curve(inside, outside, points=ROC_POINTS)
+    points = np.unique(np.rint(np.stack([fpr, tpr], axis=1) * ROC_SCALE).astype(np.int64), axis=0)
+    flat: list[int] = points.ravel().tolist()
+    return flat
+
+
+def _array(scores: Tensor) -> Floats:
+    return np.asarray(scores.detach().cpu().double().numpy())
+
+
+def _number(value: float | None) -> float | None:
+    return short(value, 7) if value is not None and math.isfinite(value) else None
