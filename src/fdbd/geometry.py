@@ -89,8 +89,10 @@ def _norms_of(predicted: Tensor, head: Head) -> Tensor:
     """(N, C) float64 norms ‖w_k − w_c‖ for the predicted classes alone."""
     weight = head.weight.to(predicted.device, torch.float64)
     classes, inverse = predicted.unique(return_inverse=True)
-    norms = torch.stack([torch.linalg.vector_norm(weight[k] - weight, dim=1) for k in classes.tolist()])
-    return norms[inverse] if len(classes) else weight.new_zeros(0, head.num_classes)
+    norms = weight.new_empty(len(classes), head.num_classes)
+    for row, k in zip(norms, classes.tolist()):
+        torch.linalg.vector_norm(weight[k] - weight, dim=1, out=row)
+    return norms[inverse]
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +215,7 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     logits = exact_head(z)
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
     closed = distances(z, exact_head, logits=logits, predicted=predicted)
-    return projection.exact_distances(exact_head.weight, logits, predicted, closed)
+    return projection.exact_distances(exact_head.weight, exact_head.bias, logits, predicted, closed)
 
 
 def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:

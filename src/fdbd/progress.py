@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -12,8 +14,40 @@ QUIET_SECONDS = 2.0
 """Work that ends sooner shows no bar."""
 
 
+class Bar:
+    """A bar on standard error with count and time left, that appears once the work has taken two seconds."""
+
+    def __init__(self, description: str, total: int | None = None) -> None:
+        self.description = description
+        self.total = total
+        self._started = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def update(self, done: int) -> None:
+        """So many items are done."""
+        if self._bar is None:
+            if time.monotonic() - self._started < QUIET_SECONDS:
+                return
+            self._bar = _rich_bar()
+            self._bar.start()
+            self._task = self._bar.add_task(self.description, total=self.total)
+        self._bar.update(self._task, completed=done)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+
 def track(items: Iterable[T], description: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:
-    """The items, with a bar on standard error (rate and time left) once the work has taken two seconds.
+    """The items, with a `Bar` that counts them.
 
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
@@ -23,23 +57,13 @@ def track(items: Iterable[T], description: str, total: int | None = None, enable
         return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    started = time.monotonic()
-    bar, task = None, None
-    try:
+    with Bar(description, total) as bar:
         for done, item in enumerate(items):
-            if bar is None and time.monotonic() - started > QUIET_SECONDS:
-                bar = _bar()
-                bar.start()
-                task = bar.add_task(description, total=total, completed=done)
-            elif bar is not None and task is not None:
-                bar.update(task, completed=done)
+            bar.update(done)
             yield item
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
-def _bar():  # type: ignore[no-untyped-def]
+def _rich_bar() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -272,9 +272,10 @@ class Histogram:
             raise ValueError("no values to take a percentile of: the training data are empty")
         position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
         ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
-        bins, inverse = torch.searchsorted(cumulative, ranks, right=True).unique(return_inverse=True)
-        lower, upper = torch.tensor([_middle(index) for index in bins.tolist()], dtype=torch.float64)[inverse]
-        return lower + (upper - lower) * position.frac()
+        bins = torch.searchsorted(cumulative, ranks, right=True).tolist()
+        middles = {index: _middle(index) for index in {*bins[0], *bins[1]}}
+        lower, upper = torch.tensor([[middles[index] for index in row] for row in bins], dtype=torch.float64)
+        return torch.lerp(lower, upper, position.frac())
 
 
 def _middle(index: int) -> float:

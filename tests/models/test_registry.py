@@ -1,6 +1,7 @@
 """Models by name: ours, torchvision's, timm's, factories; and what is said when there is none."""
 
-import importlib
+import sys
+import types
 
 import pytest
 from torch import nn
@@ -10,10 +11,6 @@ from fdbd import models
 
 def tiny_factory(num_classes: int = 3, width: int = 4) -> nn.Module:
     return nn.Linear(width, num_classes)
-
-
-def not_a_model() -> str:
-    return "model"
 
 
 def fixed_factory() -> nn.Module:
@@ -39,18 +36,11 @@ def test_timm_name_with_class_count():
 
 
 def test_factory_takes_class_count_and_options(monkeypatch):
-    name = f"{__name__}:tiny_factory"
-    monkeypatch.setitem(importlib.sys.modules, __name__, importlib.sys.modules.get(__name__) or _this())
-    assert models.create(name, num_classes=4, width=2).weight.shape == (4, 2)
-    assert models.create(f"{__name__}:fixed_factory", num_classes=9).out_features == 5
-
-
-def _this():
-    import types
-
-    module = types.ModuleType(__name__)
-    module.tiny_factory, module.fixed_factory, module.not_a_model = tiny_factory, fixed_factory, not_a_model
-    return module
+    module = types.ModuleType("my_networks")
+    module.tiny, module.fixed = tiny_factory, fixed_factory
+    monkeypatch.setitem(sys.modules, "my_networks", module)
+    assert models.create("my_networks:tiny", num_classes=4, width=2).weight.shape == (4, 2)
+    assert models.create("my_networks:fixed", num_classes=9).out_features == 5
 
 
 @pytest.mark.parametrize(
@@ -73,13 +63,11 @@ def test_bad_names_are_one_clear_sentence(name, message):
 
 
 def test_missing_extra_names_the_pip_command(monkeypatch):
-    def missing(name, *args):
-        raise ImportError(name)
-
-    monkeypatch.setattr("fdbd.models.registry.importlib.import_module", missing)
-    with pytest.raises(ImportError, match=r"needs torchvision: pip install 'fdbd\[vision\]'"):
+    for module in ("torchvision", "torchvision.models", "timm"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r"torchvision is not installed; run: pip install 'fdbd\[vision\]'"):
         models.create("torchvision:resnet18")
-    with pytest.raises(ImportError, match=r"needs timm: pip install 'fdbd\[vision\]'"):
+    with pytest.raises(ImportError, match=r"timm is not installed; run: pip install 'fdbd\[vision\]'"):
         models.create("timm:resnet18")
 
 

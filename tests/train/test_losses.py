@@ -149,5 +149,5 @@ def test_objectives_take_the_head_and_give_the_batch_accuracy():
     assert float(loss.detach()) == pytest.approx(float(F.cross_entropy(model(images), labels).detach()))
     assert float(accuracy) == pytest.approx(float((model(images).argmax(1) == labels).float().mean()))
     assert SupCon(model).model(images).shape == (5, 6)  # headless now
-    with pytest.raises(ValueError, match="has no linear head"):
-        head_of(nn.Sequential(nn.Conv2d(3, 4, 1)))
+    with pytest.raises(ValueError, match="has no linear layer"):
+        head_of(nn.Sequential(nn.Conv2d(3, 4, 3)))

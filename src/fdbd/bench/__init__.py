@@ -1,5 +1,6 @@
 """The benchmark: datasets, the feature cache, the runner, result tables and the embedded bundle."""
 
+from .assemble import benchmark_of
 from .bundle import list_bundles, load_bundle
 from .config import Config
 from .features import FeatureSet
@@ -13,6 +14,7 @@ __all__ = [
     "Results",
     "Row",
     "Setting",
+    "benchmark_of",
     "default_detectors",
     "list_bundles",
     "load_bundle",

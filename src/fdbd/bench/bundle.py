@@ -37,9 +37,7 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
     head = Head(train["head_weight"], train["head_bias"])
-    sets = [
-        FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels")) for title in about["test_sets"]
-    ]
+    sets = [FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels")) for title in about["test_sets"]]
     return Benchmark(
         head,
         FeatureSet(about["train_set"], train["features"], train["labels"].long()),

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..detectors import Paper
-from ..metrics import Comparison, Estimate, Evaluation, delong_test
+from ..metrics import Estimate, Evaluation
+from ..metrics.comparison import Placements, compare, placements
 from .latency import Latency
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Results:
         self.setting = setting
         self.rows = list(rows)
         self.figures = dict(figures or {})
-        self._comparisons: dict[tuple[str, str, str], Comparison] = {}
+        self._placements: dict[tuple[str, str], Placements] = {}
 
     @property
     def finished(self) -> list[Row]:
@@ -153,19 +154,17 @@ class Results:
         if metric != "auroc":
             mine = self.value(row, column, metric)
             return mine.low <= float(self.value(best, column, metric)) <= mine.high
-        tests = [self._compare(row, best, name) for name in members]
+        tests = [compare(self._placements_of(row, name), self._placements_of(best, name)) for name in members]
         difference = sum(test.difference for test in tests) / len(tests)
         error = sum(test.standard_error for test in tests) / len(tests)
         return abs(difference) <= 1.96 * error
 
-    def _compare(self, row: Row, best: Row, name: str) -> Comparison:
-        """DeLong's test on one set, kept: groups share sets, and every format asks again."""
-        key = (row.name, best.name, name)
-        if key not in self._comparisons:
-            self._comparisons[key] = delong_test(
-                row.id_scores, row.ood_scores[name], best.id_scores, best.ood_scores[name]
-            )
-        return self._comparisons[key]
+    def _placements_of(self, row: Row, name: str) -> Placements:
+        """A detector's part in DeLong's tests on one set, kept: it is compared in many columns and for every format."""
+        key = (row.name, name)
+        if key not in self._placements:
+            self._placements[key] = placements(row.id_scores, row.ood_scores[name])
+        return self._placements[key]
 
     # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
 

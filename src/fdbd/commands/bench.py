@@ -31,7 +31,7 @@ def bench(
 ) -> None:
     """Compare detectors on the same features: a table, report.html and results.json.
 
-    Examples: `fdbd bench` · `fdbd bench --detectors fdbd,knn,vim` · `fdbd bench --init bench.toml` · `fdbd bench bench.toml`
+    Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`, `fdbd bench my.toml`
     """
     if init is not None:
         _write_example(init)

@@ -26,12 +26,13 @@ def _jit(function: Any) -> Any:
     return compiled(numba.njit, function)
 
 
-def exact_distances(weight: Tensor, logits: Tensor, predicted: Tensor, closed: Tensor) -> Tensor:
+def exact_distances(weight: Tensor, bias: Tensor, logits: Tensor, predicted: Tensor, closed: Tensor) -> Tensor:
     """(N, C) float64 distances to each class's region; see `geometry.exact_distances` for the convention."""
-    differences = (weight - weight.mean(dim=0)).numpy()
-    coordinates = _row_space(differences)
+    coordinates = _row_space((weight - weight.mean(dim=0)).numpy())
+    # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
+    twins = np.unique(weight.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
     out = np.empty(tuple(logits.shape))
-    arguments = (coordinates, logits.numpy(), predicted.numpy(), closed.numpy(), out)
+    arguments = (coordinates, bias.numpy(), twins, logits.numpy(), predicted.numpy(), closed.numpy(), out)
     over_rows(logits.shape[0], lambda start, stop: _project_rows(*arguments, start, stop))
     return torch.from_numpy(out)
 
@@ -44,7 +45,9 @@ def _row_space(rows: Any) -> Any:
 
 
 @_jit
-def _project_rows(weight: Any, logits: Any, predicted: Any, closed: Any, out: Any, start: int, stop: int) -> bool:
+def _project_rows(
+    weight: Any, bias: Any, twins: Any, logits: Any, predicted: Any, closed: Any, out: Any, start: int, stop: int
+) -> None:
     classes, rank = weight.shape
     matrix = np.empty((rank + 1, classes - 1))
     for i in range(start, stop):
@@ -54,12 +57,11 @@ def _project_rows(weight: Any, logits: Any, predicted: Any, closed: Any, out: An
             elif not np.isfinite(closed[i, c]):
                 out[i, c] = np.inf
             else:
-                out[i, c] = _project(weight, logits[i], predicted[i], closed[i, c], c, matrix)
-    return True
+                out[i, c] = _project(weight, bias, twins, logits[i], predicted[i], closed[i, c], c, matrix)
 
 
 @_jit
-def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: Any) -> float:
+def _project(weight: Any, bias: Any, twins: Any, logits: Any, k: int, closed: float, c: int, matrix: Any) -> float:
     """Distance to the region of class c; `closed` is the distance to its hyperplane against class k."""
     classes, rank = weight.shape
     # Step to that hyperplane and a hair beyond: if class c wins there, the closed form is exact.
@@ -68,11 +70,13 @@ def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: An
     scale = closed if closed > 0 else 1.0
     wins = True
     for j in range(classes):
-        if j != c and j != k:
-            moved = logits[c] - logits[j] + closed * ((weight[c] - weight[j]) * normal).sum() / length
-            if moved < -1e-12 * (abs(logits[c]) + abs(logits[j]) + scale):
-                wins = False
-                break
+        if twins[j] == twins[c]:
+            if bias[j] > bias[c]:
+                return np.inf  # j wins wherever c could
+        elif j != k:
+            step = closed * ((weight[c] - weight[j]) * normal).sum() / length
+            rounding = 1e-12 * (abs(logits[c]) + abs(logits[j]) + abs(step))
+            wins = wins and logits[c] - logits[j] + step >= -rounding
     if wins:
         return closed
     column = 0
@@ -83,15 +87,11 @@ def _project(weight: Any, logits: Any, k: int, closed: float, c: int, matrix: An
         for d in range(rank):
             matrix[d, column] = weight[c, d] - weight[j, d]
             size += matrix[d, column] ** 2
-        size = np.sqrt(size)
-        need = (logits[j] - logits[c]) / scale
-        if size == 0.0:
-            if need > 0:
-                return np.inf  # same weights, larger bias: j wins wherever c could
-            size = 1.0
-        for d in range(rank):  # rows of the programme may be scaled freely: unit normals
+        # Rows of the programme may be scaled freely: unit normals. A twin of c asks for nothing.
+        size = np.inf if twins[j] == twins[c] else np.sqrt(size)
+        for d in range(rank):
             matrix[d, column] /= size
-        matrix[rank, column] = need / size
+        matrix[rank, column] = (logits[j] - logits[c]) / scale / size
         column += 1
     residual = _nnls_residual(matrix)
     squares = (residual * residual).sum()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def keep_from(features: Tensor, bounds: Tensor, fill: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(N, P) features at or above their row's bound (N, 1), or its `fill` (N, 1) in their place, and 0 elsewhere; and (N,)
-    how many were kept. CPU tensors of one dtype."""
+    """(N, P) features at or above their row's bound (N, 1), or its `fill` (N, 1) in their place, and 0 elsewhere; and
+    (N,) how many were kept. CPU tensors of one dtype."""
     features = features.detach().contiguous()
     out, kept = torch.empty_like(features), torch.empty(len(features), dtype=torch.int64)
     values = bounds if fill is None else fill

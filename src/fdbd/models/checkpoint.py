@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..files import beside
+
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
 
 
@@ -99,12 +101,8 @@ def save_weights(
         kept = value.detach().cpu()
         narrow = dtype is not None and kept.is_floating_point() and kept.ndim > 1
         tensors[key] = (kept.to(dtype) if narrow else kept).clone(memory_format=torch.contiguous_format)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, beside, metadata=dict(metadata or {}))
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as temporary:
+        save_file(tensors, temporary, metadata=dict(metadata or {}))
 
 
 def _strip(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..extras import require
 from .checkpoint import load_checkpoint
 from .cifar_resnet import CifarResNet
 from .compact import CompactResNet
@@ -72,10 +73,10 @@ def _build(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
 
 
 def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    torchvision = _extra("torchvision.models", name)
+    torchvision = require("torchvision.models", "vision")
     if name in torchvision.list_models():
         return _torchvision(name, num_classes, options)
-    timm = _extra("timm", name)
+    timm = require("timm", "vision")
     if timm.is_model(name):
         return _timm(name, num_classes, options)
     raise ValueError(
@@ -84,7 +85,7 @@ def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Modul
 
 
 def _torchvision(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    torchvision = _extra("torchvision.models", name)
+    torchvision = require("torchvision.models", "vision")
     if name not in torchvision.list_models():
         raise ValueError(f"torchvision has no model {name!r}")
     model: nn.Module = torchvision.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
@@ -92,7 +93,7 @@ def _torchvision(name: str, num_classes: int, options: dict[str, Any]) -> nn.Mod
 
 
 def _timm(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    timm = _extra("timm", name)
+    timm = require("timm", "vision")
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}")
     model: nn.Module = timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **options})
@@ -115,11 +116,3 @@ def _factory(module: str, function: str, num_classes: int, options: dict[str, An
     if not isinstance(model, nn.Module):
         raise ValueError(f"{module}:{function} gave a {type(model).__name__}, not a torch module")
     return model
-
-
-def _extra(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f"model {name!r} needs {package}: pip install 'fdbd[vision]'") from error

@@ -14,6 +14,8 @@ from ..metrics import roc_curve
 from .numbers import Floats, accepting_score, bin_counts, score_range, short
 
 BINS = 48
+RANK_BINS = 40
+"""A bin of ID ranks is 2.5 % wide, so that the threshold of FPR95 stands at the end of one."""
 ROC_POINTS = 80
 ROC_SCALE = 1000
 """ROC rates are whole numbers of this: finer than a pixel."""
@@ -37,13 +39,17 @@ def _detector(results: Results, row: Row) -> dict[str, Any]:
     inside = _array(row.id_scores)
     outside = [_array(row.ood_scores[name]) for name in results.setting.ood]
     low, high = score_range([inside, *outside])
+    ordered = np.sort(inside)
+    thresholds = [_threshold(results, inside, scores) for scores in outside]
     return {
         "name": row.name,
         "low": short(low, 7),
         "high": short(high, 7),
         "id": bin_counts(inside, low, high, BINS),
         "ood": [bin_counts(scores, low, high, BINS) for scores in outside],
-        "thresholds": [_number(_threshold(results, inside, scores)) for scores in outside],
+        "thresholds": [_number(threshold) for threshold in thresholds],
+        "ranks": [_rank_histogram(inside, scores) for scores in outside],
+        "cuts": [short(np.searchsorted(ordered, threshold) / len(ordered)) for threshold in thresholds],
         "roc": [_curve(inside, scores) for scores in outside],
         "auroc": {column: short(results.value(row, column, "auroc")) for column, _ in columns(results, ["auroc"])},
         "fpr": [short(row.evaluations[name].fpr95) for name in results.setting.ood],
@@ -62,6 +68,16 @@ def _curve(inside: Floats, outside: Floats) -> list[int]:
     points = np.unique(np.rint(np.stack([fpr, tpr], axis=1) * ROC_SCALE).astype(np.int64), axis=0)
     flat: list[int] = points.ravel().tolist()
     return flat
+
+
+def _rank_histogram(inside: Floats, outside: Floats) -> list[int]:
+    """OOD samples, in 1/10,000 of all, by the share of ID scores below theirs. On this scale ID scores are spread evenly;
+    those that tie are spread over the ranks they share, OOD scores that tie with them likewise."""
+    fpr, tpr, _ = roc_curve(inside, outside, points=len(inside) + len(outside) + 2)
+    rejected = np.interp(np.linspace(0, 1, RANK_BINS + 1), 1 - tpr[::-1], 1 - fpr[::-1])
+    rejected[0], rejected[-1] = 0, 1
+    counts: list[int] = np.rint(np.diff(rejected) * 10_000).astype(np.int64).tolist()
+    return counts
 
 
 def _array(scores: Tensor) -> Floats:

@@ -8,20 +8,17 @@ from typing import Any
 
 import torch
 
+from ..files import beside
+
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Write `state` so that `path` is at every moment the old file or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(path) as temporary, open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

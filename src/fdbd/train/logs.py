@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..files import beside
 
 Row = dict[str, float]
 LOGS = ("csv", "tensorboard", "none")
@@ -33,13 +34,10 @@ class Log:
     def write(self, history: list[Row]) -> None:
         """Record a history whose last row is new."""
         if self.kind == "csv" and self.folder is not None:
-            path = self.folder / "log.csv"
-            beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with open(beside, "w", newline="") as file:
+            with beside(self.folder / "log.csv") as temporary, open(temporary, "w", newline="") as file:
                 writer = csv.DictWriter(file, fieldnames=list(history[0]))
                 writer.writeheader()
                 writer.writerows(history)
-            os.replace(beside, path)
         elif self._writer is not None:
             for key, value in history[-1].items():
                 self._writer.add_scalar(key, value, int(history[-1]["epoch"]))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..heads import find_heads
 from .distributed import gather
 from .losses import nearest_accuracy, rotate, supcon
 
@@ -17,14 +18,14 @@ OBJECTIVES = ("cross_entropy", "supcon", "csi")
 
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Name and module of a model's linear head: what it says itself (as timm's do), else its last `nn.Linear`."""
-    asked = getattr(model, "get_classifier", None)
-    head = asked() if callable(asked) else None
-    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    for name, module in reversed(linears):
-        if head is None or module is head:
-            return name, module
-    raise ValueError(f"{type(model).__name__} has no linear head")
+    """Name and module of a model's one linear head."""
+    heads = find_heads(model, None)
+    if len(heads) > 1:
+        raise ValueError(f"{type(model).__name__} has {len(heads)} heads, and training knows models with one")
+    ((name, head),) = heads.items()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"the head {name!r} of {type(model).__name__} is a convolution; training needs an nn.Linear")
+    return name, head
 
 
 def set_head(model: nn.Module, name: str, head: nn.Module) -> None:

@@ -49,6 +49,7 @@ function startFigures() {
   for (const [id, name] of [["roc-set", "roc"], ["deviation-set", "deviation"], ["samples-set", "samples"], ["latency-column", "latency"], ["latency-batch", "latency"]]) {
     if (figures[name]) byId(id).addEventListener("change", figures[name]);
   }
+  for (const radio of document.querySelectorAll("input[name=scale]")) radio.addEventListener("change", drawHistograms);
   return figures;
 }
 

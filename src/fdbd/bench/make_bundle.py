@@ -1,0 +1,100 @@
+"""Write the embedded bundle: ``python -m fdbd.bench.make_bundle``.
+
+Runs each zoo model over CIFAR-10 and five OOD sets (their images come from `fdbd.bench.datasets`), and keeps features
+in float16: a class-balanced part of the training set with the moments of all of it, part of the test set, the OOD sets.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .. import models
+from ..classifier import Classifier
+from ..files import beside
+from ..statistics import ClassMoments
+from .assemble import forward_seconds
+from .bundle import FOLDER, moment_tensors
+from .cache import CachedFeatures, FeatureCache
+from .datasets import Preprocess, load
+
+TRAIN_PER_CLASS = 500
+TEST_COUNT = 8000
+OOD = {"textures": 1200, "tiny-imagenet": 2500, "flowers102": 819, "mnist": 1500, "fashion-mnist": 1500}
+GROUPS = {"near": ["tiny-imagenet"], "far": ["textures", "flowers102", "mnist", "fashion-mnist"]}
+
+
+def make(name: str, folder: Path = FOLDER) -> list[Path]:
+    """Compute and write the bundle of one zoo model; returns the files."""
+    card = models.zoo_card(name)
+    classifier = Classifier(models.zoo(name))
+    preprocess = Preprocess(32, card.preprocess.mean, card.preprocess.std)
+    cache = FeatureCache()
+
+    def features(dataset: str, split: str, limit: int | None = None) -> CachedFeatures:
+        images = load(dataset, split, limit=limit)
+        print(f"{name}: {images.name} {split}, {len(images):,} images from {images.source}", flush=True)
+        return cache.features(classifier, images, preprocess)
+
+    train = features("cifar10", "train")
+    moments = ClassMoments(card.num_classes, classifier.head.num_features)
+    for batch in train.batches():
+        moments.update(batch)
+    assert train.labels is not None
+    part = _balanced(train.labels, TRAIN_PER_CLASS)
+    about = {
+        "title": f"{name}: CIFAR-10 against {len(OOD)} OOD sets",
+        "train_set": "cifar10 (train)",
+        "test_sets": ["cifar10", *OOD],
+        "groups": GROUPS,
+        "forward_seconds": forward_seconds(classifier, preprocess),
+        "notes": [
+            f"Model: {name} of the zoo ({card.recipe}, seed {card.seed}, accuracy {card.test_accuracy:.2%} on all "
+            "10,000 test images).",
+            f"Features in the package, float16: {TRAIN_PER_CLASS} training images a class and the moments of all "
+            f"50,000, {TEST_COUNT:,} test images; textures is ten categories of DTD, flowers102 a part of its test.",
+        ],
+    }
+    fitted = {
+        "features": train.features[part].half(),
+        "labels": train.labels[part].to(torch.uint8),
+        "head_weight": classifier.head.weight,
+        "head_bias": classifier.head.bias,
+        **moment_tensors(moments),
+    }
+    scored: dict[str, Tensor] = {}
+    for dataset, limit in {"cifar10": TEST_COUNT, **OOD}.items():
+        found = features(dataset, "test", limit)
+        scored[f"{dataset}.features"] = found.features.half()
+        if dataset == "cifar10" and found.labels is not None:
+            scored["cifar10.labels"] = found.labels.to(torch.uint8)
+    folder.mkdir(exist_ok=True)
+    written = []
+    for suffix, tensors in (("train", fitted), ("test", scored)):
+        path = folder / f"{name}-{suffix}.safetensors"
+        with beside(path) as temporary:
+            save_file(
+                {key: value.contiguous() for key, value in tensors.items()}, temporary, {"about": json.dumps(about)}
+            )
+        written.append(path)
+    return written
+
+
+def _balanced(labels: Tensor, per_class: int) -> Tensor:
+    """Indices of so many samples of each class, spread evenly over the set."""
+    chosen = []
+    for label in labels.unique().tolist():
+        where = np.flatnonzero(labels.numpy() == label)
+        chosen.append(where[np.arange(per_class) * len(where) // per_class])
+    return torch.from_numpy(np.sort(np.concatenate(chosen)))
+
+
+if __name__ == "__main__":
+    for zoo_name in models.list_zoo():
+        for file in make(zoo_name):
+            print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")

@@ -1,0 +1,84 @@
+"""fdbd data: list, fetch and verify datasets."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+
+def data(
+    name: Annotated[str | None, typer.Argument(help="A dataset; left out, all are listed.")] = None,
+    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    verify: Annotated[bool, typer.Option("--verify", help="Compare what is here with the known SHA-256 sums.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List datasets, or fetch one into the cache.
+
+    Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`
+    """
+    if name is None:
+        _list(as_json)
+    elif verify:
+        _verify(name, split, as_json)
+    else:
+        _fetch(name, split, as_json)
+
+
+def _list(as_json: bool) -> None:
+    from ..bench.datasets import list_datasets, status
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": entry.name,
+            "images": sum(entry.counts.values()) or None,
+            "classes": entry.num_classes,
+            "size": entry.image_size,
+            "megabytes": entry.megabytes,
+            "here": status(entry.name, next(iter(entry.counts), "test")),
+            "licence": entry.licence,
+            "home": entry.home,
+            "how": entry.how,
+        }
+        for entry in list_datasets()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "images", "classes", "size", "MB", "here", "licence, and how to get it")
+    for row in rows:
+        cells = [row[key] for key in ("name", "images", "classes", "size", "megabytes")]
+        here = "yes" if row["here"] else "no"
+        table.add_row(*("" if cell is None else str(cell) for cell in cells), here, f"{row['licence']}; {row['how']}")
+    Console().print(table)
+
+
+def _fetch(name: str, split: str, as_json: bool) -> None:
+    from ..bench.datasets import load
+    from ..progress import Bar
+
+    with Bar(f"fetching {name}") as bar:
+
+        def progress(done: int, total: int | None) -> None:
+            bar.total = total
+            bar.update(done)
+
+        images = load(name, split, progress=progress)
+    found = {"name": images.name, "split": split, "images": len(images), "source": images.source}
+    typer.echo(json.dumps(found) if as_json else f"{images.name} {split}: {len(images):,} images from {images.source}")
+
+
+def _verify(name: str, split: str, as_json: bool) -> None:
+    from ..bench.datasets import verify
+
+    problems = verify(name, split)
+    if as_json:
+        typer.echo(json.dumps({"name": name, "split": split, "problems": problems}))
+    else:
+        typer.echo("\n".join(problems) if problems else f"{name} {split}: as it should be")
+    if problems:
+        raise typer.Exit(1)

@@ -1,0 +1,68 @@
+"""fdbd train: train a classifier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    preset: Annotated[str | None, typer.Argument(help="A recipe; left out, all are listed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoint, log and weights; default runs/PRESET.")
+    ] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field of the recipe: --set epochs=2 (repeatable).")
+    ] = None,
+    log: Annotated[str, typer.Option(help="csv or tensorboard.")] = "csv",
+    resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoint, where there is one.")] = True,
+    checkpoint_steps: Annotated[
+        int, typer.Option(help="Also keep a checkpoint every so many steps; 0: each epoch.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a classifier: cross-entropy, SupCon or CSI, the paper's settings or a small version that runs in minutes.
+
+    Examples: `fdbd train`, `fdbd train zoo-ce`, `fdbd train supcon-small --set epochs=1 --out runs/try`
+    """
+    from .. import train as training
+
+    if preset is None:
+        recipes = [training.preset(name) for name in training.list_presets()]
+        if as_json:
+            typer.echo(json.dumps([asdict(recipe) for recipe in recipes]))
+        else:
+            typer.echo("\n".join(f"{recipe.name:18} {recipe.summary}" for recipe in recipes))
+        return
+    recipe = training.preset(preset)
+    changes = _changes(recipe, override or [])
+    folder = out or Path("runs") / preset
+    result = training.train(
+        recipe, out=folder, log=log, resume=resume, checkpoint_steps=checkpoint_steps, progress=not as_json, **changes
+    )
+    accuracy = result.test_accuracy
+    found = {"preset": preset, "folder": str(folder), "test_accuracy": accuracy, "epochs": len(result.history)}
+    shown = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
+    typer.echo(json.dumps(found) if as_json else f"{preset}: {len(result.history)} epochs{shown}, in {folder}")
+
+
+def _changes(recipe: Any, overrides: list[str]) -> dict[str, Any]:
+    """Fields from NAME=VALUE texts, each with the kind of the recipe's own value."""
+    kinds = {field.name: type(getattr(recipe, field.name)) for field in fields(recipe)}
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or name not in kinds:
+            raise ValueError(f"--set {text!r}: expected NAME=VALUE with a name among {', '.join(sorted(kinds))}")
+        kind = kinds[name]
+        if kind not in (int, float, str, bool):
+            raise ValueError(f"--set {name}: this field is a {kind.__name__}, set it from Python instead")
+        try:
+            changes[name] = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            raise ValueError(f"--set {text!r}: {value!r} is no {kind.__name__}") from None
+    return changes

@@ -1,0 +1,414 @@
+"""MDS, RMDS and SSD against their formulas in float64, pytorch-ood and scikit-learn."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdbd.batch import Batch, Head
+from fdbd.detectors import ssd as ssd_module
+from fdbd.detectors.mds import MDS
+from fdbd.detectors.rmds import RMDS
+from fdbd.detectors.ssd import SSD
+from fdbd.linalg import whitener
+
+CLASSES, WIDTH = 4, 6
+OPTIONS = [MDS(), RMDS(), SSD(), SSD(shrinkage=1.0), SSD(3, iterations=2), SSD(1)]
+
+
+def training_data(seed: int = 0, count: int = 200, dtype: torch.dtype = torch.float64) -> tuple[Batch, Head]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    mix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
+    means = 2 * torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
+    features = means[labels] + torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) @ mix + 3
+    head = Head(torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64).to(dtype))
+    return Batch(features.to(dtype), None, labels), head
+
+
+def queries(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return (5 * torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).to(dtype)
+
+
+def class_statistics(features: np.ndarray, labels: np.ndarray) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Class means and the covariance within classes, by loops."""
+    means = {int(c): features[labels == c].mean(axis=0) for c in np.unique(labels)}
+    scatter = np.zeros((features.shape[1], features.shape[1]))
+    for z, y in zip(features, labels):
+        scatter += np.outer(z - means[int(y)], z - means[int(y)])
+    return means, scatter / len(features)
+
+
+def mds_by_definition(batch: Batch, z: np.ndarray) -> np.ndarray:
+    means, covariance = class_statistics(batch.features.double().numpy(), batch.labels.numpy())
+    precision = np.linalg.pinv(covariance, rcond=1e-12, hermitian=True)
+    return np.array([-min((x - m) @ precision @ (x - m) for m in means.values()) for x in z])
+
+
+def rmds_by_definition(batch: Batch, z: np.ndarray) -> np.ndarray:
+    features = batch.features.double().numpy()
+    mean, background = features.mean(axis=0), np.linalg.inv(np.cov(features.T, bias=True))
+    relative = [(x - mean) @ background @ (x - mean) for x in z]
+    return mds_by_definition(batch, z) + np.array(relative)
+
+
+def ssd_by_definition(features: np.ndarray, clusters: np.ndarray, z: np.ndarray, shrinkage: float = 0.0) -> np.ndarray:
+    features = features / np.linalg.norm(features, axis=1, keepdims=True)
+    _, shared = class_statistics(features, clusters)
+    scores = []
+    for x in z / np.linalg.norm(z, axis=1, keepdims=True):
+        distances = []
+        for c in np.unique(clusters):
+            rows = features[clusters == c]
+            own = np.cov(rows.T, bias=True)
+            precision = np.linalg.inv((1 - shrinkage) * own + shrinkage * shared)
+            distances.append((x - rows.mean(axis=0)) @ precision @ (x - rows.mean(axis=0)))
+        scores.append(-min(distances))
+    return np.array(scores)
+
+
+def test_mds_is_the_distance_to_the_nearest_class_mean_under_the_shared_covariance() -> None:
+    batch, head = training_data()
+    scores = MDS().fit(batch, head).score(Batch(queries()))
+    np.testing.assert_allclose(scores.numpy(), mds_by_definition(batch, queries().numpy()), rtol=1e-9)
+
+
+def test_rmds_is_the_class_distance_less_the_distance_to_all_data() -> None:
+    batch, head = training_data()
+    scores = RMDS().fit(batch, head).score(Batch(queries()))
+    np.testing.assert_allclose(scores.numpy(), rmds_by_definition(batch, queries().numpy()), rtol=1e-9)
+
+
+def test_rmds_with_more_classes_than_features_is_the_same_formula() -> None:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(600) % 20
+    features = torch.randn(20, 5, generator=generator).double()[labels] + torch.randn(600, 5, generator=generator)
+    batch = Batch(features, None, labels)
+    z = torch.randn(30, 5, generator=generator).double() * 4
+    scores = RMDS().fit(batch, Head(torch.randn(20, 5))).score(Batch(z))
+    np.testing.assert_allclose(scores.numpy(), rmds_by_definition(batch, z.numpy()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("shrinkage", [None, 0.0, 0.3, 1.0])
+def test_ssd_by_class_is_the_distance_of_normalised_features_under_each_covariance(shrinkage: float | None) -> None:
+    batch, head = training_data()
+    detector = SSD(shrinkage=shrinkage).fit(batch, head)
+    expected = ssd_by_definition(batch.features.numpy(), batch.labels.numpy(), queries().numpy(), shrinkage or 0.0)
+    np.testing.assert_allclose(detector.score(Batch(queries())).numpy(), expected, rtol=1e-7)
+    assert detector.covariance == ("shared" if shrinkage == 1 else "own")
+    assert f"covariance='{detector.covariance}'" in repr(detector)
+
+
+def test_ssd_with_one_cluster_needs_no_labels() -> None:
+    batch, head = training_data()
+    scores = SSD(1).fit(batch._replace(labels=None), head).score(Batch(queries()))
+    expected = ssd_by_definition(batch.features.numpy(), np.zeros(200), queries().numpy())
+    np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-7)
+
+
+def test_ssd_finds_clusters_that_are_there() -> None:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(900) % 3
+    features = 10 * torch.eye(WIDTH, dtype=torch.float64)[labels] + torch.randn(900, WIDTH, generator=generator)
+    batch, head = Batch(features, None, labels), Head(torch.eye(3, WIDTH))
+    by_class, by_means = SSD().fit(batch, head), SSD(3).fit(batch._replace(labels=None), head)
+    z = Batch(queries())
+    torch.testing.assert_close(by_means.score(z), by_class.score(z), rtol=1e-9, atol=0)
+
+
+def test_ssd_shares_the_covariance_where_the_table_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, head = training_data()
+    monkeypatch.setattr(ssd_module, "LARGEST_TABLE", CLASSES * WIDTH**2 - 1)
+    detector = SSD().fit(batch, head)
+    assert detector.covariance == "shared"
+    assert detector.whitener.shape == (WIDTH, WIDTH)
+    expected = ssd_by_definition(batch.features.numpy(), batch.labels.numpy(), queries().numpy(), 1.0)
+    np.testing.assert_allclose(detector.score(Batch(queries())).numpy(), expected, rtol=1e-7)
+
+
+def test_ssd_shrinks_all_covariances_when_one_cluster_has_too_few_samples() -> None:
+    batch, head = training_data()
+    few = torch.cat([(batch.labels != 0).nonzero()[:, 0], (batch.labels == 0).nonzero()[:1, 0]])
+    batch = Batch(batch.features[few], None, batch.labels[few])
+    detector = SSD().fit(batch, head)
+    counts = torch.bincount(batch.labels)
+    torch.testing.assert_close(detector.shrinkages, WIDTH / (WIDTH + counts.double()))
+    assert torch.isfinite(detector.score(Batch(queries()))).all()
+
+
+def test_scores_agree_with_pytorch_ood() -> None:
+    peer = pytest.importorskip("pytorch_ood.detector")
+    batch, head = training_data(dtype=torch.float32, count=500)
+    z = queries(torch.float32)
+    # Theirs is the distance under the scatter (not divided by N), halved for MDS, and an outlier score.
+    theirs = peer.Mahalanobis(None).fit_features(batch.features, batch.labels).predict_features(z)
+    torch.testing.assert_close(MDS().fit(batch, head).score(Batch(z)), -2 * 500 * theirs, rtol=1e-3, atol=0)
+    theirs = peer.RMD(None).fit_features(batch.features, batch.labels).predict_features(z)
+    torch.testing.assert_close(RMDS().fit(batch, head).score(Batch(z)), -500 * theirs, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+@settings(max_examples=5, deadline=None)
+@given(cuts=st.lists(st.integers(1, 199), max_size=5), seed=st.integers(0, 3))
+def test_any_split_and_shard_order_gives_the_same_buffers(detector: MDS, cuts: list[int], seed: int) -> None:
+    batch, head = training_data(seed)
+    bounds = [0, *sorted(set(cuts)), 200]
+    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b]) for a, b in zip(bounds, bounds[1:])]
+    whole = copy.deepcopy(detector).fit(batch, head)
+    split = copy.deepcopy(detector).fit(pieces, head)
+    shards = fit_in_shards(copy.deepcopy(detector), pieces[::-1], head)
+    for other in (split, shards):
+        for name, buffer in whole.named_buffers():
+            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
+
+
+def fit_in_shards(detector: MDS, shards: list[Batch], head: Head) -> MDS:
+    """Each shard is summed by a copy of the statistic that was sent to it, and the sums are merged."""
+    program = detector.start(head, torch.float64)
+    statistic = next(program)
+    while True:
+        parts = [pickle.loads(pickle.dumps(statistic)) for _ in shards]
+        for part, shard in zip(parts, shards):
+            part.update(shard)
+        for part in parts[1:]:
+            parts[0].merge(part)
+        try:
+            statistic = program.send(parts[0])
+        except StopIteration:
+            return detector
+
+
+def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
+    batch, head = training_data()
+    features = batch.features.clone()
+    features[:, 2] = 7.0  # a dead feature
+    features[:, 3] = features[:, 0] - 2 * features[:, 1]  # a dependent one
+    flat = batch._replace(features=features)
+    scores = MDS().fit(flat, head).score(Batch(queries()))
+    np.testing.assert_allclose(scores.numpy(), mds_by_definition(flat, queries().numpy()), rtol=1e-6)
+    assert torch.isfinite(RMDS().fit(flat, head).score(Batch(queries()))).all()
+    assert torch.isfinite(SSD().fit(flat, head).score(Batch(queries()))).all()
+
+
+def test_the_whitener_agrees_with_scikit_learn_where_the_covariance_is_singular() -> None:
+    from sklearn.covariance import EmpiricalCovariance
+
+    rows = torch.randn(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    fitted = EmpiricalCovariance().fit(rows.numpy())
+    w = whitener(torch.from_numpy(fitted.covariance_))
+    np.testing.assert_allclose((w.T @ w).numpy(), fitted.precision_, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_more_features_than_samples_and_empty_classes_are_defined(detector: MDS) -> None:
+    generator = torch.Generator().manual_seed(5)
+    batch = Batch(torch.randn(30, 64, generator=generator), None, torch.arange(30) % 5)
+    fitted = copy.deepcopy(detector).fit(batch, Head(torch.randn(1000, 64, generator=generator)))
+    scores = fitted.score(Batch(torch.randn(7, 64, generator=generator)))
+    assert torch.isfinite(scores).all()
+    assert all(buffer.isfinite().all() for buffer in fitted.buffers())
+
+
+def test_features_that_do_not_vary_within_classes_are_an_error() -> None:
+    batch = Batch(torch.eye(3), None, torch.arange(3))
+    with pytest.raises(ValueError, match="do not vary within their classes"):
+        MDS().fit(batch, Head(torch.eye(3)))
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite(detector: MDS) -> None:
+    batch, head = training_data(dtype=torch.float32)
+    fitted = copy.deepcopy(detector).fit(batch, head)
+    z = queries(torch.float32)[:4]
+    z[0, 1], z[1, 0], z[2] = torch.nan, torch.inf, z[2] * 1e30
+    scores = fitted.score(Batch(z))
+    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
+    assert torch.isfinite(scores[2:]).all()
+    assert fitted.score(Batch(z[:0])).shape == (0,)
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_a_saved_detector_scores_as_before(detector: MDS) -> None:
+    batch, head = training_data(dtype=torch.float32)
+    fitted = copy.deepcopy(detector).fit(batch, head)
+    fresh = type(detector)(**detector.options())
+    fresh.load_state_dict(fitted.state_dict())
+    z = Batch(queries(torch.float32))
+    assert torch.equal(fresh.score(z), fitted.score(z))
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_float32_scores_are_those_of_float64(detector: MDS) -> None:
+    single, double = (
+        copy.deepcopy(detector).fit(*training_data(dtype=dtype)).score(Batch(queries(dtype)))
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-3)
+
+
+def test_the_score_has_a_gradient_towards_the_nearest_class() -> None:
+    batch, head = training_data()
+    detector = MDS().fit(batch, head)
+    z = queries().requires_grad_()
+    (gradient,) = torch.autograd.grad(detector.score(Batch(z)).sum(), z)
+    assert (detector.score(Batch(z.detach() + 1e-4 * gradient.sign())) > detector.score(Batch(z.detach()))).all()
+
+
+# ── several layers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def layered(count: int, seed: int, noise: float = 0.0) -> Batch:
+    """Three parts; what perturbs a sample shows in the middle one alone."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    features, early, middle = (
+        torch.eye(CLASSES, width)[labels] * 5 + torch.randn(count, width, generator=generator) for width in (6, 5, 8)
+    )
+    return Batch(features, None, labels, {"early": early, "middle": middle + noise})
+
+
+def test_each_layer_has_its_own_gaussians() -> None:
+    head = Head(torch.eye(CLASSES, 6))
+    batch = layered(400, 0)
+    detector = MDS(layers=("early", "middle")).fit(batch, head)
+    z = layered(20, 1)
+    expected = []
+    for part, rows in (("features", z.features), ("early", z.layers["early"]), ("middle", z.layers["middle"])):
+        trained = batch.features if part == "features" else batch.layers[part]
+        alone = batch._replace(features=trained)
+        of_training = mds_by_definition(alone, trained.double().numpy())
+        of_queries = mds_by_definition(alone, rows.double().numpy())
+        expected.append((of_queries - of_training.mean()) / of_training.std())
+    np.testing.assert_allclose(detector.standardised(z).numpy(), np.stack(expected, axis=1), rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(detector.score(z).numpy(), np.mean(expected, axis=0), rtol=2e-3, atol=2e-3)
+
+
+def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    head, clean, perturbed = Head(torch.eye(CLASSES, 6)), layered(400, 1), layered(400, 2, noise=1.0)
+    detector = MDS(layers=["early", "middle"]).fit(layered(400, 0), head)
+    assert detector.needs_combination
+    x = torch.cat([detector.standardised(detector.prepare(part)) for part in (clean, perturbed)]).double().numpy()
+    y = np.repeat([1, 0], 400)
+    reference = LogisticRegression(tol=1e-10, max_iter=1000).fit(x, y)
+    split = [Batch(b.features[a : a + 90], None, None, {k: v[a : a + 90] for k, v in b.layers.items()})
+             for b in (clean,) for a in range(0, 400, 90)]  # fmt: skip
+    assert detector.fit_combination(iter(split), perturbed) is detector
+    np.testing.assert_allclose(detector.weights.numpy(), reference.coef_[0], rtol=1e-3, atol=1e-4)
+    assert detector.weights.abs().argmax() == 2
+    np.testing.assert_allclose(detector.score(clean).numpy(), reference.decision_function(x[:400]), rtol=1e-2, atol=1e-2)
+    assert detector.score(layered(200, 5)).mean() > 0 > detector.score(layered(200, 6, noise=1.0)).mean()
+
+
+def test_layers_are_fitted_the_same_in_any_split_and_survive_a_file() -> None:
+    head, batch = Head(torch.eye(CLASSES, 6, dtype=torch.float64)), layered(400, 0)
+    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b], {k: v[a:b] for k, v in batch.layers.items()})
+              for a, b in ((0, 7), (7, 250), (250, 400))]  # fmt: skip
+    whole = MDS(["early", "middle"]).fit(batch, head)
+    split, shards = MDS(["early", "middle"]).fit(pieces, head), fit_in_shards(MDS(["early", "middle"]), pieces[::-1], head)
+    for other in (split, shards):
+        for name, buffer in whole.named_buffers():
+            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
+    fresh = MDS(["early", "middle"])
+    fresh.load_state_dict(whole.state_dict())
+    assert torch.equal(fresh.score(batch), whole.score(batch))
+
+
+def test_a_non_finite_layer_fails_closed_whatever_the_sign_of_its_weight() -> None:
+    detector = MDS(["early", "middle"]).fit(layered(400, 0), Head(torch.eye(CLASSES, 6)))
+    detector.set(weights=torch.tensor([1.0, -1.0, -1.0]))
+    batch = layered(4, 1)
+    batch.layers["early"][0, 0] = torch.inf
+    batch.layers["middle"][1, 0] = torch.nan
+    batch.layers["middle"][2] *= 1e30
+    scores = detector.score(batch)
+    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
+    assert torch.isfinite(scores[2:]).all()
+
+
+def test_missing_and_misshapen_layers_are_named() -> None:
+    head, batch = Head(torch.eye(CLASSES, 6)), layered(40, 0)
+    with pytest.raises(ValueError, match="lacks the layers \\['late'\\]"):
+        MDS(["late"]).fit(batch, head)
+    detector = MDS(["early"]).fit(batch, head)
+    with pytest.raises(ValueError, match="lacks the layers \\['early'\\]"):
+        detector.score(Batch(batch.features))
+    with pytest.raises(ValueError, match="layer 'early' has shape \\(40, 3\\), expected \\(N, 5\\)"):
+        detector.score(batch._replace(layers={"early": batch.features[:, :3]}))
+    with pytest.raises(ValueError, match="nothing to weigh"):
+        MDS().fit(batch, head).fit_combination(batch, batch)
+    broken = layered(40, 0)
+    broken.layers["early"][3, 0] = torch.nan
+    with pytest.raises(ValueError, match="batch 0, row 3: its layer 'early'"):
+        MDS(["early"]).fit(broken, head)
+
+
+# ── options and export ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, "clusters is 0"),
+        ({"clusters": "k"}, "clusters is 'k'"),
+        ({"shrinkage": 2.0}, "shrinkage is 2.0"),
+        ({"iterations": 0}, "iterations is 0"),
+    ],
+)
+def test_options_of_ssd_that_make_no_sense_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SSD(**options)
+
+
+def test_more_clusters_than_samples_is_an_error() -> None:
+    batch, head = training_data(count=20)
+    with pytest.raises(ValueError, match="30 clusters asked for"):
+        SSD(30).fit(batch, head)
+
+
+def test_mds_and_ssd_by_class_ask_for_labels() -> None:
+    batch, head = training_data()
+    for detector in (MDS(), RMDS(), SSD()):
+        with pytest.raises(ValueError, match="needs labels"):
+            detector.fit(batch._replace(labels=None), head)
+
+
+class Scorer(torch.nn.Module):
+    def __init__(self, detector: torch.nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.detector(Batch(features))
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_exported_graphs_score_any_batch_size(detector: MDS) -> None:
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    z = queries(torch.float32)
+    z[0, 0] = torch.nan
+    program = torch.export.export(Scorer(fitted), (z[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.testing.assert_close(program.module()(z), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_onnx_graphs_score_any_batch_size(detector: MDS) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    z = queries(torch.float32)
+    z[0, 0] = torch.nan
+    program = torch.onnx.export(
+        Scorer(fitted), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)

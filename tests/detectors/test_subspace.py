@@ -1,0 +1,204 @@
+"""ViM and Residual against their formulas in float64 and pytorch-ood."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdbd.batch import Batch, Head
+from fdbd.detectors.vim import Residual, ViM
+
+CLASSES, WIDTH = 4, 10
+OPTIONS = [ViM(), ViM(dim=2), Residual(), Residual(dim=8)]
+
+
+def training_data(count: int = 300, dtype: torch.dtype = torch.float64) -> tuple[Batch, Head]:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.linspace(3, 0.2, WIDTH, dtype=torch.float64)
+    features = torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) * spread + 0.5
+    weight = torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
+    bias = torch.randn(CLASSES, generator=generator, dtype=torch.float64)
+    return Batch(features.to(dtype)), Head(weight.to(dtype), bias.to(dtype))
+
+
+def queries(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return (3 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).to(dtype)
+
+
+def by_definition(features: np.ndarray, head: Head, dim: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of Residual and of ViM, by loops."""
+    weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
+    origin = -np.linalg.pinv(weight) @ bias
+    moment = np.zeros((features.shape[1], features.shape[1]))
+    for x in features:
+        moment += np.outer(x - origin, x - origin) / len(features)
+    values, vectors = np.linalg.eigh(moment)
+    residual = vectors[:, np.argsort(-values)[dim:]]
+
+    def norm(x: np.ndarray) -> float:
+        return float(np.sqrt(sum(((x - origin) @ r) ** 2 for r in residual.T)))
+
+    alpha = sum((weight @ x + bias).max() for x in features) / sum(norm(x) for x in features)
+    residuals = np.array([-norm(x) for x in z])
+    energies = np.array([np.log(sum(np.exp(weight @ x + bias))) for x in z])
+    return residuals, energies + alpha * residuals
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 8, 9])
+def test_scores_are_those_of_the_definition(dim: int) -> None:
+    batch, head = training_data()
+    residual, vim = by_definition(batch.features.numpy(), head, dim, queries().numpy())
+    z = Batch(queries())
+    np.testing.assert_allclose(Residual(dim).fit(batch, head).score(z).numpy(), residual, rtol=1e-9)
+    np.testing.assert_allclose(ViM(dim).fit(batch, head).score(z).numpy(), vim, rtol=1e-9)
+
+
+def test_more_classes_than_features_is_the_same_formula() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batch, head = training_data()[0], Head(torch.randn(30, WIDTH, generator=generator).double(), torch.randn(30).double())
+    _, vim = by_definition(batch.features.numpy(), head, 5, queries().numpy())
+    np.testing.assert_allclose(ViM().fit(batch, head).score(Batch(queries())).numpy(), vim, rtol=1e-9)
+
+
+def test_given_logits_are_used() -> None:
+    batch, head = training_data()
+    detector = ViM().fit(batch, head)
+    z, logits = queries(), torch.zeros(40, CLASSES, dtype=torch.float64)
+    expected = np.log(CLASSES) + float(detector.alpha) * Residual().fit(batch, head).score(Batch(z)).numpy()
+    np.testing.assert_allclose(detector.score(Batch(z, logits)).numpy(), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dim", [2, 5])
+def test_scores_agree_with_pytorch_ood(dim: int) -> None:
+    peer = pytest.importorskip("pytorch_ood.detector")
+    batch, head = training_data(dtype=torch.float32)
+    theirs = peer.ViM(None, dim, head.weight, head.bias).fit_features(batch.features, torch.zeros(300).long())
+    z = queries(torch.float32)
+    scores = ViM(dim).fit(batch, head).score(Batch(z))
+    torch.testing.assert_close(scores, -theirs.predict_features(z), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("width", "dim"), [(2048, 1000), (1024, 512), (768, 512), (512, 256), (64, 32), (3, 1)])
+def test_the_default_dimension_follows_the_width(width: int, dim: int) -> None:
+    assert Residual()._dim(width) == dim
+
+
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.lists(st.integers(1, 299), max_size=5))
+def test_any_split_and_shard_order_gives_the_same_buffers(cuts: list[int]) -> None:
+    batch, head = training_data()
+    bounds = [0, *sorted(set(cuts)), 300]
+    pieces = [Batch(batch.features[a:b], head(batch.features[a:b])) for a, b in zip(bounds, bounds[1:])]
+    whole, split = ViM().fit(batch, head), ViM().fit(pieces, head)
+    shards = ViM()
+    program = shards.start(head, torch.float64)
+    statistic = next(program)
+    for _ in range(2):
+        parts = [pickle.loads(pickle.dumps(statistic)) for _ in pieces]
+        for part, piece in zip(parts, reversed(pieces)):
+            part.update(piece)
+        for part in parts[1:]:
+            parts[0].merge(part)
+        try:
+            statistic = program.send(parts[0])
+        except StopIteration:
+            break
+    for other in (split, shards):
+        for name, buffer in whole.named_buffers():
+            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
+
+
+def test_a_one_shot_iterator_is_refused_since_vim_takes_two_passes() -> None:
+    batch, head = training_data()
+    with pytest.raises(ValueError, match="ViM needs another pass"):
+        ViM().fit(iter([batch]), head)
+    Residual().fit(iter([batch]), head)
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_training_data_of_low_rank_and_fewer_samples_than_features_are_defined(detector: ViM) -> None:
+    batch, head = training_data(count=5, dtype=torch.float32)
+    flat = batch.features.clone()
+    flat[:, 3:] = 0
+    scores = copy.deepcopy(detector).fit(Batch(flat), head).score(Batch(queries(torch.float32)))
+    assert torch.isfinite(scores).all()
+
+
+def test_a_residual_is_precise_where_it_is_small_against_the_feature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.tensor([1000.0] * 2 + [1e-2] * 8, dtype=torch.float64)
+    features = torch.randn(400, WIDTH, generator=generator, dtype=torch.float64) * spread
+    head = Head(torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64))
+    exact = Residual(2).fit(Batch(features), head).score(Batch(features))
+    single = Residual(2).fit(Batch(features.float()), Head(head.weight.float())).score(Batch(features.float()))
+    # float32 keeps 1000 · 6e-8 of the feature; squared norms that cancel would keep 1000 · √6e-8 = 0.25.
+    assert (single - exact).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite(detector: ViM) -> None:
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    z = queries(torch.float32)[:4]
+    z[0, 1], z[1, 0], z[2] = torch.nan, -torch.inf, z[2] * 1e30
+    scores = fitted.score(Batch(z))
+    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
+    assert torch.isfinite(scores[2:]).all()
+    assert fitted.score(Batch(z[:0])).shape == (0,)
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_a_saved_detector_scores_as_before(detector: ViM) -> None:
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    fresh = type(detector)(**detector.options())
+    fresh.load_state_dict(fitted.state_dict())
+    z = Batch(queries(torch.float32))
+    assert torch.equal(fresh.score(z), fitted.score(z))
+
+
+def test_dimensions_that_leave_no_residual_are_refused() -> None:
+    batch, head = training_data()
+    for dim in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="expected a number of principal dimensions"):
+            ViM(dim)
+    with pytest.raises(ValueError, match="dim is 10, expected less than the 10 features"):
+        ViM(10).fit(batch, head)
+
+
+class Scorer(torch.nn.Module):
+    def __init__(self, detector: torch.nn.Module) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.detector(Batch(features))
+
+
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_exported_graphs_score_any_batch_size(detector: ViM) -> None:
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    z = queries(torch.float32)
+    z[0, 0] = torch.nan
+    program = torch.export.export(Scorer(fitted), (z[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.testing.assert_close(program.module()(z), fitted.score(Batch(z)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
+def test_onnx_graphs_score_any_batch_size(detector: ViM) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
+    z = queries(torch.float32)
+    z[0, 0] = torch.nan
+    program = torch.onnx.export(
+        Scorer(fitted), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
+    torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,44 @@
+"""The README's Python, run word for word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_code_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)).eval()
+    train, validation = torch.randn(256, 3, 4, 4), torch.randn(128, 3, 4, 4)
+    names = {
+        "model": model,
+        "train_loader": DataLoader(TensorDataset(train, torch.arange(256) % 5), batch_size=64),
+        "val_loader": DataLoader(TensorDataset(validation, torch.arange(128) % 5), batch_size=64),
+        "images": torch.cat([validation[:4], torch.full((1, 3, 4, 4), float("nan"))]),
+        "weight": model[3].weight,
+        "bias": model[3].bias,
+        "train_features": model[:3](train).detach(),
+        "new_features": model[:3](validation[:4]).detach(),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), names)
+    decision = names["decision"]
+    assert torch.equal(decision.logits[:4], model(validation[:4]))
+    assert decision.is_ood.tolist()[4] is True
+    assert (tmp_path / "guard.safetensors").is_file()
+    assert names["why"].distances.shape == (5, 5)
+    torch.testing.assert_close(names["scores"], decision.scores[:4])
+
+
+def test_the_files_that_the_readme_links_to_are_there() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8")):
+        assert (README.parent / target).exists(), target
