@@ -66,7 +66,7 @@ def test_ties_go_to_the_lower_index(rows: list[list[int]], k: int) -> None:
     for fill in (None, torch.full((len(rows), 1), 7.0)):
         expected = torch.zeros_like(features)
         for i, row in enumerate(rows):
-            for j in sorted(range(9), key=lambda j: (-row[j], j))[:k]:  # noqa: B023
+            for j in sorted(range(9), key=lambda j: (-row[j], j))[:k]:
                 expected[i, j] = row[j] if fill is None else 7.0
         assert torch.equal(prune(features, k, fill), expected)
     kth, sums = largest(features, k)
@@ -117,7 +117,9 @@ def test_react_clips_at_the_percentile_of_all_training_activations(percentile: f
     torch.testing.assert_close(shaping(new), new.clamp_max(threshold), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [torch.randn, torch.rand, lambda *s: torch.randn(*s).relu(), lambda *s: -torch.rand(*s)])
+@pytest.mark.parametrize(
+    "make", [torch.randn, torch.rand, lambda *s: torch.randn(*s).relu(), lambda *s: -torch.rand(*s)]
+)
 def test_vra_takes_each_features_own_percentiles(make) -> None:
     torch.manual_seed(3)
     train = make(501, 12) * torch.logspace(-20, 20, 12)
@@ -166,8 +168,8 @@ def test_scores_equal_those_of_pytorch_ood(name: str) -> None:
     train, new = make_features(2000, 48, dtype=torch.float32), make_features(100, 48, 5, dtype=torch.float32)
     if name in ("react", "vra"):
         peer.fit_feature_maps(train[:, :, None, None], torch.zeros(2000))
-    # pytorch-ood raises what lies below VRA's lower threshold to it, the paper and its authors' code set it to 0: with
-    # a percentile of 0 nothing new lies below the lowest training value but for the few rows left out here.
+    # pytorch-ood raises what lies below VRA's lower threshold to it, the paper and its authors' code set it to 0. Both
+    # agree where nothing lies below: at the lowest training value, and new values above it.
     options = {"low": 0.0} if name == "vra" else {}
     if name == "vra":
         new = new.clamp_min(0.02)

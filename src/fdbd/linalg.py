@@ -1,4 +1,4 @@
-"""Linear algebra that several detectors share: whitening, unit rows, work in blocks of rows, the largest inner products.
+"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest inner products.
 
 Pure functions of tensors; nothing here knows a batch or a detector.
 """
@@ -25,7 +25,8 @@ def unit(rows: Tensor) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-12)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / norms.clamp_min(1e-12)
 
 
 def whitener(covariance: Tensor) -> Tensor:
@@ -41,7 +42,9 @@ def whitener(covariance: Tensor) -> Tensor:
     covariance = covariance.to(torch.float64)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
-        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=torch.float64), upper=False)
+        inverse: Tensor = torch.linalg.solve_triangular(
+            factor, torch.eye(len(factor), dtype=torch.float64), upper=False
+        )
         # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
         if covariance.trace() * inverse.square().sum() * VARIANCE_FLOOR < 1:
             return inverse
@@ -53,7 +56,8 @@ def whitener(covariance: Tensor) -> Tensor:
             "covariance; give more samples a class, or a detector without a covariance"
         )
     directions = directions[:, kept]
-    return (directions / variances[kept].sqrt()) @ directions.T
+    symmetric: Tensor = (directions / variances[kept].sqrt()) @ directions.T
+    return symmetric
 
 
 def upright(directions: Tensor) -> Tensor:
@@ -68,7 +72,7 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     size = max(64, _ELEMENTS // max(width, 1))
     if torch.compiler.is_compiling() or rows.shape[0] <= size:
         return function(rows)
-    return torch.cat([function(block) for block in rows.split(size)])
+    return torch.cat([function(block) for block in torch.split(rows, size)])
 
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +86,7 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     if torch.compiler.is_compiling():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    found = [_largest_of_block(block, points, k) for block in rows.split(_QUERIES)]
+    found = [_largest_of_block(block, points, k) for block in torch.split(rows, _QUERIES)]
     if not found:
         return rows.new_zeros(0, k), torch.zeros(0, k, dtype=torch.int64, device=rows.device)
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])

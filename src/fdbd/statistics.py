@@ -326,8 +326,8 @@ class Bank:
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
         samples = torch.zeros(0)
-        pieces = [piece for rows in self.rows for piece in rows.split(ROWS_AT_A_TIME)]
-        for rows, where in zip(pieces, place.split([len(piece) for piece in pieces])):
+        pieces = [piece for rows in self.rows for piece in torch.split(rows, ROWS_AT_A_TIME)]
+        for rows, where in zip(pieces, torch.split(place, [len(piece) for piece in pieces])):
             rows = rows if transform is None else transform(rows)
             if not len(samples):  # the transform decides the width
                 samples = rows.new_empty(len(order), *rows.shape[1:])
@@ -340,7 +340,7 @@ def row_hashes(rows: Tensor) -> Tensor:
     bits = rows.float().contiguous().view(torch.int32).numpy()
     generator = torch.Generator().manual_seed(0x5F3759DF)
     keys = (torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1).numpy()
-    # int64 wraps around: multilinear hashing modulo 2^64. A few rows at a time, so that their int64 copy stays in cache.
+    # int64 wraps around: multilinear hashing modulo 2^64. Few rows at a time, so that their int64 copy stays in cache.
     pieces = [bits[start : start + 512].astype(np.int64) @ keys for start in range(0, bits.shape[0], 512)]
     mixed = torch.from_numpy(np.concatenate(pieces)) if pieces else torch.zeros(0, dtype=torch.int64)
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser

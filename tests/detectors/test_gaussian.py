@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_scores_agree_with_pytorch_ood() -> None:
 def test_any_split_and_shard_order_gives_the_same_buffers(detector: MDS, cuts: list[int], seed: int) -> None:
     batch, head = training_data(seed)
     bounds = [0, *sorted(set(cuts)), 200]
-    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b]) for a, b in zip(bounds, bounds[1:])]
+    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b]) for a, b in itertools.pairwise(bounds)]
     whole = copy.deepcopy(detector).fit(batch, head)
     split = copy.deepcopy(detector).fit(pieces, head)
     shards = fit_in_shards(copy.deepcopy(detector), pieces[::-1], head)
@@ -303,7 +304,8 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
     assert detector.fit_combination(iter(split), perturbed) is detector
     np.testing.assert_allclose(detector.weights.numpy(), reference.coef_[0], rtol=1e-3, atol=1e-4)
     assert detector.weights.abs().argmax() == 2
-    np.testing.assert_allclose(detector.score(clean).numpy(), reference.decision_function(x[:400]), rtol=1e-2, atol=1e-2)
+    odds = reference.decision_function(x[:400])
+    np.testing.assert_allclose(detector.score(clean).numpy(), odds, rtol=1e-2, atol=1e-2)
     assert detector.score(layered(200, 5)).mean() > 0 > detector.score(layered(200, 6, noise=1.0)).mean()
 
 
@@ -312,7 +314,8 @@ def test_layers_are_fitted_the_same_in_any_split_and_survive_a_file() -> None:
     pieces = [Batch(batch.features[a:b], None, batch.labels[a:b], {k: v[a:b] for k, v in batch.layers.items()})
               for a, b in ((0, 7), (7, 250), (250, 400))]  # fmt: skip
     whole = MDS(["early", "middle"]).fit(batch, head)
-    split, shards = MDS(["early", "middle"]).fit(pieces, head), fit_in_shards(MDS(["early", "middle"]), pieces[::-1], head)
+    split = MDS(["early", "middle"]).fit(pieces, head)
+    shards = fit_in_shards(MDS(["early", "middle"]), pieces[::-1], head)
     for other in (split, shards):
         for name, buffer in whole.named_buffers():
             torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
@@ -407,7 +410,7 @@ def test_onnx_graphs_score_any_batch_size(detector: MDS) -> None:
     z = queries(torch.float32)
     z[0, 0] = torch.nan
     program = torch.onnx.export(
-        Scorer(fitted), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
+        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
     )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import sys
 
@@ -180,7 +181,7 @@ def test_without_faiss_the_exact_search_stands_in_and_others_name_the_package(mo
 def test_any_split_and_shard_order_gives_the_same_buffers(detector: KNN, cuts: list[int]) -> None:
     batch, head = training_data()
     bounds = [0, *sorted(set(cuts)), 200]
-    pieces = [Batch(batch.features[a:b]) for a, b in zip(bounds, bounds[1:])]
+    pieces = [Batch(batch.features[a:b]) for a, b in itertools.pairwise(bounds)]
     whole, split, shards = (copy.deepcopy(detector) for _ in range(3))
     whole.fit(batch, head)
     split.fit(pieces, head)
@@ -312,7 +313,7 @@ def test_onnx_graphs_score_any_batch_size(detector: KNN) -> None:
     z = queries(torch.float32)
     z[0, 0] = torch.nan
     program = torch.onnx.export(
-        Scorer(fitted), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
+        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
     )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -61,7 +62,8 @@ def test_scores_are_those_of_the_definition(dim: int) -> None:
 
 def test_more_classes_than_features_is_the_same_formula() -> None:
     generator = torch.Generator().manual_seed(2)
-    batch, head = training_data()[0], Head(torch.randn(30, WIDTH, generator=generator).double(), torch.randn(30).double())
+    batch, _ = training_data()
+    head = Head(torch.randn(30, WIDTH, generator=generator).double(), torch.randn(30, generator=generator).double())
     _, vim = by_definition(batch.features.numpy(), head, 5, queries().numpy())
     np.testing.assert_allclose(ViM().fit(batch, head).score(Batch(queries())).numpy(), vim, rtol=1e-9)
 
@@ -94,7 +96,7 @@ def test_the_default_dimension_follows_the_width(width: int, dim: int) -> None:
 def test_any_split_and_shard_order_gives_the_same_buffers(cuts: list[int]) -> None:
     batch, head = training_data()
     bounds = [0, *sorted(set(cuts)), 300]
-    pieces = [Batch(batch.features[a:b], head(batch.features[a:b])) for a, b in zip(bounds, bounds[1:])]
+    pieces = [Batch(batch.features[a:b], head(batch.features[a:b])) for a, b in itertools.pairwise(bounds)]
     whole, split = ViM().fit(batch, head), ViM().fit(pieces, head)
     shards = ViM()
     program = shards.start(head, torch.float64)
@@ -197,7 +199,7 @@ def test_onnx_graphs_score_any_batch_size(detector: ViM) -> None:
     z = queries(torch.float32)
     z[0, 0] = torch.nan
     program = torch.onnx.export(
-        Scorer(fitted), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
+        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
     )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})

@@ -199,6 +199,8 @@ class FeatureCache:
             for shard in extract(classifier, images, preprocess, missing, self.shard_rows, **options):  # type: ignore[arg-type]
                 folder.write_shard(*shard)
                 num_computed += len(shard.arrays["features"])
+            if progress is not None and not missing:
+                progress(len(images), len(images))
             if missing or not folder.is_packed:
                 folder.pack(num_shards)
             arrays, failures = folder.read()

@@ -17,10 +17,10 @@ class CSI(Detector):
 
         score(z) = Σ_v λ_v max_i cos(z_v, z_{i,v}) ‖z_v‖,   λ_v = 1 / mean_i ‖z_{i,v}‖
 
-    The views of a sample are its features after each shifting transformation (rotations in the paper), in ``Batch.views``
-    (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without shifts. One matrix
-    product a view with the bank of M samples kept: O(VMP) a sample. The paper's second term, the probability of the right
-    shift, needs the auxiliary head of CSI's training and is not part of it.
+    The views of a sample are its features after each shifting transformation (rotations in the paper), given as
+    ``Batch.views`` (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without
+    shifts. One matrix product a view with the bank of M samples kept: O(VMP) a sample. The paper's second term, the
+    probability of the right shift, needs the auxiliary head of CSI's training and is not part of it.
 
     Args:
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
@@ -34,6 +34,8 @@ class CSI(Detector):
         2020,
     )
     one_pass = True
+    bank: Tensor
+    weights: Tensor
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
@@ -56,8 +58,8 @@ class CSI(Detector):
         views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
         if views.shape != (self.bank.shape[0], *batch.features.shape):
             raise ValueError(
-                f"views have shape {tuple(views.shape)}, expected {(self.bank.shape[0], *batch.features.shape)}: as many "
-                "views as in the training data, each with the features' rows and columns"
+                f"views have shape {tuple(views.shape)}, expected {(self.bank.shape[0], *batch.features.shape)}: as "
+                "many views as in the training data, each with the features' rows and columns"
             )
         nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
         score = self.weights @ torch.stack(nearest)

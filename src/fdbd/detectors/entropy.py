@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from .base import Detector, Paper
-from .exponentials import shifted
+from .exponentials import bound_, gaps
 
 
 class Entropy(Detector):
@@ -34,7 +34,7 @@ class Entropy(Detector):
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
         # Σ p log p with p = e^s / Σ e^s is Σ e^s s / Σ e^s − log Σ e^s: no p, no log p, and nothing to clip at 0
-        exponents = shifted(batch.logits)
+        exponents = bound_(gaps(batch.logits))
         weights = exponents.exp()
         total = weights.sum(dim=1)
-        return (weights * exponents).sum(dim=1) / total - total.log()
+        return exponents.mul_(weights).sum(dim=1) / total - total.log()

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..kernels.dispatch import fits_kernel
 from .base import Detector, Paper
-from .exponentials import exponential, logsumexp
+from .exponentials import bound_, gaps
 
 
 class GEN(Detector):
@@ -45,22 +45,24 @@ class GEN(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        # The power blows up 1 − p near p = 1, which rounds to 0 in float32: the predicted class's 1 − p is taken as the
-        # sum of the others, and everything in logarithms.
-        best = batch.logits.max(dim=1, keepdim=True)
-        others = batch.logits.scatter(1, best.indices, -torch.inf)
-        rest = logsumexp(others)[:, None]
-        total = torch.logaddexp(best.values, rest)
-        predicted = (self.gamma * (best.values - total + rest - total)).exp()[:, 0]
-        if self.top < others.shape[1]:
-            others = largest(others, self.top - 1)
-        log_p = others - total
-        return -predicted - (self.gamma * (log_p + torch.log1p(-exponential(log_p)))).exp().sum(dim=1)
+        gap = gaps(batch.logits)
+        weights = bound_(gap.clone()).exp_()
+        # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted class, 1 − p is the
+        # sum over the others, which are below it or share the largest logit with it.
+        below = gap.sign()  # −1, or 0 for the largest
+        shared = gap.shape[1] + below.sum(dim=1, keepdim=True)
+        others = -below.mul_(weights).sum(dim=1, keepdim=True)
+        total = others + shared
+        if self.top < gap.shape[1]:
+            gap = largest(gap, self.top)
+            weights = bound_(gap.clone()).exp_()
+        rest = torch.where(gap < 0, total - weights, others + (shared - 1))
+        return -(self.gamma * (gap + rest.log() - 2 * total.log())).exp().sum(dim=1)
 
 
 def largest(values: Tensor, count: int) -> Tensor:
     """(N, count) the largest values of each row, in any order."""
     first = values.shape[1] - count
-    if count and fits_kernel(values):  # numpy selects without indices, five times as fast as torch
+    if fits_kernel(values):  # numpy selects without indices, five times as fast as torch
         return torch.from_numpy(np.partition(values.numpy(), first, axis=1)[:, first:])
     return values.topk(count, dim=1, sorted=False).values

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..batch import Batch, Head
 from ..statistics import ClassMeans
 from .base import Detector, Paper, Passes
-from .exponentials import shifted
+from .exponentials import bound_, gaps
 
 
 class KLMatching(Detector):
@@ -35,11 +35,11 @@ class KLMatching(Detector):
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
         # p = e^s / Σ e^s; dividing after the sums leaves out p and log p, each as large as the logits.
-        exponents = shifted(batch.logits)
+        exponents = bound_(gaps(batch.logits))
         weights = exponents.exp()
         total = weights.sum(dim=1)
         match = (weights @ self.log_templates.T).amax(dim=1)
-        return (match - (weights * exponents).sum(dim=1)) / total + total.log()
+        return (match - exponents.mul_(weights).sum(dim=1)) / total + total.log()
 
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -16,21 +16,21 @@ Index = Literal["exact", "flat", "ivf", "hnsw"]
 
 
 class KNN(Detector):
-    """Distance from the normalised feature to its k-th nearest neighbour among the training features (Sun et al., 2022).
+    """Distance of the normalised feature to its k-th nearest neighbour among the training features (Sun et al., 2022).
 
         score(z) = −‖ẑ − ẑ_(k)‖,   ẑ = z/‖z‖
 
-    Exact by default: one matrix product with the bank and a selection, O(MP) a sample for M samples kept. The bank takes
-    4MP bytes. KNN+ is the same on contrastive features. Settings of the paper: k = 50 for CIFAR-10 (the default), 200 for
-    CIFAR-100, and for ImageNet ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
+    Exact by default: one matrix product with the bank and a selection, O(MP) a sample for M samples kept. The bank
+    takes 4MP bytes. KNN+ is the same on contrastive features. Settings of the paper: k = 50 for CIFAR-10 (the default),
+    200 for CIFAR-100, and for ImageNet ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
 
     Args:
         k: which neighbour.
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
         index: "exact": torch's matrix product; "flat": faiss's exact search, which gives the same scores; "ivf" and
-            "hnsw": faiss's approximate indices, built from the bank at the first score (`recall` measures what they miss).
-            faiss comes with ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients, other devices,
-            float64 and exported graphs always use the exact product.
+            "hnsw": faiss's approximate indices, built from the bank at the first score (`recall` measures what they
+            miss). faiss comes with ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients,
+            other devices, float64 and exported graphs always use the exact product.
 
     >>> bank = torch.eye(3).repeat(2, 1)
     >>> KNN(k=2).fit(Batch(bank), Head(torch.eye(3))).score(Batch(torch.tensor([[5.0, 0.0, 0.0]])))
@@ -40,6 +40,7 @@ class KNN(Detector):
     name = "knn"
     paper = Paper("Out-of-Distribution Detection with Deep Nearest Neighbors", "Sun et al.", "ICML", 2022)
     one_pass = True
+    bank: Tensor
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
         super().__init__()
@@ -61,7 +62,8 @@ class KNN(Detector):
         products, indices = self._search(rows)
         kth = indices.gather(1, products.argmin(dim=1, keepdim=True))[:, 0]
         # The distance itself, not √(2 − 2 cos), which loses half the digits next to a neighbour.
-        return -torch.linalg.vector_norm(rows - self.bank[kth], dim=1)
+        distance: Tensor = torch.linalg.vector_norm(rows - self.bank[kth], dim=1)
+        return -distance
 
     def recall(self, batch: Batch) -> float:
         """Fraction of the k exact nearest neighbours that the index finds, over the samples of a batch."""
@@ -116,7 +118,7 @@ def _fits_faiss(rows: Tensor) -> bool:
 
 
 def build_index(bank: Tensor, kind: Index) -> Any:
-    """A faiss index of normalised rows (M, P) by inner product; None where "flat" has no faiss and torch does as well."""
+    """A faiss index of normalised rows (M, P) by inner product; None for "flat" without faiss: torch does as well."""
     try:
         import faiss
     except ImportError:
@@ -124,6 +126,7 @@ def build_index(bank: Tensor, kind: Index) -> Any:
             return None
         raise ImportError(f"the {kind!r} index needs faiss: pip install 'fdbd[knn]', or use index='exact'") from None
     count, width = bank.shape
+    index: Any
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efSearch = 256

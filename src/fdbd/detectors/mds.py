@@ -23,13 +23,13 @@ class MDS(Detector):
         score(z) = −min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c)
 
     With Σ⁻¹ = WᵀW the distance is Euclidean after whitening by W, so all classes cost one matrix product:
-    O(P² + CP) a sample instead of O(CP²). Σ is the covariance within classes, divided by the number of samples; where it
-    is singular its pseudo-inverse is taken, as in the authors' code. Classes without samples leave the minimum.
+    O(P² + CP) a sample instead of O(CP²). Σ is the covariance within classes, divided by the number of samples; where
+    it is singular its pseudo-inverse is taken, as in the authors' code. Classes without samples leave the minimum.
 
     Over several layers the score is Σ_l w_l (s_l − m_l)/σ_l + w_0, where s_l is the score above of layer l with its own
     means and covariance, and m_l and σ_l are its mean and deviation over the training data. `fit` sets equal weights;
-    `fit_combination` makes them those of a logistic regression of clean against adversarially perturbed samples, so that
-    the score is the log-odds of being clean. A Guard does both.
+    `fit_combination` makes them those of a logistic regression of clean against adversarially perturbed samples, so
+    that the score is the log-odds of being clean. A Guard does both.
 
     Args:
         layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
@@ -49,6 +49,11 @@ class MDS(Detector):
     )
     needs_labels = True
     one_pass = True
+    means: Tensor
+    shift: Tensor
+    scale: Tensor
+    weights: Tensor
+    intercept: Tensor
 
     def __init__(self, layers: Sequence[str] = ()) -> None:
         super().__init__()
@@ -122,7 +127,7 @@ class MDS(Detector):
             rows = rows.to(means.device, means.dtype)
             if rows.ndim != 2 or rows.shape[1] != means.shape[1]:
                 raise ValueError(
-                    f"layer {self.layers[part - 1]!r} has shape {tuple(rows.shape)}, expected (N, {means.shape[1]}) as fitted"
+                    f"layer {self.layers[part - 1]!r} has shape {tuple(rows.shape)}, expected (N, {means.shape[1]})"
                 )
             scores.append(in_blocks(partial(self._part_score, part), rows, means.shape[0]))
         return torch.stack(scores, dim=1)

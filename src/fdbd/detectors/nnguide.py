@@ -8,6 +8,7 @@ from ..batch import Batch, Head
 from ..linalg import largest_products, unit
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
+from .exponentials import logsumexp
 from .knn import check_neighbours, require_samples
 
 
@@ -20,7 +21,8 @@ class NNGuide(Detector):
 
     Args:
         k: number of neighbours.
-        alpha: fraction of the training samples to keep, chosen by a hash of each sample; the paper keeps 1 % of ImageNet.
+        alpha: fraction of the training samples to keep, chosen by a hash of each sample; the paper keeps 1 % of
+            ImageNet.
     """
 
     name = "nnguide"
@@ -28,6 +30,7 @@ class NNGuide(Detector):
     reads = ("features", "logits")
     fit_reads = ("features",)
     one_pass = True
+    bank: Tensor
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:
         super().__init__()
@@ -43,9 +46,9 @@ class NNGuide(Detector):
 
     def _guides(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.head_weight)
-        return unit(rows) * self.head(rows).logsumexp(dim=1, keepdim=True)
+        return unit(rows) * logsumexp(self.head(rows))[:, None]
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
         products, _ = largest_products(unit(batch.features), self.bank, self.k)
-        return batch.logits.logsumexp(dim=1) * products.mean(dim=1)
+        return logsumexp(batch.logits) * products.mean(dim=1)

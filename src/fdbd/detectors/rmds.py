@@ -31,6 +31,10 @@ class RMDS(Detector):
     )
     needs_labels = True
     one_pass = True
+    mean: Tensor
+    factor: Tensor
+    slopes: Tensor
+    squares: Tensor
 
     def passes(self, head: Head) -> Passes:
         moments = yield ClassMoments(head.num_classes, head.num_features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from typing_extensions import Self
 
 from ..batch import Batch, Head
 from ..geometry import squared_distances
+from ..kmeans import kmeans, nearest
 from ..linalg import in_blocks, unit, whitener
-from ..statistics import ROWS_AT_A_TIME, ClassMeans, ClassMoments, Moments, Transformed, in_float64, labels_of, row_hashes
+from ..statistics import ROWS_AT_A_TIME, ClassMoments, Moments, Transformed, in_float64, labels_of
 from .base import Detector, Paper, Passes
 
 LARGEST_TABLE = 1 << 27
@@ -24,23 +25,26 @@ class SSD(Detector):
 
         score(z) = −min_m (ẑ − μ_m)ᵀ Σ_m⁻¹ (ẑ − μ_m),   ẑ = z/‖z‖
 
-    Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own covariance, so a sample
-    costs O(MP²). Where the M·P² entries of the covariances are more than 2²⁷, all clusters share the covariance within
-    clusters: O(P² + MP). `covariance` says which it was. Clusters without samples are left out.
+    Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own covariance, so a
+    sample costs O(MP²). Where the M·P² entries of the covariances are more than 2²⁷, all clusters share the covariance
+    within clusters: O(P² + MP). `covariance` says which it was. Clusters without samples are left out.
 
     Args:
         clusters: "class", or a number M of k-means clusters, for which no labels are needed.
         shrinkage: λ from 0 to 1 in (1 − λ) Σ_m + λ Σ, with the shared Σ: 0 is the original, 1 the shared covariance.
             None: 0 if every cluster has more than P samples; else P/(P + n_m) for a cluster of n_m, as if P samples of
             the shared covariance had been added, since covariances of fewer samples are singular.
-        iterations: of k-means over the training data, one pass each. It starts from k-means++ on the few thousand samples
-            with the smallest hashes, so the result depends neither on chance nor on the order of the data.
+        iterations: of k-means over the training data, one pass each. It starts from k-means++ on the few thousand
+            samples with the smallest hashes, so the result depends neither on chance nor on the order of the data.
     """
 
     name = "ssd"
     paper = Paper("SSD: A Unified Framework for Self-Supervised Outlier Detection", "Sehwag et al.", "ICLR", 2021)
     needs_labels = True
     one_pass = True
+    center: Tensor
+    whitener: Tensor
+    means: Tensor
 
     def __init__(
         self, clusters: int | Literal["class"] = "class", shrinkage: float | None = None, iterations: int = 10
@@ -65,26 +69,27 @@ class SSD(Detector):
         if self.clusters == 1:
             centers = torch.zeros(1, width, dtype=torch.float64)
         elif self.clusters != "class":
-            sample = yield Sample(max(2048, 32 * count))
-            centers = initial_centers(sample.rows, count)
-            for _ in range(self.iterations):
-                means = yield ClassMeans(count, width, partial(nearest, centers))
-                centers = torch.where(means.counts[:, None] > 0, means.means(), centers)
+            centers = yield from kmeans(count, width, self.iterations)
         shared = self.shrinkage == 1 or count * width**2 > LARGEST_TABLE
-        statistic = ClassMoments(count, width) if shared else ClusterMoments(count, width)
-        summed = yield Transformed(statistic, partial(normalised, centers))
-        self._set_shared(summed.statistic) if shared else self._set_own(summed.statistic)
+        statistic = ClassMoments if shared else ClusterMoments
+        summed = yield Transformed(statistic(count, width), partial(normalised, centers))
+        if shared:
+            self._set_shared(summed.statistic)
+        else:
+            self._set_own(summed.statistic)
 
     def _set_shared(self, moments: ClassMoments) -> None:
         whitening = whitener(moments.within_class_covariance())
         means = moments.means()[moments.counts > 0] - moments.mean()
-        self.set(center=moments.mean(), whitener=whitening, means=means @ whitening.T, shrinkages=torch.ones(len(means)))
+        self.set(
+            center=moments.mean(), whitener=whitening, means=means @ whitening.T, shrinkages=torch.ones(len(means))
+        )
 
     def _set_own(self, moments: ClusterMoments) -> None:
         seen = [part for part in moments.parts if part.count]
         counts = torch.tensor([part.count for part in seen], dtype=torch.float64)
         means = torch.stack([part.mean() for part in seen])
-        pooled = sum(part.scatter for part in seen) / counts.sum()
+        pooled = torch.stack([part.scatter for part in seen]).sum(dim=0) / counts.sum()
         width = means.shape[1]
         if self.shrinkage is not None:
             shrinkages = torch.full_like(counts, self.shrinkage)
@@ -99,7 +104,7 @@ class SSD(Detector):
 
     @property
     def covariance(self) -> str | None:
-        """"own" or "shared" once fitted."""
+        """Once fitted, "own" for one covariance a cluster or "shared" for one in all."""
         return None if not self.is_fitted else "own" if self.whitener.ndim == 3 else "shared"
 
     def extra_repr(self) -> str:
@@ -114,7 +119,7 @@ class SSD(Detector):
             return -squared_distances(x @ self.whitener.T, self.means).amin(dim=1)
         # One product for all clusters: rows of W_m x side by side, each cluster's mean subtracted after whitening.
         whitened = torch.nn.functional.linear(x, self.whitener.flatten(0, 1), -self.means.flatten())
-        return -whitened.unflatten(1, self.means.shape).square().sum(dim=2).amin(dim=1)
+        return -whitened.view(-1, *self.means.shape).square().sum(dim=2).amin(dim=1)
 
 
 class ClusterMoments:
@@ -124,64 +129,15 @@ class ClusterMoments:
         self.parts = [Moments(num_features) for _ in range(num_classes)]
 
     def update(self, batch: Batch) -> None:
-        for rows, classes in zip(in_float64(batch.features), labels_of(batch).split(ROWS_AT_A_TIME)):
+        for rows, classes in zip(in_float64(batch.features), torch.split(labels_of(batch), ROWS_AT_A_TIME)):
             order = classes.argsort(stable=True)
             counts = torch.bincount(classes, minlength=len(self.parts)).tolist()
-            for moments, some in zip(self.parts, rows[order].split(counts)):
+            for moments, some in zip(self.parts, torch.split(rows[order], counts)):
                 moments.add(some)
 
     def merge(self, other: Self) -> None:
         for mine, theirs in zip(self.parts, other.parts):
             mine.merge(theirs)
-
-
-class Sample:
-    """Normalised features of the `count` samples with the smallest hashes: a random sample that knows no order."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.rows: Any = None
-        self.hashes = torch.zeros(0, dtype=torch.int64)
-
-    def update(self, batch: Batch) -> None:
-        self._add(unit(batch.features.detach().cpu()).double(), row_hashes(batch.features.detach().cpu()))
-
-    def merge(self, other: Self) -> None:
-        if other.rows is not None:
-            self._add(other.rows, other.hashes)
-
-    def _add(self, rows: Tensor, hashes: Tensor) -> None:
-        if self.rows is not None:
-            rows, hashes = torch.cat([self.rows, rows]), torch.cat([self.hashes, hashes])
-        order = hashes.argsort(stable=True)[: self.count]
-        self.rows, self.hashes = rows[order], hashes[order]
-
-
-def initial_centers(rows: Tensor, count: int, iterations: int = 10) -> Tensor:
-    """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii, 2007) with a fixed
-    seed."""
-    if len(rows) < count:
-        raise ValueError(f"{count} clusters asked for, but there are only {len(rows)} training samples")
-    generator = torch.Generator().manual_seed(0)
-    centers = rows[:1]
-    distance = squared_distances(rows, centers)[:, 0]
-    for _ in range(count - 1):
-        weights = distance if distance.sum() > 0 else torch.ones_like(distance)
-        chosen = rows[torch.multinomial(weights, 1, generator=generator)]
-        centers = torch.cat([centers, chosen])
-        distance = torch.minimum(distance, squared_distances(rows, chosen)[:, 0])
-    for _ in range(iterations):
-        means = ClassMeans(count, rows.shape[1], partial(nearest, centers))
-        means.update(Batch(rows))
-        centers = torch.where(means.counts[:, None] > 0, means.means(), centers)
-    return centers
-
-
-def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Normalised features (N, P) and the cluster (N,) of each, in float64 so that no split of the data decides a tie."""
-    rows = unit(batch.features.detach().cpu())
-    clusters = [squared_distances(piece, centers).argmin(dim=1) for piece in in_float64(rows)]
-    return rows, torch.cat(clusters) if clusters else torch.zeros(0, dtype=torch.int64)
 
 
 def normalised(centers: Tensor | None, batch: Batch) -> Batch:

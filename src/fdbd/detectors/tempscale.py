@@ -10,7 +10,7 @@ from torch import Tensor
 from ..batch import Batch, Head
 from ..statistics import Sum, in_float64, labels_of
 from .base import Detector, Paper, Passes
-from .exponentials import shifted
+from .exponentials import bound_, gaps
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
@@ -26,8 +26,8 @@ class TemperatureScaling(Detector):
     The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed grid, a second one
     around the minimum of the cubic through them. O(C) a sample.
 
-    Fit it on held-out data, as the paper does: a network that gets every training sample right has no finite best
-    temperature there, and T then stops at the end of the grid (1/64; 64 where predictions are worse than chance).
+    Fit it on held-out data, as the paper does: a network that gets every sample right has no best temperature, and T
+    stops at the end of the grid, 1/64 (64 where predictions are worse than chance).
     """
 
     name = "tempscale"
@@ -47,7 +47,7 @@ class TemperatureScaling(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        return shifted(batch.logits / self.temperature).exp_().sum(dim=1).reciprocal()
+        return bound_(gaps(batch.logits).div_(self.temperature)).exp_().sum(dim=1).reciprocal()
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
@@ -75,7 +75,7 @@ def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
     cubic through the two points between which the slope changes sign, and True; an end point and False where the slope
     keeps its sign."""
     values, slopes = sums.tolist()
-    after = next((index for index, slope in enumerate(slopes) if slope >= 0), len(points))
+    after = next((index for index, slope in enumerate(slopes) if slope > 0), len(points))
     if after in (0, len(points)):
         return points[min(after, len(points) - 1)], False
     left, right = after - 1, after

@@ -11,6 +11,7 @@ from ..batch import Batch, Head
 from ..linalg import in_blocks, upright
 from ..statistics import Moments, Sum
 from .base import Detector, Paper, Passes
+from .exponentials import logsumexp
 
 VIM_PAPER = Paper("ViM: Out-Of-Distribution with Virtual-logit Matching", "Wang et al.", "CVPR", 2022)
 
@@ -30,6 +31,8 @@ class Residual(Detector):
     name = "residual"
     paper = VIM_PAPER
     one_pass = True
+    origin: Tensor
+    basis: Tensor
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -69,7 +72,8 @@ class Residual(Detector):
         part = x @ self.basis
         if self._subtracts(features.shape[1]):
             part = x - part @ self.basis.T  # vectors, not squared norms: those would cancel
-        return torch.linalg.vector_norm(part, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(part, dim=1)
+        return norms
 
     def score(self, batch: Batch) -> Tensor:
         return -self.residual_norms(batch.features)
@@ -96,6 +100,7 @@ class ViM(Residual):
     paper = VIM_PAPER
     reads = ("features", "logits")
     one_pass = False
+    alpha: Tensor
 
     def passes(self, head: Head) -> Passes:
         moments = yield Moments(head.num_features)
@@ -108,7 +113,7 @@ class ViM(Residual):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        return batch.logits.logsumexp(dim=1) - self.alpha * self.residual_norms(batch.features)
+        return logsumexp(batch.logits) - self.alpha * self.residual_norms(batch.features)
 
 
 def _logit_and_residual(detector: Residual, batch: Batch) -> Tensor:

@@ -104,8 +104,8 @@ def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bo
 def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: Any) -> int:
     """Index of the first maximum of a row; −1 when an entry is not finite. `bits` is the row as integers.
 
-    Floats are ordered like their bits, once those of negative numbers are flipped, and unlike a maximum of floats, where
-    NaN has no place in the order, one of integers vectorises.
+    Floats are ordered like their bits, once those of negative numbers are flipped, and unlike a maximum of floats,
+    where NaN has no place in the order, one of integers vectorises.
     """
     width = row.shape[0]
     best = 0

@@ -49,7 +49,7 @@ def _project_rows(
     weight: Any, bias: Any, twins: Any, logits: Any, predicted: Any, closed: Any, out: Any, start: int, stop: int
 ) -> None:
     classes, rank = weight.shape
-    matrix = np.empty((rank + 1, classes - 1))
+    columns = np.empty((classes - 1, rank + 1))
     for i in range(start, stop):
         for c in range(classes):
             if c == predicted[i]:
@@ -57,104 +57,140 @@ def _project_rows(
             elif not np.isfinite(closed[i, c]):
                 out[i, c] = np.inf
             else:
-                out[i, c] = _project(weight, bias, twins, logits[i], predicted[i], closed[i, c], c, matrix)
+                out[i, c] = _project(weight, bias, twins, logits[i], predicted[i], closed[i, c], c, columns)
 
 
 @_jit
-def _project(weight: Any, bias: Any, twins: Any, logits: Any, k: int, closed: float, c: int, matrix: Any) -> float:
+def _project(weight: Any, bias: Any, twins: Any, logits: Any, k: int, closed: float, c: int, columns: Any) -> float:
     """Distance to the region of class c; `closed` is the distance to its hyperplane against class k."""
     classes, rank = weight.shape
     # Step to that hyperplane and a hair beyond: if class c wins there, the closed form is exact.
-    normal = weight[c] - weight[k]
-    length = np.sqrt((normal * normal).sum())
-    scale = closed if closed > 0 else 1.0
+    length = 0.0
+    for d in range(rank):
+        length += (weight[c, d] - weight[k, d]) ** 2
     wins = True
     for j in range(classes):
         if twins[j] == twins[c]:
             if bias[j] > bias[c]:
                 return np.inf  # j wins wherever c could
         elif j != k:
-            step = closed * ((weight[c] - weight[j]) * normal).sum() / length
+            step = 0.0
+            for d in range(rank):
+                step += (weight[c, d] - weight[j, d]) * (weight[c, d] - weight[k, d])
+            step *= closed / np.sqrt(length)
             rounding = 1e-12 * (abs(logits[c]) + abs(logits[j]) + abs(step))
             wins = wins and logits[c] - logits[j] + step >= -rounding
     if wins:
         return closed
+    scale = closed if closed > 0 else 1.0
     column = 0
     for j in range(classes):
-        if j == c:
-            continue
-        size = 0.0
-        for d in range(rank):
-            matrix[d, column] = weight[c, d] - weight[j, d]
-            size += matrix[d, column] ** 2
-        # Rows of the programme may be scaled freely: unit normals. A twin of c asks for nothing.
-        size = np.inf if twins[j] == twins[c] else np.sqrt(size)
-        for d in range(rank):
-            matrix[d, column] /= size
-        matrix[rank, column] = (logits[j] - logits[c]) / scale / size
-        column += 1
-    residual = _nnls_residual(matrix)
-    squares = (residual * residual).sum()
+        if j != c:
+            size = 0.0
+            for d in range(rank):
+                columns[column, d] = weight[c, d] - weight[j, d]
+                size += columns[column, d] ** 2
+            columns[column, rank] = (logits[j] - logits[c]) / scale
+            # Constraints may be scaled freely: unit normals. A twin of c asks for nothing.
+            size = np.inf if twins[j] == twins[c] else np.sqrt(size)
+            for d in range(rank + 1):
+                columns[column, d] /= size
+            column += 1
+    residual = _nnls_residual(columns)
+    # residual = E u − f, so its last entry is −‖residual‖² and the step is y = residual[:r] / −residual[r].
+    length = 0.0
+    for d in range(rank):
+        length += residual[d] ** 2
+    squares = length + residual[rank] ** 2
     if squares < _EMPTY:
         return np.inf
-    # residual = E u − f, so its last entry is −‖residual‖² and the step is y = residual[:r] / −residual[r].
-    step = np.sqrt((residual[:rank] * residual[:rank]).sum()) / squares
-    return float(max(step * scale, closed))
+    return float(max(np.sqrt(length) / squares * scale, closed))
 
 
 @_jit
-def _nnls_residual(matrix: Any) -> Any:
-    """E u − f for the u ≥ 0 that minimises ‖E u − f‖, f = (0, …, 0, 1): Lawson and Hanson's active-set method."""
-    height, width = matrix.shape
+def _nnls_residual(columns: Any) -> Any:
+    """E u − f for the u ≥ 0 that minimises ‖E u − f‖, f = (0, …, 0, 1), E given by its columns: Lawson and Hanson's
+    active-set method."""
+    width, height = columns.shape
     solution = np.zeros(width)
-    passive = np.zeros(width, dtype=np.bool_)
     blocked = np.zeros(width, dtype=np.bool_)
+    chosen = np.empty(width, dtype=np.int64)  # the passive set, in the order in which columns entered it
+    count = 0
+    trial = np.empty(width)
     residual = np.zeros(height)
     residual[height - 1] = -1.0
     for _ in range(3 * width + 10):
         best, steepest = -1, _TOLERANCE
         for j in range(width):
-            if not passive[j] and not blocked[j]:
-                descent = -(matrix[:, j] * residual).sum() / np.sqrt((matrix[:, j] ** 2).sum() + 1e-300)
+            if solution[j] == 0.0 and not blocked[j]:
+                descent = -_dot(columns[j], residual) / np.sqrt(_dot(columns[j], columns[j]) + 1e-300)
                 if descent > steepest:
                     best, steepest = j, descent
         if best < 0:
             break
-        passive[best] = True
+        chosen[count] = best
+        count += 1
         while True:
-            chosen = np.nonzero(passive)[0]
-            trial = _least_squares(matrix, chosen)
-            if trial[np.searchsorted(chosen, best)] <= 0 and solution[best] == 0:
-                passive[best] = False  # rounding made this direction look like a descent: leave it out for good
-                blocked[best] = True
-                break
-            if trial.min() > 0:
-                solution[:] = 0.0
-                for position in range(len(chosen)):
-                    solution[chosen[position]] = trial[position]
+            _least_squares(columns, chosen, count, trial)
+            if solution[best] == 0.0 and trial[count - 1] <= 0:
+                blocked[best] = True  # rounding made this direction look like a descent: leave it out for good
+                count -= 1
                 break
             fraction = 1.0
-            for position in range(len(chosen)):
-                j = chosen[position]
-                if trial[position] <= 0:
-                    fraction = min(fraction, solution[j] / (solution[j] - trial[position]))
-            for position in range(len(chosen)):
-                j = chosen[position]
-                solution[j] += fraction * (trial[position] - solution[j])
-                if trial[position] <= 0 and solution[j] <= 1e-14:
+            for p in range(count):
+                if trial[p] <= 0:
+                    fraction = min(fraction, solution[chosen[p]] / (solution[chosen[p]] - trial[p]))
+            kept = 0
+            for p in range(count):
+                j = chosen[p]
+                solution[j] += fraction * (trial[p] - solution[j])
+                if trial[p] <= 0 and solution[j] <= 1e-14:
                     solution[j] = 0.0
-                    passive[j] = False
-        residual = matrix @ solution
-        residual[height - 1] -= 1.0
+                else:
+                    chosen[kept] = j
+                    kept += 1
+            if kept == count:
+                break
+            count = kept
+        for d in range(height):
+            residual[d] = -1.0 if d == height - 1 else 0.0
+            for p in range(count):
+                residual[d] += solution[chosen[p]] * columns[chosen[p], d]
     return residual
 
 
 @_jit
-def _least_squares(matrix: Any, chosen: Any) -> Any:
-    """The unconstrained solution on the chosen columns for the right-hand side (0, …, 0, 1)."""
-    columns = np.empty((matrix.shape[0], len(chosen)))
-    for position in range(len(chosen)):
-        columns[:, position] = matrix[:, chosen[position]]
-    target = np.zeros(matrix.shape[0])
-    target[-1] = 1.0
-    return np.linalg.lstsq(columns, target)[0]
+def _least_squares(columns: Any, chosen: Any, count: int, out: Any) -> None:
+    """Fill out[:count] with the unconstrained solution on so many chosen columns for the right-hand side (0, …, 0, 1);
+    0 for a column that depends on those before it. By Gram and Schmidt, each column orthogonalised twice."""
+    height = columns.shape[1]
+    basis = np.empty((count, height))
+    upper = np.zeros((count, count))
+    for p in range(count):
+        for d in range(height):
+            basis[p, d] = columns[chosen[p], d]
+        size = np.sqrt(_dot(basis[p], basis[p]))
+        for _ in range(2):
+            for q in range(p):
+                share = _dot(basis[q], basis[p])
+                upper[q, p] += share
+                for d in range(height):
+                    basis[p, d] -= share * basis[q, d]
+        upper[p, p] = np.sqrt(_dot(basis[p], basis[p]))
+        if upper[p, p] <= 1e-13 * size:
+            upper[p, p] = 0.0
+        for d in range(height):
+            basis[p, d] = basis[p, d] / upper[p, p] if upper[p, p] > 0 else 0.0
+    for p in range(count - 1, -1, -1):
+        out[p] = basis[p, height - 1]
+        for q in range(p + 1, count):
+            out[p] -= upper[p, q] * out[q]
+        out[p] = out[p] / upper[p, p] if upper[p, p] > 0 else 0.0
+
+
+@_jit
+def _dot(a: Any, b: Any) -> float:
+    total = 0.0
+    for d in range(len(a)):
+        total += a[d] * b[d]
+    return total

@@ -53,11 +53,11 @@ class Standing(NamedTuple):
 
 
 def figures(benchmark: Benchmark) -> dict[str, Any]:
-    """All figures by name. One that cannot be had is ``{"error": why}``, since the results matter more than a figure."""
+    """All figures by name. One that cannot be had is ``{"error": why}``: the results matter more than a figure."""
     try:
         standings = _standings(benchmark)
     except Exception as error:
-        return dict.fromkeys(("deviation", "samples"), {"error": _one_line(error)})
+        return {name: {"error": _one_line(error)} for name in ("deviation", "samples")}
     found: dict[str, Any] = {}
     for name, draw in {"deviation": _profile, "samples": _samples}.items():
         try:
@@ -71,8 +71,8 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     """Average boundary distance by deviation level, ID against OOD: why the paper divides one by the other.
 
     Samples are grouped by ‖z − μ‖ at quantiles that give ID and OOD the same say; of each group the mean and the
-    standard deviation of avgDistDB are kept. With them stand two AUROCs of avgDistDB for each OOD set: over all pairs of
-    an ID and an OOD sample, and over the pairs of the same level only.
+    standard deviation of avgDistDB are kept. With them stand two AUROCs of avgDistDB for each OOD set: over all pairs
+    of an ID and an OOD sample, and over the pairs of the same level only.
 
     Args:
         benchmark: head, training mean and features.
@@ -91,9 +91,9 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
 def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     """A few samples with their boundary distances and their place among the fDBD scores of the ID set.
 
-    Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD set those at the 5th,
-    the 50th and the 95th, the last being the one that looks like ID. Distances are divided by ‖z − μ‖, so that their
-    mean over all boundaries is the score.
+    Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD set those at the
+    5th, the 50th and the 95th, the last being the one that looks like ID. Distances are divided by ‖z − μ‖, so that
+    their mean over all boundaries is the score.
 
     Returns:
         ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first: ``name`` and ``samples``,

@@ -25,9 +25,9 @@ def verdict(results: Results) -> list[str]:
     best, value = ranked[0], results.value(ranked[0], column, "auroc")
     over = f"on average over {len(results.setting.ood)} OOD sets" if column == ALL else f"on {_name(column)}"
     sentences = [
-        f"<strong>{_name(best.name)}</strong> separates ID from OOD best: AUROC <strong>{as_percent(value)} %</strong> {over} "
-        f"(95 % interval {as_percent(value.low)} to {as_percent(value.high)}). Given one ID and one OOD sample, it ranks "
-        f"the ID sample higher about {round(100 * value)} times in 100."
+        f"<strong>{_name(best.name)}</strong> separates ID from OOD best: AUROC <strong>{as_percent(value)} %</strong> "
+        f"{over} (95 % interval {as_percent(value.low)} to {as_percent(value.high)}). Given one ID and one OOD sample, "
+        f"it ranks the ID sample higher about {round(100 * value)} times in 100."
     ]
     if len(ranked) > 1:
         sentences.append(_margin(results, column, ranked))
@@ -65,7 +65,9 @@ def _place_of_ours(results: Results, column: str, ranked: list[Row], place: int)
 def facts(results: Results) -> list[tuple[str, str, str]]:
     """(what, number, remark) of the setting, as plain text."""
     setting = results.setting
-    found = [] if setting.accuracy is None else [("Classifier accuracy", f"{as_percent(setting.accuracy)} %", "on ID test")]
+    found = (
+        [] if setting.accuracy is None else [("Classifier accuracy", f"{as_percent(setting.accuracy)} %", "on ID test")]
+    )
     sets, samples = len(setting.ood), sum(setting.ood.values())
     head = f"{setting.num_classes:,} classes, {setting.num_features:,} features"
     return [

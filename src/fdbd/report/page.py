@@ -66,7 +66,9 @@ def _failures(results: Results) -> str:
     if not results.failures:
         return ""
     items = "".join(f"<li><b>{escape(row.name)}</b> {escape(str(row.error))}</li>" for row in results.failures)
-    return f'<details class="failures"><summary>{len(results.failures)} could not run</summary><ul>{items}</ul></details>'
+    shown = "" if results.finished else " open"
+    summary = f"<summary>{len(results.failures)} could not run</summary>"
+    return f'<details class="failures"{shown}>{summary}<ul>{items}</ul></details>'
 
 
 def _machine() -> str:
@@ -80,7 +82,8 @@ def _machine() -> str:
 def _policy(script: str) -> str:
     """Nothing is loaded from anywhere, and only this very script runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    only = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'"
+    return f"{only}; script-src 'sha256-{digest}'"
 
 
 def _json(value: Any) -> str:

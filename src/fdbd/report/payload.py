@@ -71,8 +71,8 @@ def _curve(inside: Floats, outside: Floats) -> list[int]:
 
 
 def _rank_histogram(inside: Floats, outside: Floats) -> list[int]:
-    """OOD samples, in 1/10,000 of all, by the share of ID scores below theirs. On this scale ID scores are spread evenly;
-    those that tie are spread over the ranks they share, OOD scores that tie with them likewise."""
+    """OOD samples, in 1/10,000 of all, by the share of ID scores below theirs. On this scale ID scores are spread
+    evenly: those that tie are spread over the ranks they share, OOD scores that tie with them likewise."""
     fpr, tpr, _ = roc_curve(inside, outside, points=len(inside) + len(outside) + 2)
     rejected = np.interp(np.linspace(0, 1, RANK_BINS + 1), 1 - tpr[::-1], 1 - fpr[::-1])
     rejected[0], rejected[-1] = 0, 1

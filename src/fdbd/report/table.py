@@ -1,5 +1,5 @@
-"""The table of the report. Every metric is in every cell, and the page shows one at a time: sorting and choosing a metric
-then need no drawing, and the table is whole without a script."""
+"""The table of the report. Every metric is in every cell, and the page shows one at a time: sorting and choosing a
+metric then need no drawing, and the table is whole without a script."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def table(results: Results, references: Mapping[str, int]) -> str:
         for number, row in enumerate(results.ranked())
     )
     return (
-        '<table id="results" data-metric="auroc"><caption class="unseen">Detectors by metric and OOD set, percent</caption>'
+        '<table id="results" data-metric="auroc">'
+        '<caption class="unseen">Detectors by metric and OOD set, percent</caption>'
         f'<thead><tr><th scope="col" data-kind="name"><button type="button">Detector</button></th>{head}</tr></thead>\n'
         f"<tbody>\n{body}</tbody></table>"
     )
@@ -54,7 +55,7 @@ def _heading(results: Results, column: str, sorted_by: bool) -> str:
     kind = "set" if count is not None else "group"
     order = ' aria-sort="descending"' if sorted_by else ""
     return (
-        f'<th scope="col" class="{kind}" data-kind="metric"{order}><button type="button">{escape(column)}'
+        f'<th scope="col" class="{kind}" data-kind="metric"{order} title="{escape(column)}"><button type="button">{escape(column)}'
         f"<small>{remark}</small></button></th>"
     )
 
@@ -121,7 +122,15 @@ def _microseconds(seconds: float) -> str:
     micro = seconds * 1e6
     if micro <= 0 or not math.isfinite(micro):
         return "–"
-    return f"{micro:,.0f}" if micro >= 100 else f"{micro:.1f}" if micro >= 10 else f"{micro:.2f}" if micro >= 1 else f"{micro:.3f}"
+    return (
+        f"{micro:,.0f}"
+        if micro >= 100
+        else f"{micro:.1f}"
+        if micro >= 10
+        else f"{micro:.2f}"
+        if micro >= 1
+        else f"{micro:.3f}"
+    )
 
 
 def metric_choices(results: Results) -> str:

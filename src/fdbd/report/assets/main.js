@@ -57,6 +57,7 @@ function start() {
   startTheme();
   const figures = startFigures();
   if (results) startTable();
+  else for (const part of document.querySelectorAll("#table .about, #table .controls, #table .scroller")) part.remove();
   for (const choice of document.querySelectorAll("select.detector")) {
     options(choice, data.detectors.map((detector) => detector.name));
     choice.addEventListener("change", () => select(Number(choice.value)));

@@ -1,0 +1,146 @@
+"""A sequential test of whether a stream of scores still looks like the calibration scores: stop and look at any time."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+_BETS = ((0.1, 0.15), (0.3, 0.15), (1.0, 0.5))
+"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that a few, many or all scores have moved to the low end of their range, and,
+mirrored, to its high end."""
+_EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
+_HUGE = 1e200
+
+
+class DriftTest:
+    """A betting martingale on online, smoothed conformal p-values (Vovk, Gammerman & Shafer, 2005).
+
+    Each score s is ranked among the calibration scores and all stream scores before it, then joins them:
+
+        p = (#{earlier < s} + u · (1 + #{earlier = s})) / (1 + #earlier),   u uniform on (0, 1]
+
+    While calibration and stream are exchangeable (no drift) these p-values are independent and uniform. (Against a fixed
+    calibration set they are not, given that set, and a test on them fails sooner or later.) A capital of 1 is bet
+    against that at fair odds: half at once, half in equal parts before each sample of the horizon, where drift may
+    begin. Without drift the capital is a martingale M, and by Ville's inequality
+
+        P(M reaches 1/delta at any time of a horizon) ≤ delta,
+
+    however often one looks. After `horizon` samples the test starts anew, with the calibration scores alone and a capital
+    of 1, so memory stays below 8 · (calibration + horizon) bytes. The bound holds for each horizon: that many
+    samples of the stream are exchangeable with the calibration scores by themselves.
+
+    Args:
+        calibration: scores of in-distribution samples, in any order.
+        delta: largest probability of a false alarm in a horizon, a fraction in (0, 1).
+        horizon: number of samples after which the test starts anew.
+        seed: of the random tie-breaking u.
+
+    >>> test = DriftTest([float(i) for i in range(100)], delta=0.01)
+    >>> for _ in range(20):
+    ...     p = test.update(-1.0)
+    >>> test.alarm, test.log_martingale > math.log(100)
+    (True, True)
+    """
+
+    def __init__(
+        self, calibration: Sequence[float], delta: float = 0.01, horizon: int = 100_000, seed: int = 0
+    ) -> None:
+        if not len(calibration):
+            raise ValueError("there are no calibration scores; it takes at least one, better hundreds")
+        if not 0 < delta < 1:
+            raise ValueError(f"delta is {delta}, expected the probability of a false alarm, between 0 and 1")
+        if not isinstance(horizon, int) or horizon < 1:
+            raise ValueError(f"horizon is {horizon!r}, expected a number of samples, at least 1")
+        self.calibration = array("d", sorted(calibration))
+        self.delta = float(delta)
+        self.horizon = horizon
+        self.restarts = -1
+        self._random = random.Random(seed)
+        self.alarm = False
+        self.peak = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a horizon: calibration scores alone, a capital of 1. An alarm stays."""
+        self.reference = array("d", self.calibration)
+        self.count = 0  # samples of this horizon
+        self._stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
+        self._log_unit = 0.0  # stakes are in multiples of exp(this)
+        self._unit = 1.0  # exp(−_log_unit)
+        self.log_martingale = 0.0
+        self.restarts += 1
+
+    def update(self, score: float) -> float:
+        """Rank one score, bet on its p-value, and return that; NaN counts as −inf, the lowest of all."""
+        if self.count == self.horizon:
+            self.restart()
+        score = -math.inf if math.isnan(score) else float(score)
+        below, up_to = bisect_left(self.reference, score), bisect_right(self.reference, score)
+        u = 1.0 - self._random.random()
+        p = (below + u * (1 + up_to - below)) / (1 + len(self.reference))
+        self.reference.insert(up_to, score)
+        self._bet(min(max(p, _EDGE), 1 - _EDGE))
+        return p
+
+    def _bet(self, p: float) -> None:
+        self.count += 1
+        stakes, share = self._stakes, 0.25 / len(_BETS) / self.horizon * self._unit
+        for index, (epsilon, kappa) in enumerate(_BETS):
+            rest, scale, power = 1 - epsilon, epsilon * kappa, kappa - 1
+            stakes[2 * index] = (stakes[2 * index] + share) * (rest + scale * p**power)
+            stakes[2 * index + 1] = (stakes[2 * index + 1] + share) * (rest + scale * (1 - p) ** power)
+        capital = sum(stakes) + 0.5 * (1 - self.count / self.horizon) * self._unit
+        self.log_martingale = math.log(capital) + self._log_unit
+        if capital > _HUGE:
+            self._stakes = [stake / _HUGE for stake in stakes]
+            self._unit /= _HUGE
+            self._log_unit += math.log(_HUGE)
+        self.peak = max(self.peak, self.log_martingale)
+        self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit for bit."""
+        version, internal, gauss = self._random.getstate()
+        return {
+            "delta": self.delta,
+            "horizon": self.horizon,
+            "restarts": self.restarts,
+            "alarm": self.alarm,
+            "peak": self.peak,
+            "count": self.count,
+            "stakes": self._stakes,
+            "log_unit": self._log_unit,
+            "unit": self._unit,
+            "log_martingale": self.log_martingale,
+            "random": [version, list(internal), gauss],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], calibration: Sequence[float], reference: Sequence[float]) -> DriftTest:
+        """The test that `state` and `reference` came from; ValueError where they do not fit each other."""
+        try:
+            test = cls(calibration, state["delta"], state["horizon"])
+            version, internal, gauss = state["random"]
+            test._random.setstate((version, tuple(internal), gauss))
+            test._stakes = [float(stake) for stake in state["stakes"]]
+            test.alarm, test.restarts, test.count = bool(state["alarm"]), int(state["restarts"]), int(state["count"])
+            test.peak, test.log_martingale = float(state["peak"]), float(state["log_martingale"])
+            test._log_unit, test._unit = float(state["log_unit"]), float(state["unit"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state of the drift test cannot be read: {error!r}") from None
+        test.reference = array("d", reference)
+        numbers = (*test._stakes, test.peak, test.log_martingale, test._log_unit, test._unit)
+        if (
+            len(test._stakes) != 2 * len(_BETS)
+            or not all(map(math.isfinite, numbers))
+            or not 0 <= test.count <= test.horizon
+            or len(reference) != len(calibration) + test.count
+            or any(b < a for a, b in zip(test.reference, test.reference[1:]))
+        ):
+            raise ValueError("the state of the drift test does not fit its scores")
+        return test

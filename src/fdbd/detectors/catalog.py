@@ -1,0 +1,153 @@
+"""The page of all detectors and shapings, written from the classes themselves: ``python -m fdbd.detectors.catalog``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from .base import Configured, Detector
+
+PAGE = Path("docs/detectors.md")
+
+_INTRODUCTION = """\
+# Detectors
+
+Written by `python -m fdbd.detectors.catalog` from the classes themselves: change a docstring, then run it again.
+
+A detector scores how in-distribution a sample is, higher being more so. `fdbd.create(name)` makes one by name, and a
+shaping and a detector together are one by `fdbd.create("react+fdbd")`. P is the number of features, C of classes, z the
+features of a sample, k its predicted class, W and b the head.
+
+- **reads**: what a score looks at. Logits that are not given are computed from the head.
+- **fit**: what fitting asks for beside features: labels, or the network itself, which only a `Guard` has; and whether
+  one pass over the training data is enough.
+- **ONNX**: whether a fitted one can be exported.
+"""
+
+
+def render() -> str:
+    """The page, as Markdown."""
+    detectors: list[type[Configured]] = []
+    shapings: list[type[Configured]] = []
+    combinations: list[type[Configured]] = []
+    for _, kind in sorted(_registered().items()):
+        if any(part.default is part.empty for part in _parameters(kind).values()):
+            combinations.append(kind)
+        else:
+            (detectors if issubclass(kind, Detector) else shapings).append(kind)
+    parts = [_INTRODUCTION, "## All detectors\n", _table(detectors), "## All shapings\n", _table(shapings)]
+    parts += [_section(kind) for kind in detectors + shapings]
+    parts += ["## Combinations\n", *(_section(kind, "###") for kind in combinations)]
+    return "\n".join(parts)
+
+
+def _registered() -> dict[str, type[Configured]]:
+    package = importlib.import_module("fdbd.detectors")
+    for module in pkgutil.iter_modules(package.__path__, "fdbd.detectors."):
+        if module.name != "fdbd.detectors.catalog":  # which may be the program itself
+            importlib.import_module(module.name)
+    importlib.import_module("fdbd.shaping")
+    return {name: kind for name, kind in Configured.registry.items() if kind.__module__.startswith("fdbd.")}
+
+
+def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(kind.__init__).parameters.items()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind in named}
+
+
+def _table(kinds: list[type[Configured]]) -> str:
+    lines = ["| name | what it scores | cost a sample | reads | fit | ONNX | paper |", "|---|---|---|---|---|---|---|"]
+    if kinds and not issubclass(kinds[0], Detector):
+        lines[0] = lines[0].replace("what it scores", "what it does to the activations")
+    for kind in kinds:
+        example: Any = kind()
+        paragraphs = _paragraphs(kind)
+        needs_network = getattr(example, "needs_network", False)
+        asks = [
+            *(["labels"] if getattr(example, "needs_labels", False) else []),
+            *(["the network"] if needs_network else []),
+            *(["several passes"] if isinstance(example, Detector) and not example.one_pass else []),
+        ]
+        cells = [
+            f"[`{kind.name}`](#{_anchor(kind)})",
+            _summary(paragraphs[0]),
+            _cost(" ".join(paragraphs)) or "",
+            ", ".join(getattr(example, "reads", ("features",))),
+            ", ".join(asks),
+            "yes" if getattr(example, "exports_to_onnx", not needs_network) else "no",
+            f"{kind.paper.authors}, {kind.paper.venue} {kind.paper.year}" if kind.paper else "",
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _section(kind: type[Configured], level: str = "##") -> str:
+    lines = [f"{level} {kind.name}: {kind.__name__}\n"]
+    for paragraph in _paragraphs(kind):
+        if paragraph.startswith("Args:"):
+            lines.append(_options(paragraph, kind))
+        elif paragraph.startswith("    "):
+            lines.append("```text\n" + inspect.cleandoc(paragraph) + "\n```\n")
+        else:
+            lines.append(paragraph + "\n")
+    if kind.paper:
+        lines.append(f"*{kind.paper}*\n")
+    return "\n".join(lines)
+
+
+def _paragraphs(kind: type[Configured]) -> list[str]:
+    """Paragraphs of the docstring, without its doctests."""
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    return [paragraph for paragraph in paragraphs if not paragraph.startswith(">>>")]
+
+
+def _options(paragraph: str, kind: type[Configured]) -> str:
+    """The paragraph of arguments as a list, each with its default."""
+    text = inspect.cleandoc(paragraph.removeprefix("Args:"))
+    lines = []
+    for entry in re.split(r"\n(?=\S)", text):
+        names, _, meaning = entry.partition(": ")
+        defaults = [parameter.default for name, parameter in _parameters(kind).items() if name in names.split(", ")]
+        shown = ", ".join(f"`{value!r}`" for value in defaults if value is not inspect.Parameter.empty)
+        lines.append(f"- `{names}`" + (f" ({shown})" if shown else "") + ": " + " ".join(meaning.split()))
+    return "\n".join(lines) + "\n"
+
+
+def _summary(paragraph: str) -> str:
+    """The first sentence without its citation."""
+    sentence = re.sub(r"\s*\([^()]*\d{4}\)", "", " ".join(paragraph.split()))
+    return re.split(r"(?<=[^.])\. (?=[A-Z0])|[.:]$", sentence)[0]
+
+
+def _cost(text: str) -> str | None:
+    """The first O(…) of a text, with its parentheses in balance."""
+    start = text.find("O(")
+    if start < 0:
+        return None
+    depth = 0
+    for index in range(start + 1, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if not depth:
+            return text[start : index + 1]
+    return None
+
+
+def _anchor(kind: type[Configured]) -> str:
+    return f"{kind.name}-{kind.__name__}".lower()
+
+
+def main() -> None:
+    """Write the page to the path given as the only argument, or to docs/detectors.md."""
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Detectors by name: what is listed, what `create` makes of a name, and what it says to a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fdbd
+from fdbd import Batch, Head
+from fdbd.detectors import Configured, as_detector, create_shaping
+
+DETECTORS = [
+    *("fdbd", "msp", "odin", "energy", "mds", "knn", "ssd", "csi", "vim", "residual", "maxlogit", "entropy"),
+    *("tempscale", "gen", "klm", "rmds", "nci", "neco", "she", "nnguide", "dice", "gradnorm", "openmax", "deviation"),
+]
+SHAPINGS = ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts", "adascale"]
+
+
+def test_every_detector_and_shaping_is_listed() -> None:
+    assert set(DETECTORS) <= set(fdbd.list_detectors(shapings=False))
+    assert set(SHAPINGS) <= set(fdbd.list_shapings())
+    assert set(DETECTORS + SHAPINGS) <= set(fdbd.list_detectors())
+    assert fdbd.list_detectors() == sorted(fdbd.list_detectors())
+    assert not {"shaped", "ensemble"} & set(fdbd.list_detectors())  # these need parts
+
+
+def test_patterns_choose_names() -> None:
+    assert fdbd.list_detectors("*nn*") == ["knn", "nnguide"]
+    assert fdbd.list_detectors("ash-?") == ["ash-b", "ash-p", "ash-s"]
+    assert fdbd.list_detectors("nothing*") == []
+
+
+@pytest.mark.parametrize("name", DETECTORS + SHAPINGS)
+def test_every_name_makes_a_detector_with_a_paper(name: str) -> None:
+    detector = fdbd.create(name)
+    assert isinstance(detector, fdbd.Detector)
+    paper = Configured.registry[name].paper
+    assert paper is not None
+    assert paper.year >= 2015
+
+
+@pytest.mark.parametrize("name", [n for n in DETECTORS + SHAPINGS if n not in ("odin", "adascale")])
+def test_every_detector_of_arrays_is_fitted_scored_and_rebuilt_by_its_configuration(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 12, generator=generator).relu()
+    labels = torch.arange(300) % 4
+    head = Head(torch.randn(4, 12, generator=generator))
+    batch = Batch(features, None, labels)
+    detector = fdbd.create(name).fit(batch, head)
+    scores = detector.score(Batch(features))
+    assert scores.shape == (300,)
+    assert torch.isfinite(scores).all()
+    again = fdbd.detectors.base.from_config(detector.to_config())
+    again.load_state_dict(detector.state_dict())
+    assert torch.equal(again.score(Batch(features)), scores)
+
+
+def test_a_shaping_alone_stands_before_energy() -> None:
+    assert fdbd.create("react").label == "react+energy"
+    assert as_detector(fdbd.ReAct(80)).label == "react+energy"
+    assert as_detector("scale+fdbd").label == "scale+fdbd"
+    detector = fdbd.FDBD()
+    assert as_detector(detector) is detector
+
+
+def test_options_go_to_the_part_that_takes_them() -> None:
+    detector = fdbd.create("react+fdbd", percentile=80, normalizer="norm")
+    assert (detector.shaping.percentile, detector.detector.normalizer) == (80, "norm")
+    assert fdbd.create("react+fdbd", mean="shaped").mean == "shaped"
+    assert fdbd.create("fdbd", normalizer=None).normalizer is None
+    assert fdbd.create("vra", low=50, temperature=2.0).detector.temperature == 2.0
+
+
+def test_an_option_of_two_parts_is_ambiguous() -> None:
+    with pytest.raises(ValueError, match="'percentile' is an option of react and scale"):
+        fdbd.create("react+scale+energy", percentile=80)
+
+
+def test_an_unknown_option_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no option 'percent'; its options are mean, percentile, temperature"):
+        fdbd.create("react", percent=80)
+    with pytest.raises(ValueError, match="no option 'mean'"):
+        fdbd.create("fdbd", mean="shaped")
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown detector 'fbdb'; did you mean 'fdbd'"):
+        fdbd.create("fbdb")
+    with pytest.raises(ValueError, match="there are adascale, ash-b"):
+        fdbd.create("zzzzzz")
+    with pytest.raises(ValueError, match="unknown detector ''"):
+        fdbd.create("react+")
+    with pytest.raises(TypeError, match="expected the name"):
+        fdbd.create(fdbd.FDBD())  # type: ignore[arg-type]
+
+
+def test_only_shapings_stand_before_a_plus() -> None:
+    with pytest.raises(ValueError, match="'energy' before a \\+, expected a shaping"):
+        fdbd.create("energy+fdbd")
+
+
+def test_names_ignore_case_and_blanks() -> None:
+    assert fdbd.create(" ReAct + FDBD ").label == "react+fdbd"
+
+
+def test_shapings_are_made_by_name_or_passed_on() -> None:
+    assert create_shaping("ash-s", percentile=70).percentile == 70
+    shaping = fdbd.SCALE()
+    assert create_shaping(shaping) is shaping
+    with pytest.raises(ValueError, match="is a detector, expected a shaping"):
+        create_shaping("fdbd")
+
+
+def test_parts_are_given_to_those_that_need_them() -> None:
+    ensemble = fdbd.create("ensemble", detectors=["fdbd", "react+energy"], combine="fisher")
+    assert [member.label for member in ensemble.members] == ["fdbd", "react+energy"]

@@ -1,0 +1,238 @@
+"""Shaped: any detector on shaped features, fitted, asked, saved and exported like any other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fdbd
+from fdbd import ASHP, FDBD, KNN, LTS, MDS, MSP, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped, ViM
+from fdbd.detectors import fit_together
+from fdbd.detectors.base import from_config
+
+SHAPINGS = ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts"]
+
+
+def make_data(count: int = 300, width: int = 16, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, width, generator=generator, dtype=torch.float64).relu()
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    weight = torch.randn(classes, width, generator=generator, dtype=torch.float64)
+    return features, labels, Head(weight, torch.randn(classes, generator=generator, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("make", [FDBD, Energy, MSP, MDS, lambda: KNN(k=3), ViM])
+@pytest.mark.parametrize("shaping", [ReAct(80), SCALE(90), ASHP(50), VRA()], ids=lambda s: s.name)
+def test_it_is_the_detector_fitted_on_shaped_features(make, shaping) -> None:
+    features, labels, head = make_data()
+    shaped = Shaped(shaping, make()).fit(Batch(features, None, labels), head)
+    moved = shaped.shaping(features)
+    by_hand = make().fit(Batch(moved, head(moved), labels), head)
+    torch.testing.assert_close(shaped.score(Batch(features[:50])), by_hand.score(Batch(moved[:50])))
+
+
+def test_given_logits_are_those_of_raw_features_and_are_not_used() -> None:
+    features, _, head = make_data()
+    detector = Shaped(ReAct(50), Energy()).fit(Batch(features), head)
+    plain = detector.score(Batch(features))
+    assert torch.equal(detector.score(Batch(features, head(features))), plain)
+    torch.testing.assert_close(plain, head(detector.shaping(features)).logsumexp(dim=1))
+
+
+def test_lts_scales_the_logits_it_is_given() -> None:
+    features, _, head = make_data()
+    detector = Shaped(LTS(), Energy()).fit(Batch(features), head)
+    logits = head(features)
+    expected = (logits * detector.shaping.ratio(features).square()).logsumexp(dim=1)
+    torch.testing.assert_close(detector.score(Batch(features, logits)), expected)
+    torch.testing.assert_close(detector.score(Batch(features)), expected)
+
+
+def test_the_shaped_mean_of_the_paper() -> None:
+    features, _, head = make_data()
+    detector = Shaped(ReAct(80), FDBD(), mean="shaped").fit(Batch(features), head)
+    clipped = features.clamp_max(float(detector.shaping.threshold))
+    center = features.mean(dim=0).clamp_max(float(detector.shaping.threshold))
+    torch.testing.assert_close(detector.detector.center, center)
+    expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score_logits(clipped, head(clipped))
+    torch.testing.assert_close(detector.score(Batch(features)), expected)
+    other = Shaped(ReAct(80), FDBD()).fit(Batch(features), head)
+    torch.testing.assert_close(other.detector.center, clipped.mean(dim=0))
+
+
+def test_a_shaped_mean_is_only_for_detectors_with_one_mean() -> None:
+    with pytest.raises(ValueError, match="energy has none"):
+        Shaped(ReAct(), Energy(), mean="shaped")
+    with pytest.raises(ValueError, match="expected 'of_shaped' or 'shaped'"):
+        Shaped(ReAct(), FDBD(), mean="raw")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SHAPINGS)
+def test_non_finite_rows_are_closed_before_shaping_hides_them(name: str) -> None:
+    features, _, head = make_data()
+    detector = fdbd.create(f"{name}+fdbd").fit(Batch(features), head)
+    broken = features[:4].clone()
+    broken[1, 3], broken[2, 0], broken[3, 5] = torch.inf, torch.nan, -torch.inf
+    scores = detector.score(Batch(broken))
+    assert torch.isfinite(scores[0])
+    assert torch.equal(scores[1:], torch.full((3,), -torch.inf, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["react", "scale", "vra"])
+def test_features_too_large_for_float32_are_scored_all_the_same(name: str) -> None:
+    features, _, head = make_data()
+    head = Head(head.weight.float(), head.bias.float())
+    detector = fdbd.create(f"{name}+fdbd").fit(Batch(features.float()), head)
+    scores = detector.score(Batch(torch.cat([features[:3], features[:3] * 1e37]).float()))
+    assert torch.isfinite(scores).all()
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(7, 150), st.sampled_from(SHAPINGS), st.sampled_from(["fdbd", "vim", "energy"]))
+def test_neither_split_nor_shards_change_the_result(size: int, shaping: str, detector: str) -> None:
+    features, labels, head = make_data()
+    name = f"{shaping}+{detector}"
+    whole = fdbd.create(name).fit(Batch(features, None, labels), head)
+    parts = [Batch(f, None, y) for f, y in zip(features.split(size), labels.split(size))]
+    split = fdbd.create(name).fit(parts, head)
+    sharded = fdbd.create(name)
+    program, statistics = sharded.start(head, torch.float64), None
+    while True:  # what a driver over shards does: every shard sums by itself, later shards first
+        try:
+            asked = program.send(statistics)
+        except StopIteration:
+            break
+        shards = [copy.deepcopy(asked) for _ in parts]
+        for shard, part in zip(shards, parts):
+            shard.update(part._replace(logits=head(part.features)))
+        statistics = shards[-1]
+        for shard in shards[-2::-1]:
+            statistics.merge(shard)
+    for other in (split, sharded):
+        for key, tensor in whole.state_dict().items():
+            torch.testing.assert_close(other.state_dict()[key], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_a_one_shot_iterator_is_not_enough_for_two_passes() -> None:
+    features, _, head = make_data()
+    with pytest.raises(ValueError, match="needs another pass"):
+        fdbd.create("react+fdbd").fit(iter([Batch(features)]), head)
+    assert fdbd.create("scale+fdbd").fit(iter([Batch(features)]), head).is_fitted
+
+
+def test_a_non_finite_training_row_is_named() -> None:
+    features, _, head = make_data()
+    features[7, 2] = torch.inf
+    with pytest.raises(ValueError, match="batch 0, row 7"):
+        fdbd.create("react+energy").fit(Batch(features), head)
+
+
+def test_shapings_follow_each_other_from_left_to_right() -> None:
+    features, _, head = make_data()
+    detector = fdbd.create("react+ash-p+energy").fit(Batch(features), head)
+    clipped = features.clamp_max(float(detector.shaping.threshold))
+    expected = head(ASHP(60)(clipped)).logsumexp(dim=1)
+    torch.testing.assert_close(detector.score(Batch(features)), expected)
+    assert detector.label == "react+ash-p+energy"
+
+
+def test_views_are_shaped_too() -> None:
+    features, _, head = make_data()
+    views = torch.stack([features, features * 2])
+    detector = Shaped(ReAct(70), fdbd.CSI()).fit(Batch(features, views=views), head)
+    moved = detector.shaping(views)
+    by_hand = fdbd.CSI().fit(Batch(moved[0], views=moved), head)
+    torch.testing.assert_close(
+        detector.score(Batch(features, views=views)), by_hand.score(Batch(moved[0], views=moved))
+    )
+
+
+@pytest.mark.parametrize("name", [f"{shaping}+fdbd" for shaping in SHAPINGS] + ["react+scale+energy"])
+def test_saved_and_loaded_it_scores_the_same(name: str) -> None:
+    features, _, head = make_data()
+    detector = fdbd.create(name).fit(Batch(features), head)
+    loaded = from_config(detector.to_config())
+    loaded.load_state_dict(detector.state_dict())
+    assert loaded.label == name
+    assert torch.equal(loaded.score(Batch(features)), detector.score(Batch(features)))
+
+
+def test_the_head_is_kept_once() -> None:
+    features, _, head = make_data()
+    state = fdbd.create("react+scale+fdbd").fit(Batch(features), head).state_dict()
+    assert [key for key in state if key.endswith("head_weight")] == ["detector.detector.head_weight"]
+
+
+def test_it_is_fitted_together_with_others() -> None:
+    features, labels, head = make_data()
+    detectors = [fdbd.create(name) for name in ("react+mds", "fdbd", "scale+energy", "vra+vim")]
+    fit_together(detectors, [Batch(f, None, y) for f, y in zip(features.split(50), labels.split(50))], head)
+    for detector in detectors:
+        alone = fdbd.create(detector.label).fit(Batch(features, None, labels), head)
+        torch.testing.assert_close(detector.score(Batch(features)), alone.score(Batch(features)))
+
+
+def test_labels_are_asked_for_where_the_detector_needs_them() -> None:
+    features, _, head = make_data()
+    with pytest.raises(ValueError, match="needs labels"):
+        Shaped(ReAct(), MDS()).fit(Batch(features), head)
+
+
+def test_wrong_parts_are_refused() -> None:
+    with pytest.raises(TypeError, match="expected an fdbd shaping"):
+        Shaped(Energy(), Energy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected an fdbd detector"):
+        Shaped(ReAct(), ReAct())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="would change nothing"):
+        Shaped(LTS(), KNN())
+    with pytest.raises(ValueError, match="both perturb"):
+        Shaped(fdbd.AdaSCALE(), fdbd.ODIN())
+    with pytest.raises(ValueError, match="shape the members"):
+        Shaped(ReAct(), fdbd.Ensemble(["fdbd", "energy"]))
+    with pytest.raises(fdbd.NotFittedError):
+        fdbd.create("react+fdbd").score(Batch(torch.rand(2, 3)))
+
+
+def test_an_empty_batch_gives_no_scores() -> None:
+    features, _, head = make_data()
+    for name in SHAPINGS:
+        detector = fdbd.create(f"{name}+energy").fit(Batch(features), head)
+        assert detector.score(Batch(features[:0])).shape == (0,)
+
+
+class Scores(nn.Module):
+    def __init__(self, detector: fdbd.Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.detector.score(Batch(features))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{shaping}+fdbd" for shaping in SHAPINGS] + ["ash-b+energy", "lts+energy"])
+def test_onnx_scores_the_same_for_any_batch_size(name: str, tmp_path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    features, _, head = make_data()
+    features, head = features.float(), Head(head.weight.float(), head.bias.float())
+    detector = fdbd.create(name).fit(Batch(features), head)
+    program = torch.onnx.export(
+        Scores(detector).eval(),
+        (features[:5],),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("n")},),
+        verbose=False,
+    )
+    program.save(tmp_path / "scores.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "scores.onnx")
+    for count in (1, 40):
+        batch = features[:count].clone()
+        batch[-1, 0] = torch.nan if count > 1 else 1.0
+        (scores,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+        torch.testing.assert_close(torch.from_numpy(scores), detector.score(Batch(batch)), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,212 @@
+"""The page in a real browser: it draws, sorts and selects, says nothing on the console, and sends nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fdbd.bench.results import Results
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium or Chrome on the path")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        arguments = [*QUIET, "--disable-component-update", "--disable-sync"]
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def path(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return results.to_html(tmp_path_factory.mktemp("report") / "report.html")
+
+
+class Watched:
+    """A page, what it said, and what it asked for."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def order(self) -> list[str]:
+        found: list[str] = self.page.locator("#results .pick").all_text_contents()
+        return found
+
+    def column(self, number: int) -> list[float]:
+        """Visible numbers of a metric's column, from the top; the first after the names is 1."""
+        cells = self.page.locator(f"#results tbody tr td:nth-child({number + 1}) .v:visible").all()
+        return [float(cell.evaluate("node => node.firstChild.textContent")) for cell in cells]
+
+    def drawn(self, selector: str) -> str:
+        found: str = self.page.locator(selector).inner_html()
+        return found
+
+
+@pytest.fixture
+def watched(browser: Any, path: Path) -> Iterator[Watched]:
+    found = Watched(browser, path)
+    yield found
+    found.context.close()
+    assert found.said == []
+    assert all(url.startswith(("file:", "data:")) for url in found.requests)
+
+
+def test_a_heading_sorts_best_first_and_a_second_click_turns_the_order(watched: Watched, results: Results) -> None:
+    assert watched.order() == [row.name for row in results.ranked()]
+    heading = watched.page.locator("#results thead th").nth(4)
+    heading.locator("button").click()
+    once = watched.column(4)
+    assert once == sorted(once, reverse=True)
+    assert heading.get_attribute("aria-sort") == "descending"
+    heading.locator("button").click()
+    assert watched.column(4) == once[::-1]
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert watched.page.locator("#results thead th[aria-sort]").count() == 1
+
+
+def test_sorting_works_from_the_keyboard_and_by_name(watched: Watched) -> None:
+    watched.page.locator("#results thead button").first.focus()
+    watched.page.keyboard.press("Enter")
+    assert watched.order() == sorted(watched.order(), key=str.lower)
+    before = watched.order()
+    watched.page.keyboard.press("Enter")
+    assert watched.order() == before[::-1]
+
+
+def test_choosing_fpr_shows_it_lowest_first(watched: Watched, results: Results) -> None:
+    watched.page.locator("input[value=fpr95] + span").click()
+    column = watched.column(1)
+    assert column == sorted(column)
+    best = results.ranked("average", "fpr95")[0]
+    assert column[0] == pytest.approx(100 * results.value(best, "average", "fpr95"), abs=0.006)
+
+
+def test_intervals_show_on_hover_and_all_at_once(watched: Watched) -> None:
+    cell = watched.page.locator("#results td .v.auroc").first
+    interval = cell.locator("small").text_content()
+    assert not cell.locator("small").is_visible()
+    cell.hover()
+    assert watched.page.locator("#tip").text_content() == f"95 % interval {interval}"
+    watched.page.locator("#intervals").check()
+    assert cell.locator("small").is_visible()
+
+
+def test_selecting_a_detector_redraws_every_figure_that_shows_it(watched: Watched) -> None:
+    assert watched.page.locator("#histograms figure").count() == 3
+    before = {box: watched.drawn(box) for box in ("#histograms", "#roc-chart", "#latency-chart")}
+    watched.page.locator("#scores select.detector").select_option(index=3)
+    for box, drawing in before.items():
+        assert watched.drawn(box) != drawing
+    assert watched.page.locator("#roc select.detector").input_value() == "3"
+    watched.page.locator("#results .pick").nth(5).click()
+    assert watched.page.locator("#scores select.detector").input_value() == "5"
+    assert watched.page.locator("#results tr.selected .pick").all_text_contents() == [watched.order()[5]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "box"),
+    [
+        ("#roc-set", "#roc-chart"),
+        ("#deviation-set", "#deviation-chart"),
+        ("#samples-set", "#sample-cards"),
+        ("#latency-column", "#latency-chart"),
+        ("#latency-batch", "#latency-chart"),
+    ],
+)
+def test_choices_redraw_their_figure(watched: Watched, choice: str, box: str) -> None:
+    before = watched.drawn(box)
+    watched.page.locator(choice).select_option(index=0 if choice == "#latency-batch" else 1)
+    assert watched.drawn(box) != before
+
+
+def test_the_percentile_scale_redraws_the_histograms(watched: Watched) -> None:
+    before = watched.drawn("#histograms")
+    watched.page.locator("input[value=rank] + span").click()
+    assert watched.drawn("#histograms") != before
+
+
+def test_the_front_holds_those_that_none_is_faster_and_better_than(watched: Watched, results: Results) -> None:
+    points = [(row.latencies[-1].median, float(results.value(row, "average", "auroc"))) for row in results.finished]
+    best = [p for p in points if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for q in points)]
+    # equal values in the data's five digits count once
+    assert watched.page.locator("#latency-chart .front").count() in (len(best), len(best) - 1)
+
+
+def test_hovering_over_figures_shows_names_as_text(watched: Watched, hostile: str) -> None:
+    for box in ("#histograms figure:nth-child(3) svg", "#roc-chart svg", "#deviation-chart svg", "#latency-chart svg"):
+        node = watched.page.locator(box)
+        node.scroll_into_view_if_needed()
+        frame = node.bounding_box()
+        for step in range(1, 12):
+            watched.page.mouse.move(frame["x"] + frame["width"] * step / 12, frame["y"] + frame["height"] * step / 12)
+    assert watched.page.locator("img").count() == 0
+    watched.page.locator("#histograms figure:nth-child(3) svg").hover()
+    shown = watched.page.locator("#tip").text_content()
+    assert hostile in shown
+
+
+def test_the_theme_follows_the_system_and_the_button(browser: Any, path: Path) -> None:
+    colors = {}
+    for scheme in ("light", "dark"):
+        watched = Watched(browser, path, scheme=scheme)
+        background = "getComputedStyle(document.body).backgroundColor"
+        colors[scheme] = watched.page.evaluate(background)
+        watched.page.locator("#theme").click()
+        colors[f"not {scheme}"] = watched.page.evaluate(background)
+        watched.context.close()
+        assert watched.said == []
+    assert colors["light"] != colors["dark"]
+    assert colors["not light"] == colors["dark"]
+    assert colors["not dark"] == colors["light"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_as_wide_as_the_screen_and_the_table_scrolls_inside_its_box(
+    browser: Any, path: Path, width: int
+) -> None:
+    watched = Watched(browser, path, width)
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+    box = watched.page.locator(".scroller")
+    box.evaluate("node => { node.scrollLeft = 200; }")
+    left = watched.page.locator("#results tbody th").first.bounding_box()["x"]
+    assert abs(left - box.bounding_box()["x"]) < 2
+    for chart in watched.page.locator("svg.plot").all():
+        frame = chart.bounding_box()
+        assert frame["x"] >= 0
+        assert frame["x"] + frame["width"] <= width
+    watched.page.set_viewport_size({"width": 700, "height": 900})
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 700
+    watched.context.close()
+    assert watched.said == []
+
+
+def test_a_page_without_figures_or_detectors_draws_what_there_is(
+    browser: Any, results: Results, tmp_path: Path
+) -> None:
+    bare = Results(results.setting, results.rows)
+    broken = Results(results.setting, results.rows, {"deviation": {"error": "why <b>not</b>"}})
+    nothing = Results(results.setting, results.failures)
+    for name, case, sections in (("bare", bare, 6), ("broken", broken, 7), ("nothing", nothing, 3)):
+        watched = Watched(browser, case.to_html(tmp_path / f"{name}.html"))
+        assert watched.page.locator("main > section").count() == sections, name
+        if name == "broken":
+            assert watched.page.locator("#deviation").text_content().count("Not drawn: why <b>not</b>.") == 1
+        watched.context.close()
+        assert watched.said == []
