@@ -36,11 +36,13 @@ class Timings:
         return statistics.median(a / b for a, b in zip(self.rounds[name], self.rounds[base]))
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 15, calls: int = 4) -> Timings:
+def interleaved(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 15, calls: int = 4, dropped: int = 1
+) -> Timings:
     """Time zero-argument functions against each other.
 
-    In each round every contender runs `calls` + 1 times in a row; the first call, which finds the caches full of
-    another contender's data and another library's threads awake, is dropped, and the round counts the median of the
+    In each round every contender runs `dropped` + `calls` times in a row; the first call, which finds the caches full
+    of another contender's data and another library's threads awake, is dropped, and the round counts the median of the
     others. Contenders change places from round to round.
     """
     names = list(contenders)
@@ -49,11 +51,11 @@ def interleaved(contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 15
         for name in names[number % len(names) :] + names[: number % len(names)]:
             function = contenders[name]
             samples = []
-            for _ in range(calls + 1):
+            for _ in range(dropped + calls):
                 start = time.perf_counter()
                 function()
                 samples.append(time.perf_counter() - start)
-            times[name].append(statistics.median(samples[1:]))
+            times[name].append(statistics.median(samples[dropped:]))
     return Timings(times)
 
 

@@ -80,8 +80,10 @@ def distances(
     predicted = logits.argmax(dim=1) if predicted is None else predicted
     norm = _norms_of(predicted, head) if norms is None else norms.to(features.device)[predicted]
     own = logits.gather(1, predicted[:, None])
-    gap = (own - logits) / norm.to(logits.dtype)
-    gap = torch.where(norm == 0, torch.inf, gap)
+    norm = norm.to(logits.dtype)
+    none = norm == 0
+    gap = (own - logits) / norm.masked_fill(none, 1)  # 0/0 would give the gradient a NaN even where it is masked
+    gap = gap.masked_fill(none, torch.inf)
     return gap.scatter(1, predicted[:, None], torch.nan)
 
 

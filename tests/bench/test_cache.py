@@ -541,7 +541,7 @@ def test_extraction_keeps_nine_tenths_of_the_bare_throughput(tmp_path: Path) -> 
     for _ in range(4):
         layers += [nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).eval()
-    images = Images(np.random.default_rng(0).integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8))
+    images = Images(np.random.default_rng(0).integers(0, 256, (1024, 32, 32, 3), dtype=np.uint8))
     images.content_key()
     preprocess = Preprocess.preset("cifar10")
     inputs = preprocess(np.asarray(images.images))

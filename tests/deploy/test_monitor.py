@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import threading
 
 import numpy as np
@@ -34,10 +35,8 @@ def normal(count: int, seed: int, shift: float = 0.0) -> list[float]:
 
 
 def test_the_p_value_is_the_smoothed_rank_among_all_earlier_scores():
-    test, calibration, stream = DriftTest([3.0, 1.0, 2.0], seed=5), [3.0, 1.0, 2.0], [2.0, 0.0, 2.0, NEG_INF, NEG_INF]
-    import random
-
-    uniform = random.Random(5)
+    calibration, stream = [3.0, 1.0, 2.0], [2.0, 0.0, 2.0, NEG_INF, NEG_INF]
+    test, uniform = DriftTest(calibration, seed=5), random.Random(5)
     seen = list(calibration)
     for score in stream:
         u = 1 - uniform.random()
@@ -72,8 +71,8 @@ def test_every_bet_is_fair(epsilon, kappa):
     # ∫ κ p^(κ−1) dp = 1, here by the substitution p = x^(1/κ) on a midpoint grid.
     x = (np.arange(10_000) + 0.5) / 10_000
     p = x ** (1 / kappa)
-    density = p ** (1 / kappa * 0) * x ** (1 / kappa - 1) / kappa  # dp/dx
-    assert np.mean((1 - epsilon + epsilon * kappa * p ** (kappa - 1)) * density) == pytest.approx(1, abs=1e-3)
+    slope = x ** (1 / kappa - 1) / kappa  # dp/dx
+    assert np.mean((1 - epsilon + epsilon * kappa * p ** (kappa - 1)) * slope) == pytest.approx(1, abs=1e-3)
 
 
 def test_p_values_of_a_drift_free_stream_are_uniform_and_uncorrelated():

@@ -25,7 +25,7 @@ def problem() -> Problem:
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        centers = normal(classes, width)
+        centers = 1.5 * normal(classes, width).abs()
         labels = torch.randint(0, classes, (samples,), generator=generator)
         features = (centers[labels] + 0.8 * normal(samples, width)).relu()
         known = (centers[labels[:20]] + 0.8 * normal(min(20, samples), width)).relu()

@@ -144,6 +144,18 @@ def test_an_uncalibrated_ensemble_says_what_to_do() -> None:
     assert not ensemble.fit(Batch(features), head).is_calibrated  # old p-values do not hold for new scores
 
 
+def test_a_guard_calibrates_the_ensemble_before_its_threshold() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    first, second, third = ([torch.randn(50, 12) for _ in range(4)] for _ in range(3))
+    guard = fdbd.Guard(model, Ensemble(["fdbd", "energy"])).fit(first)
+    with pytest.raises(fdbd.NotFittedError, match="call calibrate"):
+        guard.calibrate(third)
+    guard.detector.calibrate(map(guard.classifier, second))
+    decision = guard.calibrate(third, tpr=0.9)(torch.cat(third))
+    assert 0.05 < decision.is_ood.double().mean() <= 0.1
+
+
 def test_calibration_does_not_depend_on_the_split() -> None:
     features, _, head = make_data(300)
     ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(features), head).calibrate(Batch(features))

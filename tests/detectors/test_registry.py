@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -114,3 +117,22 @@ def test_shapings_are_made_by_name_or_passed_on() -> None:
 def test_parts_are_given_to_those_that_need_them() -> None:
     ensemble = fdbd.create("ensemble", detectors=["fdbd", "react+energy"], combine="fisher")
     assert [member.label for member in ensemble.members] == ["fdbd", "react+energy"]
+
+
+def migration_table() -> list[list[str]]:
+    text = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
+    table = text.split("## Names and defaults")[1]
+    return [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+
+
+def test_the_migration_table_names_every_detector_and_only_what_there_is() -> None:
+    named = {name for row in migration_table() for name in re.findall(r"`([\w-]+)`", row[0])}
+    assert set(DETECTORS + SHAPINGS) <= named
+    assert named <= set(fdbd.list_detectors()) | {"Ensemble"}
+
+
+def test_the_migration_table_names_classes_of_pytorch_ood() -> None:
+    peer = pytest.importorskip("pytorch_ood.detector")
+    named = {name for row in migration_table() for name in re.findall(r"`(\w+)`", row[1])}
+    assert len(named) >= 25
+    assert all(hasattr(peer, name) for name in named)

@@ -38,6 +38,15 @@ def test_crop_shifts_and_flip_mirrors(images):
     assert not moved[:, :, -1].any()
 
 
+def test_a_smaller_window_reaches_both_corners_and_keeps_pixels(images):
+    augment = Augment(pad=1)
+    draws = {"flip": torch.zeros(12).bool(), "offset": torch.zeros(12, 2).long()}
+    corner = augment.apply(images, draws, size=6)
+    assert torch.equal(corner[:, :, 1:, 1:], images[:, :, :5, :5])
+    other = augment.apply(images, {**draws, "offset": torch.full((12, 2), 2)}, size=6)
+    assert torch.equal(other[:, :, :-1, :-1], images[:, :, 3:, 3:])
+
+
 def test_resized_crop_of_everything_is_the_image_and_takes_another_size(images):
     augment = Augment(area=(1.0, 1.0))
     draws = {"flip": torch.zeros(12).bool(), "size": torch.ones(12, 2), "centre": torch.zeros(12, 2)}
@@ -71,5 +80,8 @@ def test_a_whole_turn_of_hue_changes_nothing(images):
 def test_misuse_is_said():
     with pytest.raises(ValueError, match="'constant' or 'reflect', not 'mirror'"):
         Augment(padding="mirror").apply(torch.zeros(1, 3, 8, 8), Augment().draw(1, generator()))
-    with pytest.raises(ValueError, match="needs a random resized crop"):
-        Augment().apply(torch.zeros(1, 3, 8, 8), Augment().draw(1, generator()), size=4)
+    still = Augment(pad=0)
+    with pytest.raises(ValueError, match="needs a random crop"):
+        still.apply(torch.zeros(1, 3, 8, 8), still.draw(1, generator()), size=4)
+    with pytest.raises(ValueError, match="a window of 20 does not fit images of 8×8 padded by 4"):
+        Augment().apply(torch.zeros(1, 3, 8, 8), Augment().draw(1, generator()), size=20)

@@ -21,6 +21,7 @@ SMALL = {
     "batch_size": 16,
     "lr": 0.05,
     "whiten": False,
+    "start": "",
     "sizes": (),
     "ema": 0.9,
     "linear_epochs": 10,
@@ -165,7 +166,7 @@ def test_tensorboard_log_or_the_pip_command(networks, data, tmp_path):
         ({"batch_size": 1000}, "a batch of 1000 is larger than the 96 images"),
         ({"num_classes": 3}, "labels run from 0 to 3, outside 0 to 2"),
         ({"whiten": True}, "whiten is for the compact network"),
-        ({"sizes": (8,), "augment": train.Augment()}, "sizes needs views by random resized crop"),
+        ({"sizes": (8,), "augment": train.Augment(pad=0)}, "sizes needs random crops"),
         ({"log": "paper"}, "log 'paper' is none of csv"),
     ],
 )
@@ -219,7 +220,7 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
         "r = np.random.default_rng(0)\n"
         "data = (r.integers(0, 256, (512, 32, 32, 3)).astype(np.uint8), r.integers(0, 4, 512))\n"
         "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, num_classes=4,\n"
-        "            model='tiny_networks:batch', epochs=12, batch_size=16, whiten=False)\n"
+        "            model='tiny_networks:batch', epochs=12, batch_size=16, start='')\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(networks)}
 
@@ -238,3 +239,18 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
     assert start("killed").wait(300) == 0
     whole, resumed = (models.checkpoint.read_weights(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_a_preset_that_starts_from_another_trains_it_first(networks, data, tmp_path, monkeypatch):
+    own = {key: value for key, value in SMALL.items() if key != "start"}
+    first = train.preset("zoo-first").override(**{**own, "epochs": 1})
+    monkeypatch.setitem(train.PRESETS, "zoo-first", first)
+    direct = train.train("zoo-first", data, **QUIET)
+    both = train.train("zoo-ce", data, out=tmp_path / "out", **QUIET, **{**own, "epochs": 1})
+    weights = models.create("tiny_networks:batch", 4, checkpoint=tmp_path / "out" / "zoo-first" / "model.safetensors")
+    assert equal(weights, direct.model)
+    path = str(tmp_path / "out" / "zoo-first" / "model.safetensors")
+    from_file = train.train("zoo-ce", data, **QUIET, **{**own, "epochs": 1, "start": path})
+    assert equal(from_file.model, both.model)
+    scratch = train.train("zoo-ce", data, **QUIET, **{**own, "epochs": 1, "start": ""})
+    assert not equal(scratch.model, both.model)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..batch import Head
 from ..detectors import Detector, Paper, create, list_detectors, list_shapings
 from ..detectors.base import Configured, fit_together
+from ..detectors.mds import PartMoments
 from ..metrics import evaluate
 from ..progress import track
 from ..statistics import ClassMoments, Mean, Moments
@@ -138,6 +139,8 @@ class Benchmark:
     def _full_statistics(self, statistic: Any) -> Any:
         """Means and covariances of the full training set in place of those of the part."""
         full = self.statistics
+        if full is not None and isinstance(statistic, PartMoments) and not statistic.layers:
+            statistic.parts = [full]
         if full is None or type(statistic) not in (Mean, Moments, ClassMoments):
             return statistic
         if isinstance(statistic, Mean):

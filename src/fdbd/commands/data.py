@@ -36,7 +36,8 @@ def _list(as_json: bool) -> None:
             "classes": entry.num_classes,
             "size": entry.image_size,
             "megabytes": entry.megabytes,
-            "here": status(entry.name, next(iter(entry.counts), "test")),
+            # A pattern such as cifar10-c:CORRUPTION:SEVERITY stands for sets that are generated.
+            "here": None if ":" in entry.name else status(entry.name, next(iter(entry.counts), "test")),
             "licence": entry.licence,
             "home": entry.home,
             "how": entry.how,

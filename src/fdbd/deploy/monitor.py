@@ -268,7 +268,7 @@ def wilson(successes: int, count: int, confidence: float = 0.95) -> tuple[float,
     rate, extra = successes / count, z * z / count
     centre = (rate + extra / 2) / (1 + extra)
     half = z / (1 + extra) * math.sqrt(rate * (1 - rate) / count + extra / (4 * count))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return (centre - half if successes else 0.0), (centre + half if successes < count else 1.0)
 
 
 class _Collector:
@@ -276,6 +276,9 @@ class _Collector:
 
     def __init__(self, monitor: Monitor, prefix: str) -> None:
         self.monitor, self.prefix = monitor, prefix
+
+    def describe(self) -> Iterator[Any]:
+        return self.collect()  # tells the registry the names, so that it refuses a second monitor under them
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")

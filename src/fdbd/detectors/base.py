@@ -278,7 +278,7 @@ class Detector(Configured):
         finite = self._rows_finite(given)
         scores = torch.where(finite, scores, -torch.inf)
         rescue = (doubtful & finite).nonzero()[:, 0]
-        if scores.dtype == torch.float64 or not len(rescue):
+        if batch.features.dtype == torch.float64 or not len(rescue):
             return torch.where(scores.isnan(), -torch.inf, scores)
         exact = copy.deepcopy(self).double().score(take(given, rescue, torch.float64))
         limits = torch.finfo(scores.dtype)

@@ -31,8 +31,9 @@ class Ensemble(Detector):
     - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
       sure of the opposite can outvote one that is sure.
 
-    After `fit`, call `calibrate` on in-distribution data apart from those of the fit and from those of the threshold.
-    A score costs that of its members and O(M log n).
+    After `fit`, call `calibrate` on in-distribution data apart from those of the fit and those of the threshold; in a
+    Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``. A score
+    costs that of its members and O(M log n).
 
     Args:
         detectors: two or more detectors, or their names as in `create`. None that needs the network.
@@ -112,12 +113,12 @@ class Ensemble(Detector):
         return "knots" in self._buffers
 
     @property
-    def head_weight(self) -> Tensor:
+    def head_weight(self) -> Tensor:  # type: ignore[override]
         weight: Tensor = self.members[0].head.weight
         return weight
 
     @property
-    def head_bias(self) -> Tensor:
+    def head_bias(self) -> Tensor:  # type: ignore[override]
         bias: Tensor = self.members[0].head.bias
         return bias
 

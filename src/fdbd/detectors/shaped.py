@@ -97,12 +97,12 @@ class Shaped(Detector):
         return self.detector.is_fitted
 
     @property
-    def head_weight(self) -> Tensor:
+    def head_weight(self) -> Tensor:  # type: ignore[override]
         weight: Tensor = self.detector.head.weight
         return weight
 
     @property
-    def head_bias(self) -> Tensor:
+    def head_bias(self) -> Tensor:  # type: ignore[override]
         bias: Tensor = self.detector.head.bias
         return bias
 

@@ -55,8 +55,8 @@ def _heading(results: Results, column: str, sorted_by: bool) -> str:
     kind = "set" if count is not None else "group"
     order = ' aria-sort="descending"' if sorted_by else ""
     return (
-        f'<th scope="col" class="{kind}" data-kind="metric"{order} title="{escape(column)}"><button type="button">{escape(column)}'
-        f"<small>{remark}</small></button></th>"
+        f'<th scope="col" class="{kind}" data-kind="metric"{order} title="{escape(column)}">'
+        f'<button type="button">{escape(column)}<small>{remark}</small></button></th>'
     )
 
 

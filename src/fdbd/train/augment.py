@@ -63,21 +63,29 @@ class Augment:
         return draws
 
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
-        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or side `size` after a random resized crop."""
-        if size is not None and "size" not in draws:
-            raise ValueError("another image size needs a random resized crop (area)")
+        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size`, which needs a random crop.
+
+        A resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are.
+        """
+        if size is not None and "size" not in draws and "offset" not in draws:
+            raise ValueError("another image size needs a random crop (pad or area)")
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
             images = _resized_crop(images, draws["centre"], draws["size"], draws["flip"], size)
         else:
-            images = _crop(images, draws.get("offset"), draws["flip"], self.pad, self.padding)
+            images = _crop(images, draws.get("offset"), draws["flip"], self.pad, self.padding, size)
         if "factors" in draws or "gray" in draws:
             images = _colour(images, draws)
         return images
 
 
-def _crop(images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding: str) -> Tensor:
-    """Pad, crop at each image's offset, mirror where `flip`: one gather for all."""
+def _crop(
+    images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding: str, side: int | None = None
+) -> Tensor:
+    """Pad, crop at each image's offset, mirror where `flip`: one gather for all.
+
+    offset: (N, 2) in 0 … 2·pad; for a window of another `side` it is stretched to all places that the window has.
+    """
     n, _, height, width = images.shape
     device = images.device
     if offset is None:
@@ -85,6 +93,11 @@ def _crop(images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding
     if padding not in ("constant", "reflect"):
         raise ValueError(f"padding is 'constant' or 'reflect', not {padding!r}")
     padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
+    if side is not None:
+        room = torch.tensor([height + 2 * pad - side, width + 2 * pad - side], device=device)
+        if bool((room < 0).any()):
+            raise ValueError(f"a window of {side} does not fit images of {height}×{width} padded by {pad}")
+        offset, height, width = offset * room // (2 * pad), side, side
     rows = offset[:, :1] + torch.arange(height, device=device)
     columns = offset[:, 1:] + torch.arange(width, device=device)
     columns = torch.where(flip[:, None], columns.flip(1), columns)

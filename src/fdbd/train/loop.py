@@ -29,7 +29,7 @@ from .ema import Average
 from .linear import features_of, fit_linear
 from .logs import Display, Log, Row
 from .objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
-from .presets import Preset, preset
+from .presets import PRESETS, Preset, preset
 from .schedule import learning_rate
 
 
@@ -82,7 +82,15 @@ def train(
     where = _device(device)
     cuda = [where] if where.type == "cuda" else []
     with process_group(where), torch.random.fork_rng(cuda):
-        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
+        start: nn.Module | None = None
+        if config.start in PRESETS:
+            first = None if folder is None else folder / config.start
+            options: dict[str, Any] = {"device": where, "log": log, "progress": progress, "resume": resume}
+            options |= {"checkpoint_steps": checkpoint_steps, "seed": config.seed}
+            start = train(config.start, data, test, first, **options).model
+        elif config.start:
+            start = models.create(config.model, config.num_classes, checkpoint=config.start)
+        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0, start)
         if resume:
             run.restore()
         run.fit(log, checkpoint_steps)
@@ -105,8 +113,8 @@ def _check(config: Preset) -> None:
             raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
     if not config.lr > 0:
         raise ValueError(f"lr must be positive, not {config.lr}")
-    if config.sizes and config.augment.area is None:
-        raise ValueError("sizes needs views by random resized crop: set the augmentation's area")
+    if config.sizes and config.augment.area is None and not config.augment.pad:
+        raise ValueError("sizes needs random crops: set the augmentation's pad or area")
     learning_rate(config.schedule, 0.5, config.lr)
 
 
@@ -133,7 +141,14 @@ class _Run:
     """One training: the modules, the optimiser, and where it stands."""
 
     def __init__(
-        self, config: Preset, data: Images, test: Images | None, folder: Path | None, device: torch.device, show: bool
+        self,
+        config: Preset,
+        data: Images,
+        test: Images | None,
+        folder: Path | None,
+        device: torch.device,
+        show: bool,
+        start: nn.Module | None,
     ) -> None:
         self.config, self.data, self.test, self.folder, self.device = config, data, test, folder, device
         self.show = show
@@ -154,6 +169,8 @@ class _Run:
                 raise ValueError(f"whiten is for the compact network, not {config.model}")
             first = to_float(data.batch(torch.arange(min(5000, len(data))))[0])
             whiten_stem(model, normalise(first, config.mean, config.std))
+        if start is not None:
+            model.load_state_dict(start.state_dict())
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
@@ -332,8 +349,10 @@ class _Run:
         if path is None or not path.exists():
             return
         state = checkpoint.load(path)
-        old, new = json.loads(state["config"]), json.loads(_describe(self.config))
-        changed = [f"{key} was {old.get(key)!r}, is {new[key]!r}" for key in new if old.get(key) != new[key]]
+        # A field that the file does not know came later: it had its default then.
+        old = {**json.loads(_describe(Preset("", ""))), **json.loads(state["config"])}
+        new = json.loads(_describe(self.config))
+        changed = [f"{key} was {old[key]!r}, is {new[key]!r}" for key in new if old[key] != new[key]]
         if state["images"] != len(self.data):
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:

@@ -13,7 +13,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # SimCLR's views for small images (Chen et al., 2020, app. B.9), as SupCon's reference code has them.
 STRONG = Augment(pad=0, area=(0.2, 1.0), jitter=0.4, hue=0.1, jitter_p=0.8, gray_p=0.2)
 # A short training cannot afford to learn all of those invariances.
-LIGHT = Augment(pad=0, area=(0.6, 1.0), jitter=0.2, jitter_p=0.5)
+LIGHT = Augment(padding="reflect", jitter=0.2, jitter_p=0.5)
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Preset:
     """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training.
 
     weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
-    step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training,
-    for views by random resized crop (a crop enlarges what it shows, so a smaller side is nearer to the test images, and
-    cheaper: Touvron et al., 2019); empty for the images' own. linear_*: the head on frozen features that follows a
-    contrastive objective.
+    step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training
+    (small ones first are cheaper, and a resized crop enlarges what it shows, so that a smaller side is nearer to the
+    test images: Touvron et al., 2019); empty for the images' own. linear_*: the head on frozen features that follows a
+    contrastive objective. start: another preset, which is trained first and whose weights this one starts from, or a
+    weights file; empty for random weights.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Preset:
     csi_labelled: bool = False
     ema: float = 0.0
     whiten: bool = False
+    start: str = ""
     linear_epochs: int = 40
     linear_lr: float = 0.1
     linear_weight_decay: float = 1e-4
@@ -122,9 +124,9 @@ _CSI = Preset(
 )
 
 # The zoo: the one-cycle policy, a whitened stem and an average of the weights make a dozen epochs enough.
-_ZOO_CE = Preset(
-    "zoo-ce",
-    "the recipe of the shipped cifar10-ce model",
+_ZOO_FIRST = Preset(
+    "zoo-first",
+    "the first part of the zoo's recipes: growing images, strong crops",
     model="resnet10_compact",
     epochs=13,
     batch_size=128,
@@ -138,16 +140,30 @@ _ZOO_CE = Preset(
     ema=0.995,
     whiten=True,
 )
+_ZOO_CE = replace(
+    _ZOO_FIRST,
+    name="zoo-ce",
+    summary="the recipe of the shipped cifar10-ce model: zoo-first, then a second cycle with weak crops",
+    start="zoo-first",
+    epochs=7,
+    lr=0.08,
+    warmup=0.1,
+    augment=Augment(pad=2, padding="reflect"),
+    sizes=(),
+    whiten=False,
+)
 _ZOO_SUPCON = replace(
     _ZOO_CE,
     name="zoo-supcon",
-    summary="the recipe of the shipped cifar10-supcon model",
+    summary="the recipe of the shipped cifar10-supcon model: SupCon from the weights of zoo-ce, then a linear head",
+    start="zoo-ce",
     objective="supcon",
-    epochs=9,
+    epochs=2,
     batch_size=256,
-    lr=0.3,
+    lr=0.1,
     augment=LIGHT,
-    sizes=(16, 20, 24, 28),
+    sizes=(24, 28),
+    linear_flip=False,
 )
 
 _ALL = (
@@ -156,7 +172,7 @@ _ALL = (
     _SUPCON,
     _SUPCON_IMAGENET,
     _CSI,
-    replace(_ZOO_CE, name="ce-small", summary="the compact network, cross-entropy, 2 epochs", epochs=2),
+    replace(_ZOO_FIRST, name="ce-small", summary="the compact network, cross-entropy, 2 epochs", epochs=2),
     replace(
         _DENSENET,
         name="densenet-small",
@@ -167,23 +183,29 @@ _ALL = (
         warmup=0.2,
     ),
     replace(
-        _ZOO_SUPCON,
+        _ZOO_FIRST,
         name="supcon-small",
         summary="the compact network, SupCon, 2 epochs of small views, a linear head",
+        objective="supcon",
         epochs=2,
+        batch_size=256,
+        lr=0.3,
+        augment=LIGHT,
         sizes=(16, 20, 24),
     ),
     replace(
-        _ZOO_SUPCON,
+        _ZOO_FIRST,
         name="csi-small",
         summary="the compact network, CSI, 1 epoch at half size, a linear head",
         objective="csi",
         epochs=1,
         batch_size=64,
         lr=0.1,
+        augment=LIGHT,
         sizes=(16,),
         temperature=0.5,
     ),
+    _ZOO_FIRST,
     _ZOO_CE,
     _ZOO_SUPCON,
 )

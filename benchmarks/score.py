@@ -1,0 +1,267 @@
+"""What a score costs: against one read of the features, against pytorch-ood, against the head, inside a guarded model.
+
+    python benchmarks/score.py [--quick]
+
+Also what folding and fitting cost, in time and in memory. Writes its section of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from _common import Timings, in_own_process, interleaved, machine, seconds_text, table, write_section
+from torch import Tensor, nn
+
+import fdbd
+from fdbd import FDBD, Batch, Head
+from fdbd.geometry import Folded
+from fdbd.statistics import Mean
+
+SHAPES = [(20_000, 2048, 1_000), (20_000, 768, 1_000), (100_000, 512, 10), (2_000, 768, 21_841)]
+"""N, P, C."""
+PEER = "pytorch-ood"
+
+
+class Problem(NamedTuple):
+    """Features with the look of a trained network's, their logits and the mean of a training set."""
+
+    features: Tensor
+    logits: Tensor
+    mean: Tensor
+    head: Head
+
+    @classmethod
+    def random(cls, rows: int, width: int, classes: int) -> Problem:
+        torch.manual_seed(0)
+        head = Head(torch.randn(classes, width) / width**0.5, torch.randn(classes) / 10)
+        features = torch.randn(rows, width).relu_()
+        features += head.weight[torch.randint(classes, (rows,))].relu() * 4
+        return cls(features, head(features), features[: rows // 2].mean(dim=0), head)
+
+
+class Given(nn.Module):
+    """Stands in for the peer's head, so that its score stage, like ours, starts from logits that are there."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.logits
+
+
+def peer_of(problem: Problem) -> Any:
+    """pytorch-ood's detector as its own fit leaves it, except that the table of norms, which its fit computes through a
+    C × C × P array, is filled block by block, and only in the rows of classes that are predicted."""
+    from pytorch_ood.detector import fDBD
+
+    peer = fDBD(nn.Identity(), Given(problem.logits))
+    weight = problem.head.weight.double()
+    norms = torch.ones(len(weight), len(weight))
+    for classes in problem.logits.argmax(dim=1).unique().split(500):
+        norms[classes] = torch.cdist(weight[classes], weight).float()
+    peer._denom_matrix = norms.fill_diagonal_(1)
+    peer.train_mean = problem.mean
+    return peer
+
+
+def relative_error(scores: Tensor, exact: Tensor) -> float:
+    return float(((scores - exact) / exact).abs().max())
+
+
+def score_stage(quick: bool) -> str:
+    times, ratios = [], []
+    errors_of = ("error, labels", "error, logits", f"error, {PEER}")
+    for rows, width, classes in SHAPES:
+        rows = rows // 10 if quick else rows
+        problem = Problem.random(rows, width, classes)
+        features, logits, mean, head = problem
+        detector = FDBD()
+        detector.begin(head)
+        detector.set_mean(mean)
+        folded = Folded(head, mean)
+        predicted = logits.argmax(dim=1)
+        batch = Batch(features, logits)
+        peer = peer_of(problem)
+        contenders: dict[str, Callable[[], Any]] = {
+            "read": lambda f=features: f.sum(),
+            "labels": lambda s=folded, f=features, p=predicted: s.score(f, p),
+            "logits": lambda d=detector, b=batch: d.score(b),
+            "head": lambda f=features, h=head: nn.functional.linear(f, h.weight, h.bias),
+            PEER: lambda p=peer, f=features: p.predict_features(f),
+        }
+        timings = interleaved(contenders, rounds=3 if quick else 11, calls=2 if quick else 4)
+        exact_head = Head(head.weight.double(), head.bias.double())
+        exact = Folded(exact_head, mean.double()).score(features.double(), predicted)
+        errors = [
+            relative_error(scores, exact)
+            for scores in (folded.score(features, predicted), detector.score(batch), -peer.predict_features(features))
+        ]
+        shape = f"{rows:,} × {width}, {classes:,}"
+        times.append(
+            [shape, *(seconds_text(timings.seconds(name)) for name in contenders), *map("{:.1e}".format, errors)]
+        )
+        ratios.append([shape, *_ratios(timings)])
+    return (
+        "The score stage, labels or logits given, float32, and the largest relative error against float64:\n\n"
+        + table(
+            ["N × P, C", "read", "fdbd, labels", "fdbd, logits", "head's product", PEER, *errors_of],
+            times,
+        )
+        + "\nAs ratios within a round, median over rounds:\n\n"
+        + table(
+            ["N × P, C", "labels / read", f"{PEER} / labels", f"{PEER} / logits", "head / labels", "logits / head"],
+            ratios,
+        )
+        + f"\n`read` is `features.sum()`. {PEER}'s own `predict_features` runs with a head that returns the same "
+        "logits; its table of norms is filled beforehand. Targets: at most 1.5 × the read; with labels 20 × faster "
+        f"than {PEER} for C ≥ 1,000 and 8 × for C = 10, with logits 10 × and 5 ×.\n"
+    )
+
+
+def _ratios(timings: Timings) -> list[str]:
+    pairs = [("labels", "read"), (PEER, "labels"), (PEER, "logits"), ("head", "labels"), ("logits", "head")]
+    return [f"{timings.ratio(a, b):.2f}" if b in ("read", "head") else f"{timings.ratio(a, b):.0f}" for a, b in pairs]
+
+
+def one_sample() -> str:
+    """What Python adds: a single row of 64 features."""
+    head = Head(torch.randn(10, 64), torch.zeros(10))
+    detector = FDBD().fit(Batch(torch.randn(100, 64)), head)
+    features = torch.randn(1, 64)
+    batch = Batch(features, head(features))
+
+    def often(function: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(200):
+                function()
+
+        return run
+
+    timings = interleaved({"score": often(lambda: detector.score(batch)), "sum": often(features.sum)}, rounds=9)
+    return (
+        f"One row of 64 features with its logits: {seconds_text(timings.seconds('score') / 200)}, where the smallest "
+        f"torch operation (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
+    )
+
+
+def fit_cost(quick: bool) -> str:
+    rows = []
+    for count, width, classes in SHAPES[:3]:
+        features = torch.randn(count // 10 if quick else count, width)
+        batch = Batch(features)
+        head = Head(torch.randn(classes, width), torch.zeros(classes))
+        contenders = {"read": features.sum, "pass": lambda b=batch, w=width: Mean(w).update(b)}
+        if classes == 10:
+            contenders["whole fit"] = lambda b=batch, h=head: FDBD().fit(b, h)
+        timings = interleaved(contenders, rounds=5 if quick else 11)
+        whole = f"{timings.ratio('whole fit', 'read'):.2f}" if "whole fit" in contenders else "–"
+        rows.append(
+            [
+                f"{features.shape[0]:,} × {width}",
+                seconds_text(timings.seconds("read")),
+                seconds_text(timings.seconds("pass")),
+                f"{timings.ratio('pass', 'read'):.2f}",
+                whole,
+            ]
+        )
+    memory = [[f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))]
+    return (
+        "The pass over the training data against one read of them (target 1.5), and the whole fit where C is small:\n\n"
+        + table(["N × P", "read", "the pass", "pass / read", "fit / read"], rows)
+        + "\nStreaming a fit in batches of 1,000, none of which is kept: peak memory beyond the start of the fit.\n\n"
+        + table(["training data", "their size", "peak growth"], memory)
+    )
+
+
+def _streaming(count: int) -> tuple[str, str]:
+    code = f"""
+import torch
+from fdbd import FDBD, Batch, Head
+head = Head(torch.randn(100, 512), torch.zeros(100))
+FDBD().fit(Batch(torch.randn(1000, 512)), head)
+reset_peak()
+FDBD().fit((Batch(torch.randn(1000, 512)) for _ in range({count // 1000})), head)
+print(0.0, peak())
+"""
+    _, growth = in_own_process(code)
+    return _megabytes(count * 512 * 4), _megabytes(growth)
+
+
+def fold_cost(quick: bool) -> str:
+    rows = []
+    shapes = [(1_000, 2_048, "2 s", "200 MB"), (21_841, 768, "60 s", "1.5 GB")]
+    for classes, width, seconds, size in shapes[: 1 if quick else 2]:
+        code = f"""
+import torch
+from fdbd import Head
+from fdbd.geometry import Folded
+small = Head(torch.randn(10, {width}), torch.randn(10))
+Folded(small, torch.zeros({width}))
+head = Head(torch.randn({classes}, {width}), torch.randn({classes}))
+reset_peak()
+start = time.perf_counter()
+Folded(head, torch.zeros({width}))
+print(time.perf_counter() - start, peak())
+"""
+        took, growth = in_own_process(code)
+        rows.append([f"{classes:,} × {width:,}", seconds_text(took), seconds, _megabytes(growth), size])
+    return "Folding a head, in a process of its own:\n\n" + table(
+        ["C × P", "time", "target", "peak memory beyond W", "target"], rows
+    )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"
+
+
+def guarded(quick: bool) -> str:
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    large, small = guard_of(resnet50(), 224), guard_of(fdbd.models.create("resnet20"), 32)
+    rows = []
+    for name, (model, guard), images, rounds, target in [
+        ("ResNet-50", large, torch.randn(1, 3, 224, 224), 61, "2 %"),
+        ("ResNet-50", large, torch.randn(32, 3, 224, 224), 11, "2 %"),
+        ("CIFAR ResNet-20", small, torch.randn(1, 3, 32, 32), 301, "5 %"),
+    ]:
+        contenders = {"model": lambda m=model, x=images: m(x), "guard": lambda g=guard, x=images: g(x)}
+        with torch.inference_mode():
+            timings = interleaved(contenders, rounds=max(3, rounds // 10) if quick else rounds, calls=1, dropped=0)
+        extra = f"{(timings.ratio('guard', 'model') - 1) * 100:+.1f} %"
+        seconds = [seconds_text(timings.seconds(contender)) for contender in contenders]
+        rows.append([name, str(len(images)), *seconds, extra, target])
+    return "A guarded model, `Guard(model)(x)` against `model(x)`, call by call in turns:\n\n" + table(
+        ["model", "batch", "model", "guard", "extra", "target"], rows
+    )
+
+
+def guard_of(model: nn.Module, size: int) -> tuple[nn.Module, fdbd.Guard]:
+    """A model and its guard, fitted and calibrated on noise."""
+    guard = fdbd.Guard(model.eval()).fit(torch.randn(20, 3, size, size).split(5), progress=False)
+    return model, guard.calibrate(torch.randn(20, 3, size, size).split(5), progress=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data, few rounds; writes nothing")
+    quick = parser.parse_args().quick
+    parts = []
+    for part in (score_stage, lambda _: one_sample(), fit_cost, fold_cost, guarded):
+        parts.append(part(quick))
+        print(parts[-1], flush=True)
+    if not quick:
+        how = (
+            "\nEach round runs every contender a few times in a row, drops its first call, and takes the median of the "
+            "others; contenders change places from round to round. Written by `python benchmarks/score.py`.\n\n"
+        )
+        description = machine(("torch", "numpy", "numba", PEER, "torchvision"))
+        write_section("Score, fit and guard", description + "\n" + how + "\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()

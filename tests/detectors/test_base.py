@@ -1,0 +1,351 @@
+"""The contract of a detector: what the base class promises to those who write one and to those who use one."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from fdbd import Batch, Detector, Head
+from fdbd.detectors import Configured, NotFittedError, fit_together
+from fdbd.detectors.base import from_config, take
+from fdbd.statistics import ClassMoments, Mean, Moments
+
+
+class Norm(Detector):
+    """Reads features, asks for nothing."""
+
+    name = "test-norm"
+
+    def __init__(self, power: int = 2) -> None:
+        super().__init__()
+        self.power = power
+
+    def score(self, batch):
+        return -batch.features.abs().pow(self.power).sum(dim=1)
+
+
+class TwoPasses(Detector):
+    """The mean, then the mean distance from it."""
+
+    def passes(self, head):
+        mean = (yield Mean(head.num_features)).mean()
+        moments = yield Moments(head.num_features)
+        self.set(mean=mean, spread=moments.covariance().trace())
+
+    def score(self, batch):
+        return -(batch.features - self.mean).norm(dim=1) / self.spread
+
+
+class MaxLogit(Detector):
+    reads = ("logits",)
+
+    def score(self, batch):
+        return batch.logits.amax(dim=1)
+
+
+class ByClass(Detector):
+    needs_labels = True
+
+    def passes(self, head):
+        moments = yield ClassMoments(head.num_classes, head.num_features)
+        self.set(means=moments.means())
+
+    def score(self, batch):
+        return -torch.cdist(batch.features, self.means).amin(dim=1)
+
+
+class Pair(Detector):
+    name = "test-pair"
+
+    def __init__(self, inner: Detector, weights: tuple = (1.0, 2.0)) -> None:
+        super().__init__()
+        self.inner = inner
+        self.weights = weights
+
+    def score(self, batch):
+        return batch.features.sum(dim=1)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+HEAD = Head(random(3, 4), random(3, seed=1))
+DATA = Batch(random(40, 4, seed=2), None, torch.arange(40) % 3)
+
+
+# Fitting
+
+
+class Counted:
+    """Batches that count how often they are run through."""
+
+    def __init__(self, batches):
+        self.batches, self.runs = batches, 0
+
+    def __iter__(self):
+        self.runs += 1
+        return iter(self.batches)
+
+
+def test_a_detector_of_two_passes_takes_one_batch_or_anything_that_starts_anew():
+    batches = [DATA._replace(features=part, labels=None) for part in DATA.features.split(7)]
+    one, many = TwoPasses().fit(DATA, HEAD), TwoPasses().fit(batches, HEAD)
+    torch.testing.assert_close(one.mean, many.mean)
+    torch.testing.assert_close(one.spread, many.spread)
+    torch.testing.assert_close(one.mean, DATA.features.mean(dim=0))
+
+
+def test_a_one_shot_iterator_is_enough_for_one_pass_and_an_error_for_two():
+    batches = [Batch(part) for part in DATA.features.split(7)]
+    ByClass().fit(iter([DATA]), HEAD)
+    with pytest.raises(ValueError, match=r"TwoPasses needs another pass .* one-shot iterator is used up: give a list"):
+        TwoPasses().fit(iter(batches), HEAD)
+    with pytest.raises(ValueError, match="one-shot"):
+        TwoPasses().fit((batch for batch in batches), HEAD)
+
+
+def test_detectors_fitted_together_share_their_passes():
+    data = Counted([DATA])
+    detectors = [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]
+    fit_together(detectors, data, HEAD)
+    assert data.runs <= 3  # two passes, and a look at the first batch before them
+    for detector, alone in zip(detectors, [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]):
+        alone.fit(DATA, HEAD)
+        assert torch.equal(detector.score(DATA), alone.score(DATA))
+
+
+@pytest.mark.parametrize("detector", [TwoPasses, ByClass, Norm], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_training_feature_is_named_by_batch_and_row(detector, bad):
+    batches = [
+        DATA._replace(features=part, labels=torch.zeros(len(part), dtype=int)) for part in DATA.features.split(10)
+    ]
+    broken = batches[2].features.clone()
+    broken[6, 1] = bad
+    batches[2] = batches[2]._replace(features=broken)
+    if detector is Norm:
+        detector().fit(batches, HEAD)  # asks for nothing, so nothing is looked at
+        return
+    with pytest.raises(ValueError, match="batch 2, row 6: its features hold NaN or infinity"):
+        detector().fit(batches, HEAD)
+
+
+def test_a_detector_whose_fit_failed_is_not_fitted():
+    detector = TwoPasses().fit(DATA, HEAD)
+    with pytest.raises(ValueError, match="row 0"):
+        detector.fit(Batch(torch.full((2, 4), math.nan)), HEAD)
+    assert not detector.is_fitted
+    with pytest.raises(NotFittedError):
+        detector.score(DATA)
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "message"),
+    [
+        ([], ValueError, "the training data hold no samples"),
+        ([Batch(torch.zeros(0, 4), None, torch.zeros(0, dtype=int))], ValueError, "hold no samples"),
+        ([DATA, Batch(torch.zeros(2, 5))], ValueError, r"features of batch 1 have shape \(2, 5\), expected \(N, 4\)"),
+        ([DATA, Batch(torch.zeros(2, 4))], ValueError, "ByClass needs labels to fit, batch 1 has none"),
+        ([DATA._replace(labels=torch.zeros(3))], ValueError, r"labels of batch 0 have shape \(3,\), expected \(40,\)"),
+        ([DATA._replace(labels=torch.zeros(40))], TypeError, "labels of batch 0 are torch.float32, expected integers"),
+        ([DATA._replace(labels=DATA.labels + 1)], ValueError, "labels of batch 0 range from 1 to 3, expected 0 to 2"),
+        ([DATA._replace(labels=DATA.labels - 1)], ValueError, "labels of batch 0 range from -1 to 1"),
+        ([DATA._replace(logits=torch.zeros(40, 2))], ValueError, r"logits of batch 0 have shape \(40, 2\)"),
+        ([DATA.features], TypeError, r"expected fdbd.Batch\(features, logits, labels\), got Tensor"),
+    ],
+)
+def test_training_data_that_do_not_fit_are_refused_with_one_clear_sentence(batches, error, message):
+    with pytest.raises(error, match=message):
+        ByClass().fit(batches, HEAD)
+
+
+def test_integer_and_half_training_features_are_taken_as_floats():
+    whole = torch.arange(24).reshape(6, 4)
+    assert TwoPasses().fit(Batch(whole), HEAD).mean.tolist() == [10, 11, 12, 13]
+    assert TwoPasses().fit(Batch(whole.half()), HEAD).mean.dtype == torch.float32
+
+
+def test_fitting_leaves_the_data_the_head_and_the_gradients_alone():
+    features = DATA.features.clone().requires_grad_()
+    detector = TwoPasses().fit(Batch(features), HEAD)
+    assert features.grad is None
+    assert not detector.mean.requires_grad
+    head = Head(HEAD.weight.clone(), HEAD.bias.clone())
+    detector.fit(DATA, head)
+    detector.head_weight.zero_()
+    assert head.weight.abs().sum() > 0  # a copy was kept
+
+
+def test_a_head_of_one_class_is_refused():
+    head = Head(torch.ones(2, 4))
+    head.weight, head.bias = head.weight[:1], head.bias[:1]
+    with pytest.raises(ValueError, match="at least two classes, the head has 1"):
+        TwoPasses().fit(DATA, head)
+
+
+# Scoring
+
+
+def test_missing_logits_are_computed_from_the_head():
+    detector = MaxLogit().fit(DATA, HEAD)
+    torch.testing.assert_close(detector.score(DATA), HEAD(DATA.features).amax(dim=1))
+    assert detector.score(Batch(DATA.features, torch.zeros(40, 3))).tolist() == [0] * 40
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_base_class_fails_closed_on_what_a_detector_reads_and_on_nothing_else(bad):
+    features, logits = DATA.features.clone(), HEAD(DATA.features)
+    features[3, 1] = bad
+    logits[5, 2] = bad
+    batch = Batch(features, logits)
+    of_features = Norm().fit(DATA, HEAD).score(batch)
+    assert (of_features == -math.inf).nonzero().tolist() == [[3]]
+    of_logits = MaxLogit().fit(DATA, HEAD).score(batch)
+    assert (of_logits == -math.inf).nonzero().tolist() == [[5]]
+    computed = MaxLogit().fit(DATA, HEAD).score(Batch(features))
+    assert (computed == -math.inf).nonzero().tolist() == [[3]]
+
+
+def test_a_score_that_comes_out_as_nan_is_closed_too():
+    class Odd(Detector):
+        def score(self, batch):
+            return torch.where(batch.features[:, 0] > 0, torch.nan, 1.0)
+
+    scores = Odd().fit(DATA, HEAD).score(DATA)
+    positive = DATA.features[:, 0] > 0
+    assert (scores[positive] == -math.inf).all()
+    assert (scores[~positive] == 1).all()
+
+
+def test_rows_too_large_for_float32_are_scored_in_float64():
+    detector = Norm(4).fit(DATA, HEAD)
+    features = DATA.features.clone()
+    features[2] = 1e9  # its fourth power, 1e36, still fits
+    features[3] = 1e25  # this one does not fit, and is no less finite for it
+    scores = detector.score(Batch(features))
+    assert torch.isfinite(scores).all()
+    assert scores[2].item() == pytest.approx(-4e36, rel=1e-5)
+    assert scores[3] == -torch.finfo(torch.float32).max
+
+
+def test_an_empty_batch_scores_to_an_empty_tensor_without_asking_the_detector():
+    for detector in (Norm(), TwoPasses(), MaxLogit(), ByClass()):
+        assert detector.fit(DATA, HEAD).score(Batch(torch.zeros(0, 4))).shape == (0,)
+
+
+def test_unfitted_detectors_say_so():
+    for detector in (Norm(), TwoPasses(), MaxLogit()):
+        assert not detector.is_fitted
+        with pytest.raises(NotFittedError, match="is not fitted"):
+            detector.score(DATA)
+        with pytest.raises(NotFittedError):
+            _ = detector.head
+
+
+def test_a_detector_without_a_score_is_told_so():
+    class Nothing(Detector):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing defines no score"):
+        Nothing().fit(DATA, HEAD).score(DATA)
+
+
+@pytest.mark.parametrize("make", [Norm, TwoPasses, MaxLogit], ids=lambda cls: cls.__name__)
+def test_compile_and_export_see_one_graph_that_still_fails_closed(make):
+    detector = make().fit(DATA, HEAD)
+    features = DATA.features[:6].clone()
+    features[1, 1] = math.inf
+    expected = detector.score(Batch(features))
+    torch._dynamo.reset()
+    compiled = torch.compile(detector, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(Batch(features)), expected)
+
+    class Scorer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.detector = detector
+
+        def forward(self, z):
+            return self.detector(Batch(z))
+
+    program = torch.export.export(Scorer(), (features,))
+    torch.testing.assert_close(program.module()(features), expected)
+
+
+def test_taking_rows_takes_them_from_every_part():
+    batch = Batch(
+        DATA.features, HEAD(DATA.features), DATA.labels, {"layer1": DATA.features[:, :2]}, DATA.features.repeat(2, 1, 1)
+    )
+    taken = take(batch, torch.tensor([3, 1]), torch.float64)
+    assert torch.equal(taken.features, batch.features[[3, 1]].double())
+    assert torch.equal(taken.logits, batch.logits[[3, 1]].double())
+    assert torch.equal(taken.layers["layer1"], batch.features[[3, 1], :2].double())
+    assert torch.equal(taken.views[1], batch.features[[3, 1]].double())
+
+
+# Keeping
+
+
+def test_state_goes_into_an_unfitted_detector_with_every_buffer():
+    detector = TwoPasses().fit(DATA, HEAD)
+    assert set(detector.state_dict()) == {"head_weight", "head_bias", "mean", "spread"}
+    loaded = TwoPasses()
+    loaded.load_state_dict(detector.state_dict())
+    assert loaded.is_fitted
+    assert torch.equal(loaded.score(DATA), detector.score(DATA))
+    nested = torch.nn.ModuleDict({"a": Pair(TwoPasses().fit(DATA, HEAD))})
+    nested["a"].fit(DATA, HEAD)
+    empty = torch.nn.ModuleDict({"a": Pair(TwoPasses())})
+    empty.load_state_dict(nested.state_dict())
+    assert torch.equal(empty["a"].inner.score(DATA), nested["a"].inner.score(DATA))
+
+
+def test_copies_and_pickles_score_the_same_and_share_nothing():
+    detector = TwoPasses().fit(DATA, HEAD)
+    expected = detector.score(DATA)
+    for other in (copy.deepcopy(detector), pickle.loads(pickle.dumps(detector))):
+        assert torch.equal(other.score(DATA), expected)
+        other.mean.zero_()
+        assert torch.equal(detector.score(DATA), expected)
+    assert not pickle.loads(pickle.dumps(TwoPasses())).is_fitted
+
+
+def test_moving_to_float64_moves_every_fitted_tensor():
+    detector = TwoPasses().fit(DATA, HEAD).double()
+    assert {tensor.dtype for tensor in detector.state_dict().values()} == {torch.float64}
+    assert detector.score(DATA).dtype == torch.float64
+
+
+def test_a_configuration_rebuilds_the_detector_from_plain_values():
+    pair = Pair(Norm(3), (0.5, 4.0))
+    config = pair.to_config()
+    assert config == {
+        "name": "test-pair",
+        "options": {"inner": {"name": "test-norm", "options": {"power": 3}}, "weights": [0.5, 4.0]},
+    }
+    again = from_config(config)
+    assert isinstance(again, Pair)
+    assert again.inner.power == 3
+    assert again.to_config() == config
+    assert Configured.registry["test-norm"] is Norm
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"name": "os.system", "options": {}}, "unknown detector or shaping 'os.system'"),
+        ({"name": "test-norm", "options": {"powr": 3}}, "'test-norm' does not take these options"),
+        ({"name": "test-norm"}, "not a detector's configuration"),
+        (["test-norm"], "not a detector's configuration"),
+    ],
+)
+def test_configurations_from_elsewhere_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        from_config(config)
+
+
+def test_a_repr_shows_the_options():
+    assert repr(Norm(3)) == "Norm(power=3)"

@@ -1,0 +1,123 @@
+"""The program: exit codes, one line on bad input, files that appear whole."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fdbd import cli
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capsys) -> None:
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert f"fdbd {command}" in " ".join(out.split())
+
+
+def test_the_version_is_the_packages(capsys) -> None:
+    import fdbd
+
+    assert run(capsys, "--version")[:2] == (0, f"{fdbd.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "nowhere.toml"),
+        ("bench", "--model", "no-such-model"),
+        ("bench", "--format", "docx"),
+        ("bench", "--init", "example.txt"),
+        ("data", "no-such-set"),
+        ("train", "no-such-preset"),
+        ("train", "ce-small", "--set", "epochs"),
+        ("train", "ce-small", "--set", "epochs=many"),
+        ("no-such-command",),
+        ("bench", "--no-such-option"),
+    ],
+)
+def test_bad_input_ends_in_exit_code_2_and_no_traceback(
+    arguments: tuple[str, ...], capsys, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "Traceback" not in err
+    assert err.strip()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_example_config_is_written_once(capsys, tmp_path) -> None:
+    path = tmp_path / "bench.toml"
+    assert run(capsys, "bench", "--init", str(path))[0] == 0
+    content = path.read_text()
+    code, _, err = run(capsys, "bench", "--init", str(path))
+    assert code == 2
+    assert "exists already" in err
+    assert path.read_text() == content
+
+
+def test_the_tracebacks_are_there_for_those_who_ask(monkeypatch) -> None:
+    monkeypatch.setenv("FDBD_DEBUG", "1")
+    with pytest.raises(ValueError, match="no training preset"):
+        cli.main(["train", "no-such-preset"])
+
+
+def make_config(folder) -> str:
+    """A config over small files: a model from a factory, CIFAR-like arrays."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 255, (60, 8, 8, 3), np.uint8)
+    images[:, :, :, 0] = (np.arange(60) % 3 * 100)[:, None, None]
+    np.savez(folder / "inside.npz", x=images, y=np.arange(60) % 3)
+    np.savez(folder / "outside.npz", x=generator.integers(0, 255, (40, 8, 8, 3), np.uint8))
+    (folder / "factory.py").write_text(
+        "import torch\n\n\ndef tiny(num_classes=3):\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.ReLU(), "
+        "torch.nn.Linear(6, num_classes))\n"
+    )
+    path = folder / "bench.toml"
+    path.write_text(
+        f'title = "tiny"\nmodel = "factory:tiny"\nnum_classes = 3\nid = "{folder}/inside.npz"\n'
+        f'ood = ["{folder}/outside.npz", "svhn"]\ndetectors = ["fdbd", "msp"]\n'
+        "preprocess = { size = 8, mean = [0.5, 0.5, 0.5], std = [0.5, 0.5, 0.5] }\n"
+    )
+    return str(path)
+
+
+def test_a_config_runs_from_files_to_a_report_and_skips_what_is_missing(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FDBD_DATA", str(tmp_path))
+    monkeypatch.setenv("FDBD_OFFLINE", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = make_config(tmp_path)
+    code, out, err = run(capsys, "bench", config, "--format", "html,json,csv,md,tex", "--out", "results", "--json")
+    assert code == 0, err
+    assert "svhn is left out" in err
+    found = json.loads(out)
+    assert [entry["name"] for entry in found["detectors"]] == ["fdbd", "msp"]
+    assert found["setting"]["ood"] == {"outside": 40}
+    written = sorted(path.name for path in (tmp_path / "results").iterdir())
+    assert written == ["report.html", "results.csv", "results.json", "results.md", "results.tex"]
+    code, out, _ = run(capsys, "cache", "--json")
+    assert code == 0
+    assert all(entry["complete"] for entry in json.loads(out))
+    assert run(capsys, "cache", "verify")[0] == 0
+    assert "freed" in run(capsys, "cache", "clear")[1]
+
+
+def test_datasets_are_listed(capsys) -> None:
+    code, out, _ = run(capsys, "data", "--json")
+    assert code == 0
+    assert {"cifar10", "svhn", "textures", "mnist"} <= {entry["name"] for entry in json.loads(out)}
