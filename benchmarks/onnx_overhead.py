@@ -33,7 +33,9 @@ def main() -> None:
     parser.add_argument("--detectors", nargs="+", default=["fdbd", "react+fdbd", "energy"])
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--threads", type=int, default=1, help="of ONNX Runtime; one is steadier on a busy machine")
-    parser.add_argument("--calibration", type=int, default=5000, help="calibration scores: above 1,024 p-values interpolate")
+    parser.add_argument(
+        "--calibration", type=int, default=5000, help="calibration scores: above 1,024 p-values interpolate"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -44,7 +46,12 @@ def main() -> None:
         plain = Path(folder, "plain.onnx")
         batch = torch.export.Dim("N")
         program = torch.onnx.export(
-            model, (image.repeat(2, 1, 1, 1),), dynamo=True, dynamic_shapes=({0: batch},), opset_version=OPSET, verbose=False
+            model,
+            (image.repeat(2, 1, 1, 1),),
+            dynamo=True,
+            dynamic_shapes=({0: batch},),
+            opset_version=OPSET,
+            verbose=False,
         )
         program.save(plain, external_data=False)
         sessions = {"classifier alone": session(plain, options.threads)}
@@ -62,14 +69,22 @@ def main() -> None:
         extra = times.ratio(name, "classifier alone") - 1
         best = min(times.rounds[name])
         rows.append(
-            [name, seconds_text(times.seconds(name)), seconds_text(best), "" if name == "classifier alone" else f"{extra:+.2%}"]
+            [
+                name,
+                seconds_text(times.seconds(name)),
+                seconds_text(best),
+                "" if name == "classifier alone" else f"{extra:+.2%}",
+            ]
         )
         print(*rows[-1])
     write_section(
         "ONNX",
-        f"`python benchmarks/onnx_overhead.py`: ONNX Runtime on the CPU, {options.threads} thread, ResNet-18 at 224 × 224, 1,000 classes, "
-        f"batch 1, opset {OPSET}, {options.calibration:,} calibration scores. A guard's graph gives logits, label, score, "
-        f"p_value and is_ood. The overhead is the median over {options.rounds} interleaved rounds of the ratio within a "
+        f"`python benchmarks/onnx_overhead.py`: ONNX Runtime on the CPU, {options.threads} thread, "
+        "ResNet-18 at 224 × 224, 1,000 classes, "
+        f"batch 1, opset {OPSET}, {options.calibration:,} calibration scores. A guard's graph "
+        "gives logits, label, score, "
+        f"p_value and is_ood. The overhead is the median over {options.rounds} interleaved rounds "
+        "of the ratio within a "
         f"round; at most {LIMIT:.0%} is asked for.\n\n"
         + table(["graph", "median", "fastest", "overhead"], rows)
         + "\n"

@@ -1,7 +1,7 @@
 """Which documents are about something the classifier was never taught? TF-IDF, logistic regression and fDBD.
 
-The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one topic a submodule. Four
-topics are known, three are not. Run it with ``python examples/text_topics.py``; it takes some ten seconds.
+The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one topic a submodule.
+Four topics are known, three are not. Run it with ``python examples/text_topics.py``; it takes some ten seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def main() -> dict[str, float]:
         "accepted_unseen": float((model.predict(unseen) == 1).mean()),
         "auroc": fdbd.metrics.auroc(model.score_samples(test), model.score_samples(unseen)),
     }
-    print(f"{len(train)} documents on {', '.join(KNOWN)} to train on; {len(test)} more and {len(unseen)} on others to test")
+    print(
+        f"trained on {len(train)} documents on {', '.join(KNOWN)}; tested on {len(test)} more and {len(unseen)} others"
+    )
     print(f"topic accuracy on known topics    {result['accuracy']:.3f}")
     print(f"accepted, known topics            {result['accepted_known']:.3f}   (asked for 0.9)")
     print(f"accepted, unseen topics           {result['accepted_unseen']:.3f}")

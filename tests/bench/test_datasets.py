@@ -182,6 +182,8 @@ def test_a_flat_imagenet_takes_labels_from_file_names(folders: tuple[Path, Path]
     images = load("imagenet")
     assert images.labels is not None
     assert images.labels.tolist() == [7, 999]
+    with pytest.raises(DatasetUnavailable):  # a folder that names no split is never taken for training data
+        load("imagenet", "train")
 
 
 def test_an_undecodable_file_is_an_image_error_only_when_it_is_read(tmp_path: Path) -> None:
@@ -449,6 +451,12 @@ def test_local_layouts_are_understood(folders: tuple[Path, Path]) -> None:
     assert load("cifar100").labels is not None
     assert datasets.status("textures") == str(data / "dtd")
     assert datasets.status("isun") is None
+
+
+def test_a_data_folder_with_braces_in_its_name_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "{x}" / "iSUN", ["a.png"])
+    monkeypatch.setenv("FDBD_DATA", str(tmp_path / "{x}"))
+    assert len(load("isun")) == 1
 
 
 def test_several_data_folders_are_searched_in_order(

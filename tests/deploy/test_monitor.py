@@ -75,11 +75,25 @@ def test_every_bet_is_fair(epsilon, kappa):
     assert np.mean((1 - epsilon + epsilon * kappa * p ** (kappa - 1)) * slope) == pytest.approx(1, abs=1e-3)
 
 
+def distance_to_uniform(p: np.ndarray) -> float:
+    """Kolmogorov's, in multiples of its critical value at 1 %."""
+    return np.abs(np.sort(p) - (np.arange(len(p)) + 0.5) / len(p)).max() * math.sqrt(len(p)) / 1.63
+
+
 def test_p_values_of_a_drift_free_stream_are_uniform_and_uncorrelated():
     test = DriftTest(normal(50, 0), seed=3)
     p = np.array([test.update(score) for score in normal(4000, 1)])
-    assert np.abs(np.sort(p) - (np.arange(4000) + 0.5) / 4000).max() < 1.63 / math.sqrt(4000)  # Kolmogorov, 1 %
+    assert distance_to_uniform(p) < 1
     assert abs(np.corrcoef(p[:-1], p[1:])[0, 1]) < 3.3 / math.sqrt(4000)
+
+
+def test_p_values_against_a_fixed_calibration_set_would_not_be_uniform():
+    # Why scores join the reference: given 50 calibration scores, ranks among those alone are far from uniform.
+    test, p = DriftTest(normal(50, 0), seed=3), []
+    for score in normal(4000, 1):
+        p.append(test.update(score))
+        test.reference = test.calibration[:]
+    assert distance_to_uniform(np.array(p)) > 3
 
 
 def test_tied_scores_raise_no_alarm():
@@ -114,21 +128,6 @@ def test_false_alarms_stay_within_the_bound_on_streams_of_ten_thousand(delta):
     alarms = false_alarms(streams, calibration=200, length=10_000, delta=delta)
     print(f"delta {delta}: {alarms} false alarms in {streams} streams")
     assert alarms <= delta * streams + 3 * math.sqrt(streams * delta * (1 - delta))
-
-
-@pytest.mark.slow
-def test_p_values_against_a_fixed_calibration_set_would_break_the_bound():
-    # Why the scores join the reference: the same bets, ranks among the 200 calibration scores alone.
-    alarms = 0
-    for seed in range(60):
-        draws = np.random.default_rng(seed).normal(size=10_200).tolist()
-        test = DriftTest(draws[:200], 0.05, horizon=10_000, seed=seed)
-        for score in draws[200:]:
-            test.update(score)
-            test.reference = test.calibration[:]
-        alarms += test.alarm
-    print(f"fixed calibration set: {alarms} false alarms in 60 streams at delta 0.05")
-    assert alarms > 0.05 * 60 + 3 * math.sqrt(60 * 0.05 * 0.95)
 
 
 @pytest.mark.parametrize(("shift", "within"), [(-3.0, 40), (3.0, 60), (-1.0, 400)])
@@ -325,7 +324,7 @@ def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
     [
         lambda d, t: d["test"].pop("stakes"),
         lambda d, t: d["test"].update(count=3),
-        lambda d, t: d["test"].update(stakes=[float("nan")] * 6),
+        lambda d, t: d["test"].update(stakes=[float("nan")] * 8),
         lambda d, t: d["test"].update(random=[3, [1, 2], None]),
         lambda d, t: d.pop("samples"),
         lambda d, t: t.pop("recent"),
@@ -348,7 +347,9 @@ def test_a_damaged_state_is_refused(tmp_path, harm):
 
 def test_updates_from_several_threads_are_all_counted():
     monitor = Monitor(calibrated(), window=10_000)
-    threads = [threading.Thread(target=lambda i=i: [monitor.update(normal(10, i)) for _ in range(40)]) for i in range(4)]
+    threads = [
+        threading.Thread(target=lambda i=i: [monitor.update(normal(10, i)) for _ in range(40)]) for i in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

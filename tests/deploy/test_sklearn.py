@@ -146,11 +146,13 @@ def test_a_detector_that_needs_the_network_is_refused():
 def test_sparse_samples_are_scored_a_chunk_at_a_time(monkeypatch):
     X, y = blobs()
     X[np.abs(X) < 1] = 0
-    dense = OODDetector(detector="vim").fit(X, y)
+    dense = OODDetector(detector="vim").fit(X, y)  # its origin rests on the inverse of a head whose rows sum to zero
     monkeypatch.setattr(deploy, "_CHUNK", 70)  # seven rows
     largest = []
     toarray = sparse.csr_matrix.toarray
-    monkeypatch.setattr(sparse.csr_matrix, "toarray", lambda self, *a: largest.append(self.shape[0]) or toarray(self, *a))
+    monkeypatch.setattr(
+        sparse.csr_matrix, "toarray", lambda self, *a: largest.append(self.shape[0]) or toarray(self, *a)
+    )
     model = OODDetector(detector="vim").fit(sparse.csr_matrix(X), y)
     scores = model.score_samples(sparse.coo_matrix(X))
     assert max(largest) == 7

@@ -113,9 +113,12 @@ def test_odd_shapes_give_finite_scores(
     assert scores.dtype == torch.float32
 
 
-@over_field
-def test_known_samples_score_higher_than_strange_ones_on_average(problem: Any, detector: Detector) -> None:
-    train, queries, head = problem(samples=2000)
+@pytest.mark.parametrize(
+    "detector", [detector for detector in FIELD if detector.options().get("times_logit", True)], ids=repr
+)
+def test_known_samples_score_higher_than_weak_noise(problem: Any, detector: Detector) -> None:
+    # NECO's share alone is left out: it says nothing on features near the origin.
+    train, _, head = problem(samples=2000)
     noise = Batch((0.3 * torch.randn(300, 8, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).relu())
     detector = fitted(detector, train, head)
     known, strange = detector.score(rows_of(train, slice(0, 300))), detector.score(noise)

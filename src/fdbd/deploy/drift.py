@@ -1,4 +1,4 @@
-"""A sequential test of whether a stream of scores still looks like the calibration scores: stop and look at any time."""
+"""A sequential test of whether a stream of scores still looks like the calibration scores, at any time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-_BETS = ((0.1, 0.15), (0.3, 0.15), (1.0, 0.5))
-"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that a few, many or all scores have moved to the low end of their range, and,
-mirrored, to its high end."""
+_BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
+"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that few scores, many, all, or all but slightly have moved to the low end of
+their range, and, mirrored, to its high end. Each pays 1 on average where p is uniform."""
 _EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
 _HUGE = 1e200
 
@@ -23,16 +23,16 @@ class DriftTest:
 
         p = (#{earlier < s} + u · (1 + #{earlier = s})) / (1 + #earlier),   u uniform on (0, 1]
 
-    While calibration and stream are exchangeable (no drift) these p-values are independent and uniform. (Against a fixed
-    calibration set they are not, given that set, and a test on them fails sooner or later.) A capital of 1 is bet
+    While calibration and stream are exchangeable (no drift) these p-values are independent and uniform. (Against a
+    fixed calibration set they are not, given that set, and a test on them fails sooner or later.) A capital of 1 is bet
     against that at fair odds: half at once, half in equal parts before each sample of the horizon, where drift may
     begin. Without drift the capital is a martingale M, and by Ville's inequality
 
         P(M reaches 1/delta at any time of a horizon) ≤ delta,
 
-    however often one looks. After `horizon` samples the test starts anew, with the calibration scores alone and a capital
-    of 1, so memory stays below 8 · (calibration + horizon) bytes. The bound holds for each horizon: that many
-    samples of the stream are exchangeable with the calibration scores by themselves.
+    however often one looks. After `horizon` samples the test starts anew, with the calibration scores alone and a
+    capital of 1, so memory stays below 16 · (calibration + horizon) bytes. The bound holds for each horizon, since its
+    samples by themselves are exchangeable with the calibration scores; over m horizons it is m · delta.
 
     Args:
         calibration: scores of in-distribution samples, in any order.

@@ -32,7 +32,7 @@ class Monitor:
       exchangeable with the calibration data this happens with probability at most `delta` in each horizon, at whatever
       time one looks (Ville's inequality). Samples in bursts, such as frames of a video, are not exchangeable: give one
       of each burst. An alarm stays until `reset`.
-    - Memory: 8 bytes for each of `horizon` samples and the calibration scores, and the window.
+    - Memory: at most 16 bytes for each of `horizon` samples and the calibration scores, and the window.
 
     Args:
         guard: calibrated. A guard without a model does for `update`: ``Monitor(fdbd.load("guard.safetensors"))``.
@@ -62,7 +62,7 @@ class Monitor:
         on_alarm: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         if guard.threshold is None:
-            raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before monitoring it")
+            raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
         if not isinstance(window, int) or window < 1:
             raise ValueError(f"window is {window!r}, expected a number of samples, at least 1")
         if not 0 < confidence < 1:
@@ -182,9 +182,7 @@ class Monitor:
         if description.get("kind") != "monitor":
             raise ArtifactError(f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote")
         try:
-            monitor = cls(
-                guard, window=description["window"], confidence=description["confidence"], on_alarm=on_alarm
-            )
+            monitor = cls(guard, window=description["window"], confidence=description["confidence"], on_alarm=on_alarm)
             calibration = monitor.threshold.calibration
             if description["calibration"] != _fingerprint(calibration):
                 raise ArtifactError(

@@ -278,8 +278,9 @@ def _compare(got: dict[str, Tensor], expected: dict[str, Tensor], threshold: Thr
     error next to a threshold or between two equal logits moves them by a step."""
     for name in OUTPUTS:
         if got[name].shape != expected[name].shape:
-            raise ExportError(f"{name} differs on {what}: shape {tuple(got[name].shape)}, torch has "
-                              f"{tuple(expected[name].shape)}")
+            raise ExportError(
+                f"{name} differs on {what}: shape {tuple(got[name].shape)}, torch has {tuple(expected[name].shape)}"
+            )
     readable = torch.isfinite(expected["logits"]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
     _require("logits", got["logits"][readable], expected["logits"][readable], what)
     _require("label", got["label"][readable], got["logits"][readable].argmax(dim=1), what)

@@ -98,7 +98,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         calibration = _Chunks(self._features(_safe_indexing(X, held))) if len(held) else data
         if hasattr(self.detector_, "calibrate"):  # an ensemble, whose p-values need ID data of their own
             own, calibration = calibration.halves() if len(held) > 3 else (calibration, calibration)
-            self.detector_.calibrate(own)
+            self.detector_.calibrate(own)  # type: ignore[operator]
         self.threshold_ = Threshold.quantile(self._scores(calibration), self.tpr)
         self.offset_ = float(self.threshold_.value[0])
         return self

@@ -30,7 +30,8 @@ class OpenMax(Detector):
     largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
     rank like 1 − P(unknown) without rounding to 1. O(C²) a sample; fitting keeps `tail` distances a class.
 
-    A class without a rightly predicted training sample is extreme at any distance (F_c = 1).
+    A class without a rightly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
+    multiplied, which takes it that large ones are positive.
 
     Args:
         tail: number of largest distances to which each Weibull law is fitted.

@@ -48,7 +48,9 @@ class Residual(Detector):
         width, dim = head.num_features, self._dim(head.num_features)
         if dim >= width:
             raise ValueError(f"dim is {dim}, expected less than the {width} features, so that a residual is left")
-        origin = -torch.linalg.pinv(head.weight.to("cpu", torch.float64)) @ head.bias.to("cpu", torch.float64)
+        # rtol: rows of a softmax head often sum to zero, and what is left of that direction is rounding error.
+        inverse = torch.linalg.pinv(head.weight.to("cpu", torch.float64), rtol=1e-10)
+        origin = -inverse @ head.bias.to("cpu", torch.float64)
         _, directions = torch.linalg.eigh(moments.second_moment(origin))  # ascending: the residual comes first
         directions = upright(directions)
         kept = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]

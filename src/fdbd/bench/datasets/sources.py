@@ -218,21 +218,22 @@ def _named(entry: DatasetInfo, images: Images) -> Images:
 
 
 def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Path]]:
-    """Pairs of format and path that exist, the dataset's own layouts first, then ``NAME/``, ``NAME.npz``."""
-    splits = ("val", "test") if split == "test" else (split,)
-    general = [("npz", f"{entry.name}.npz")] if split == "test" else []
-    for word in splits:
-        general += [("npz", f"{entry.name}_{word}.npz"), ("npz", f"{entry.name}/{word}.npz")]
-        general += [("folder", f"{entry.name}/{word}")]
-    if split == "test":
-        general += [("folder", entry.name)]
-    for root in data_roots() or (Path("/nonexistent"),):
-        for kind, relative in (*entry.local, *general):
-            for word in splits:
-                path = root / relative.format(split=word)
-                is_mixed = kind == "folder" and "{split}" not in relative and (path / "train").is_dir()
-                if path.exists() and not is_mixed:  # a folder with train/ inside is not one split
-                    yield kind, path
+    """Pairs of format and path that exist: the dataset's own layouts first, then ``NAME/SPLIT`` and ``NAME.npz``."""
+    general = [("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")]
+    general += [("npz", "{name}.npz"), ("folder", "{name}")]
+    relative = []
+    for kind, place in (*entry.local, *general):
+        if "{split}" in place:
+            words = ("val", "test") if split == "test" else (split,)
+            relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
+        elif split == "test" or kind not in ("folder", "npz"):  # what names no split is the test split
+            relative.append((kind, place.format(name=entry.name)))
+    paths = [(kind, root / place) for root in data_roots() for kind, place in relative]
+    paths += [(kind, Path(place)) for kind, place in relative if place.startswith("/")]
+    for kind, path in paths:
+        # A folder with train/ inside is not one split.
+        if path.exists() and not (kind == "folder" and (path / "train").is_dir()):
+            yield kind, path
 
 
 def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
@@ -322,6 +323,7 @@ def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> 
             (draft / "unpacked").rmdir()
             count = len(_from_files(entry, draft / entry.archive.folder, split))
             if count != entry.counts[split]:
+                archive.unlink()
                 raise FormatError(f"{archive} holds {count:,} images, expected {entry.counts[split]:,}")
             write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
     archive.unlink(missing_ok=True)

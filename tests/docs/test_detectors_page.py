@@ -1,0 +1,40 @@
+"""docs/detectors.md says what the classes say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fdbd.detectors
+from fdbd.detectors import catalog
+
+PAGE = Path(__file__).parents[2] / "docs" / "detectors.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == catalog.render(), "run python -m fdbd.detectors.catalog"
+
+
+def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
+    page = catalog.render()
+    headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
+    assert sorted(name for name, _ in headings) == fdbd.detectors.list_detectors()
+    for name, kind in headings:
+        row = re.search(rf"^\| \[`{re.escape(name)}`\]\(#(\S+)\) \| (.+) \|$", page, flags=re.MULTILINE)
+        assert row, name
+        assert row[1] == f"{name}-{kind}".lower()
+        assert re.search(r"\d{4}$", row[2]), f"{name} has no paper"
+
+
+def test_options_are_listed_with_their_defaults() -> None:
+    section = catalog.render().split("## gen: GEN\n")[1].split("\n## ")[0]
+    assert "- `gamma` (`0.1`): exponent" in section
+    assert "- `top` (`100`): number" in section
+    assert "```text\nscore = −Σ" in section
+
+
+def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path, monkeypatch: object) -> None:
+    target = tmp_path / "new" / "page.md"
+    monkeypatch.setattr("sys.argv", ["catalog", str(target)])  # type: ignore[attr-defined]
+    catalog.main()
+    assert target.read_text(encoding="utf-8") == catalog.render()
