@@ -92,12 +92,12 @@ class Head:
     @property
     def num_classes(self) -> int:
         """C."""
-        return self.weight.shape[0]
+        return int(self.weight.shape[0])
 
     @property
     def num_features(self) -> int:
         """P."""
-        return self.weight.shape[1]
+        return int(self.weight.shape[1])
 
     def __call__(self, features: Tensor) -> Tensor:
         """(N, P) features to (N, C) logits, in the features' dtype and on their device."""

@@ -135,7 +135,7 @@ class Classifier(nn.Module):
 
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
-        call: Any = torch.compiler.disable(call_model) if uncompiled else call_model  # type: ignore[no-untyped-call]
+        call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
         is_borrowed = _enter_eval(self.model)
         self._recorder.local.calls = calls
         try:

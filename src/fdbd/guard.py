@@ -411,7 +411,7 @@ def _items(data: Any) -> Any:
 
 def _try(detector: Detector) -> None:
     """Score two rows, so that a file whose tensors do not fit each other fails at load and not in service."""
-    if detector.needs_network or getattr(detector, "layers", ()):
+    if detector.needs_network or getattr(detector, "layers", None):
         return
     weight = detector.head.weight
     scores = detector.score(Batch(torch.zeros(2, weight.shape[1], dtype=weight.dtype)))

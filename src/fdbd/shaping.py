@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .batch import Batch, Head
-from .detectors.base import Configured, NotFittedError, Paper, Passes
+from .configured import Configured, NotFittedError, Paper, Passes
 from .kernels.counting import count_feature_bits
 from .kernels.dispatch import fits_kernel
 from .kernels.pruning import keep_between, keep_from

@@ -18,8 +18,8 @@ from . import kernels
 from .batch import Batch
 from .kernels.counting import count_leading_bits
 
-ROWS_AT_A_TIME = 8192
-"""Rows converted to float64 at once: bounds the memory of an update whatever the batch."""
+ROWS_AT_A_TIME = 2048
+"""Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
 
 S = TypeVar("S", bound="Statistic")
 
@@ -120,8 +120,9 @@ class Moments:
         """Add (N, P) float64 rows."""
         if rows.shape[0]:
             average = rows.mean(dim=0)
-            centred = rows - average
-            self._combine(rows.shape[0], average, centred.T @ centred)
+            centred = (rows - average).numpy()
+            # numpy, unlike torch, sees that both factors are one array, and does half the work.
+            self._combine(rows.shape[0], average, torch.from_numpy(centred.T @ centred))
 
     def merge(self, other: Self) -> None:
         if other.count:
@@ -158,10 +159,10 @@ class ClassMoments(Moments):
         self.totals = torch.zeros(num_classes, num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        super().update(batch)
         labels = labels_of(batch)
         add_by_class(self.counts, labels, torch.ones(labels.shape[0], dtype=torch.float64))
-        for piece, classes in zip(in_float64(batch.features), labels.split(ROWS_AT_A_TIME)):
+        for piece, classes in zip(in_float64(batch.features), torch.split(labels, ROWS_AT_A_TIME)):
+            self.add(piece)
             add_by_class(self.totals, classes, piece)
 
     def merge(self, other: Self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -106,9 +107,9 @@ def _names(value: Any, entry: str, source: str | os.PathLike[str]) -> tuple[str,
 def _parse(source: Path) -> Any:
     text = source.read_text(encoding="utf-8")
     if source.suffix == ".toml":
-        try:
+        if sys.version_info >= (3, 11):
             import tomllib
-        except ModuleNotFoundError:  # Python 3.10
+        else:
             import tomli as tomllib
         try:
             return tomllib.loads(text)

@@ -30,7 +30,7 @@ class KLMatching(Detector):
         means = yield ClassMeans(head.num_classes, head.num_classes, predictions)
         templates = means.means()[means.counts > 0]
         # A probability that underflowed is not impossible, only smaller than any number: keep its logarithm finite.
-        self.set(log_templates=templates.clamp_min(torch.finfo(torch.float64).tiny).log())
+        self.set(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
@@ -43,6 +43,6 @@ class KLMatching(Detector):
 
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Softmax (N, C) in float64 and predicted class (N,) of a batch."""
+    """Softmax (N, C) and predicted class (N,) of a batch."""
     assert batch.logits is not None
-    return batch.logits.to(torch.float64).softmax(dim=1), batch.logits.argmax(dim=1)
+    return batch.logits.softmax(dim=1), batch.logits.argmax(dim=1)

@@ -18,6 +18,7 @@ from .exponentials import logsumexp
 _TRANSLATION = 1e4  # LibMR, with which OpenMax was published, fits tails whose smallest value is moved here
 _STEP = 1e-6  # a tail narrower than this share of the largest distance is a step, whatever its rounding
 _CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
+_FAR = 1e3  # in scales: further away nothing is more extreme
 
 
 class OpenMax(Detector):
@@ -78,8 +79,9 @@ class OpenMax(Detector):
         squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
         distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
         location, inverse_scale, shape = self.laws[top.indices].unbind(dim=2)
-        relative = ((distance - location) * inverse_scale).clamp_min(torch.finfo(logits.dtype).eps - 1)
-        extreme = -torch.expm1(-(shape * relative.log1p()).clamp_max(_CERTAIN).exp())
+        relative = ((distance - location) * inverse_scale).clamp(torch.finfo(logits.dtype).eps - 1, _FAR)
+        log = 2 * torch.atanh(relative / (2 + relative))  # log(1 + relative), whose small values ONNX would round away
+        extreme = 1 - (-(shape * log).clamp_max(_CERTAIN).exp()).exp()
         extreme = torch.where(self.seen[top.indices], extreme, 1.0)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
         moved = top.values * extreme * (1 - ranks / top.values.shape[1])

@@ -35,13 +35,15 @@ class SHE(Detector):
     floor: Tensor
 
     def passes(self, head: Head) -> Passes:
-        means = yield ClassMeans(head.num_classes, head.num_features, rightly_predicted)
-        if not means.counts.any():
+        # One class more than there are collects what is predicted wrongly.
+        sums = yield ClassMeans(head.num_classes + 1, head.num_features, features_by_class)
+        counts, means = sums.counts[:-1], sums.means()[:-1]
+        if not counts.any():
             raise ValueError(
                 "no training sample is predicted as its label, so SHE has no pattern to store: check that labels and "
                 "head count the classes in the same order"
             )
-        patterns = torch.where(means.counts[:, None] > 0, means.means(), 0)
+        patterns = torch.where(counts[:, None] > 0, means, 0)
         zeros = patterns.new_zeros
         self.set(patterns=patterns, offsets=zeros(head.num_classes), center=zeros(head.num_features), floor=zeros(()))
 
@@ -57,9 +59,8 @@ class SHE(Detector):
         return scores if clean else self._fail_closed(batch, prepared, scores)
 
 
-def rightly_predicted(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Features and classes of those samples of a batch whose predicted class is their label."""
+def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is not."""
     assert batch.logits is not None
     labels = labels_of(batch)
-    right = batch.logits.argmax(dim=1).cpu() == labels
-    return batch.features[right.to(batch.features.device)], labels[right]
+    return batch.features, torch.where(batch.logits.argmax(dim=1).cpu() == labels, labels, batch.logits.shape[1])

@@ -56,7 +56,7 @@ def fit_linear(
         for part in torch.split(order[: len(x) // batch * batch], batch):
             optimizer.zero_grad()
             loss = F.cross_entropy(head(x[part]), labels[part])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
     with torch.no_grad():

@@ -237,7 +237,7 @@ class _Run:
         if not bool(torch.isfinite(loss)) and not self.scaler.is_enabled():
             raise RuntimeError(f"the loss is {float(loss.detach())} at step {self.step}: lower lr ({rate:.3g} now)")
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1
