@@ -94,7 +94,8 @@ def _norms_of(predicted: Tensor, head: Head) -> Tensor:
     norms = weight.new_empty(len(classes), head.num_classes)
     for row, k in zip(norms, classes.tolist()):
         torch.linalg.vector_norm(weight[k] - weight, dim=1, out=row)
-    return norms.index_select(0, inverse)
+    of_samples: Tensor = norms[inverse]
+    return of_samples
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:

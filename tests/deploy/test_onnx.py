@@ -161,9 +161,9 @@ def test_all_detectors_give_the_same_scores_in_onnx_runtime(name, tmp_path):
         fdbd.FDBD(nearest=2),
         fdbd.FDBD("norm"),
         fdbd.FDBD(None),
-        fdbd.KNN(5, index="ivf"),
+        fdbd.KNN(5, index="flat"),
     ],
-    ids=["ensemble", "nearest", "norm", "no-normalizer", "ivf"],
+    ids=["ensemble", "nearest", "norm", "no-normalizer", "flat"],
 )
 def test_variants_give_the_same_scores_in_onnx_runtime(detector, tmp_path):
     check_detector(detector, tmp_path / "guard.onnx")
@@ -178,6 +178,13 @@ def test_detectors_that_need_the_gradient_say_that_they_cannot(tmp_path):
         with pytest.raises(deploy.ExportError, match=r"(odin|perturbation) follows the network's gradient"):
             guard.export_onnx(tmp_path / "guard.onnx", torch.randn(2, 3, 2, 2))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_approximate_index_is_refused(tmp_path):
+    pytest.importorskip("faiss")
+    for detector in (fdbd.KNN(5, index="ivf"), fdbd.Shaped(fdbd.ReAct(), fdbd.KNN(5, index="hnsw"))):
+        with pytest.raises(deploy.ExportError, match="searches its neighbours approximately"):
+            head_guard(detector).export_onnx(tmp_path / "guard.onnx", features(4, 5))
 
 
 # ── thresholds ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -57,7 +57,7 @@ def export(
 
     Args:
         guard: fitted and calibrated. Detectors that perturb the images by a gradient (ODIN, AdaSCALE, a guard with
-            `perturb`) cannot be exported.
+            `perturb`) cannot be exported, nor can approximate indices of the nearest-neighbour family.
         path: where the file appears once it has been verified; whatever was there before stays until then.
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
             or an `fdbd.Batch` for a graph that takes features. Realistic, since the graph is verified on it and on
@@ -144,6 +144,12 @@ def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
             f"{name} follows the network's gradient or transforms the images by itself, which a plain graph cannot: "
             "export a guard with another detector, such as fdbd"
         )
+    for part in guard.detector.modules():
+        if getattr(part, "index", "exact") not in ("exact", "flat"):
+            raise ExportError(
+                f"{guard.detector.label} searches its neighbours approximately (index={part.index!r}), a graph "
+                "exactly, and the threshold would not fit: use index='exact', and calibrate again"
+            )
     if guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before the export")
     classes = guard.detector.head.num_classes

@@ -368,7 +368,7 @@ def check_training_batch(
         names = ", ".join(type(detector).__name__ for detector in detectors if detector.needs_labels)
         raise ValueError(f"{names} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)")
     try:
-        if look:
+        if look and ("features" in reads or logits is None):
             check_finite(features, "its features")
         if "logits" in reads:
             logits = head(features) if logits is None else logits

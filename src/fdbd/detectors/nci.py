@@ -58,6 +58,6 @@ class NCI(Detector):
         )
         if self.alpha:
             scores = scores + self.alpha * prepared.features.abs().sum(dim=1)
-        if torch.compiler.is_compiling():
+        if kernels.tracing():
             return torch.where(scores.isnan(), -torch.inf, scores)
         return scores if clean else self._fail_closed(batch, prepared, scores)

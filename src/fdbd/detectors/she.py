@@ -54,7 +54,7 @@ class SHE(Detector):
         scores, clean = kernels.folded_score(
             prepared.features, self.patterns, self.offsets, self.center, self.floor, False, logits=prepared.logits
         )
-        if torch.compiler.is_compiling():
+        if kernels.tracing():
             return torch.where(scores.isnan(), -torch.inf, scores)
         return scores if clean else self._fail_closed(batch, prepared, scores)
 

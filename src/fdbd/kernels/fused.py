@@ -86,14 +86,13 @@ def _at(_: Any, address: Any) -> Any:
 
 @_jit
 def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bool, overflow: Any) -> Any:
-    distance = offset * 0
-    squares = offset * 0
+    distance = squares = row.dtype.type(0)
     for j in range(row.shape[0]):
         deviation = row[j] - center[j]
         distance += normal[j] * deviation
         squares += deviation * deviation
     if not squares < overflow:
-        return squares * np.nan
+        return row.dtype.type(np.nan)
     distance += offset
     if divide:
         return distance / max(np.sqrt(squares), floor)
@@ -117,9 +116,9 @@ def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: A
             if row[j] > value:
                 value, best = row[j], j
         return best
-    largest = ~mask
+    largest = integer(~mask)
     for start in range(0, width, _PIECE):
-        top, extreme = ~mask, integer(0)
+        top, extreme = integer(~mask), integer(0)
         for j in range(start, min(start + _PIECE, width)):
             extreme = max(extreme, integer(bits[j] & mask))
             top = max(top, integer(bits[j] ^ integer(integer(bits[j] >> sign) & mask)))

@@ -124,9 +124,9 @@ _CSI = Preset(
 )
 
 # The zoo: the one-cycle policy, a whitened stem and an average of the weights make a dozen epochs enough.
-_ZOO_FIRST = Preset(
-    "zoo-first",
-    "the first part of the zoo's recipes: growing images, strong crops",
+_ZOO_CE = Preset(
+    "zoo-ce",
+    "the recipe of the shipped cifar10-ce model: growing images, strong crops",
     model="resnet10_compact",
     epochs=13,
     batch_size=128,
@@ -140,29 +140,15 @@ _ZOO_FIRST = Preset(
     ema=0.995,
     whiten=True,
 )
-_ZOO_CE = replace(
-    _ZOO_FIRST,
-    name="zoo-ce",
-    summary="the recipe of the shipped cifar10-ce model: zoo-first, then a second cycle with weak crops",
-    start="zoo-first",
-    epochs=7,
-    lr=0.08,
-    warmup=0.1,
-    augment=Augment(pad=2, padding="reflect"),
-    sizes=(),
-    whiten=False,
-)
 _ZOO_SUPCON = replace(
     _ZOO_CE,
     name="zoo-supcon",
-    summary="the recipe of the shipped cifar10-supcon model: SupCon from the weights of zoo-ce, then a linear head",
-    start="zoo-ce",
+    summary="its supervised-contrastive sibling: SupCon, then a linear head",
     objective="supcon",
-    epochs=2,
+    epochs=20,
     batch_size=256,
-    lr=0.1,
+    lr=0.3,
     augment=LIGHT,
-    sizes=(20, 24),
     linear_flip=False,
 )
 
@@ -172,7 +158,7 @@ _ALL = (
     _SUPCON,
     _SUPCON_IMAGENET,
     _CSI,
-    replace(_ZOO_FIRST, name="ce-small", summary="the compact network, cross-entropy, 2 epochs", epochs=2),
+    replace(_ZOO_CE, name="ce-small", summary="the compact network, cross-entropy, 2 epochs", epochs=2),
     replace(
         _DENSENET,
         name="densenet-small",
@@ -183,7 +169,7 @@ _ALL = (
         warmup=0.2,
     ),
     replace(
-        _ZOO_FIRST,
+        _ZOO_CE,
         name="supcon-small",
         summary="the compact network, SupCon, 2 epochs of small views, a linear head",
         objective="supcon",
@@ -194,7 +180,7 @@ _ALL = (
         sizes=(16, 20, 24),
     ),
     replace(
-        _ZOO_FIRST,
+        _ZOO_CE,
         name="csi-small",
         summary="the compact network, CSI, 1 epoch at half size, a linear head",
         objective="csi",
@@ -205,7 +191,6 @@ _ALL = (
         sizes=(16,),
         temperature=0.5,
     ),
-    _ZOO_FIRST,
     _ZOO_CE,
     _ZOO_SUPCON,
 )

@@ -193,7 +193,6 @@ _ALL = (
         archive=Archive(
             "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/102flowers.tgz",
             "jpg",
-            "52808999861908f626f3c1f4e79d11fa",
         ),
     ),
     DatasetInfo(
