@@ -16,9 +16,11 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder {str(target.parent)!r} does not exist; create it first")
     temporary = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    temporary.touch()  # with the user's usual permissions, which some writers would narrow
+    temporary.touch()
+    usual = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(usual)  # safetensors makes files that only their owner can read
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ WEIGHTS = SHARED / "weights" / "resnet20-12fca82f.th"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),  # the first run extracts features
     pytest.mark.skipif(not WEIGHTS.exists(), reason=f"the public ResNet-20 is not at {WEIGHTS}; set FDBD_SHARED"),
 ]
 

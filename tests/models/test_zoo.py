@@ -1,5 +1,6 @@
 """The shipped models: small files, cards that say what they are, and the accuracy that they claim."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,12 @@ def test_zoo_model_is_ready_to_use(name):
     assert bool(torch.isfinite(logits).all())
 
 
+def test_preprocessing_takes_read_only_arrays():
+    images = np.zeros((1, 2, 2, 3), np.uint8)
+    images.flags.writeable = False
+    assert models.Preprocess((0.5,) * 3, (0.5,) * 3)(images).shape == (1, 3, 2, 2)
+
+
 def test_preprocessing_refuses_floats():
     with pytest.raises(ValueError, match=r"images must be uint8 \(N, H, W, 3\), not torch.float32 \(1, 3, 2, 2\)"):
         models.Preprocess((0.5,) * 3, (0.5,) * 3)(torch.zeros(1, 3, 2, 2))
@@ -55,7 +62,7 @@ def test_claimed_accuracy_is_measured_on_the_test_images(name):
     except Exception as error:  # whatever keeps the images away
         pytest.skip(f"CIFAR-10 is not at hand: {error}")
     card, model = models.zoo_card(name), models.zoo(name)
-    labels = torch.as_tensor(data.labels)
+    labels = torch.tensor(np.array(data.labels))
     with torch.no_grad():
         right = [
             model(card.preprocess(data.images[i : i + 500])).argmax(1) == labels[i : i + 500]

@@ -121,7 +121,8 @@ def test_tensors_arrays_objects_and_datasets_are_the_same_data(networks, data):
         pass
 
     thing = Object()
-    thing.images, thing.labels = images, labels
+    thing.images, thing.labels = images.copy(), labels.copy()
+    thing.images.flags.writeable = thing.labels.flags.writeable = False  # as a memory map
     singles = [(image, int(label)) for image, label in zip(images, labels)]
     results = [
         train.train("zoo-ce", given, **QUIET, **{**SMALL, "epochs": 1})
@@ -220,7 +221,7 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
         "r = np.random.default_rng(0)\n"
         "data = (r.integers(0, 256, (512, 32, 32, 3)).astype(np.uint8), r.integers(0, 4, 512))\n"
         "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, num_classes=4,\n"
-        "            model='tiny_networks:batch', epochs=12, batch_size=16, start='')\n"
+        "            model='tiny_networks:batch', epochs=12, batch_size=16, whiten=False, sizes=())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(networks)}
 
@@ -242,15 +243,13 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
 
 
 def test_a_preset_that_starts_from_another_trains_it_first(networks, data, tmp_path, monkeypatch):
-    own = {key: value for key, value in SMALL.items() if key != "start"}
-    first = train.preset("zoo-first").override(**{**own, "epochs": 1})
-    monkeypatch.setitem(train.PRESETS, "zoo-first", first)
-    direct = train.train("zoo-first", data, **QUIET)
-    both = train.train("zoo-ce", data, out=tmp_path / "out", **QUIET, **{**own, "epochs": 1})
-    weights = models.create("tiny_networks:batch", 4, checkpoint=tmp_path / "out" / "zoo-first" / "model.safetensors")
-    assert equal(weights, direct.model)
-    path = str(tmp_path / "out" / "zoo-first" / "model.safetensors")
-    from_file = train.train("zoo-ce", data, **QUIET, **{**own, "epochs": 1, "start": path})
+    options = {**SMALL, "epochs": 1}
+    monkeypatch.setitem(train.PRESETS, "first", train.preset("zoo-ce").override(name="first", **options))
+    direct = train.train("first", data, **QUIET)
+    both = train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**options, "start": "first"})
+    path = tmp_path / "first" / "model.safetensors"
+    assert equal(models.create("tiny_networks:batch", 4, checkpoint=path), direct.model)
+    from_file = train.train("zoo-ce", data, **QUIET, **{**options, "start": str(path)})
     assert equal(from_file.model, both.model)
-    scratch = train.train("zoo-ce", data, **QUIET, **{**own, "epochs": 1, "start": ""})
+    scratch = train.train("zoo-ce", data, **QUIET, **options)
     assert not equal(scratch.model, both.model)

@@ -33,6 +33,7 @@ class Residual(Detector):
     one_pass = True
     origin: Tensor
     basis: Tensor
+    shift: Tensor
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -53,8 +54,8 @@ class Residual(Detector):
         origin = -inverse @ head.bias.to("cpu", torch.float64)
         _, directions = torch.linalg.eigh(moments.second_moment(origin))  # ascending: the residual comes first
         directions = upright(directions)
-        kept = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
-        self.set(origin=origin, basis=kept)
+        basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
+        self.set(origin=origin, basis=basis, shift=-origin @ basis)
 
     def _dim(self, width: int) -> int:
         if self.dim is not None:
@@ -70,10 +71,9 @@ class Residual(Detector):
         return in_blocks(self._residual_norms, features, features.shape[1])
 
     def _residual_norms(self, features: Tensor) -> Tensor:
-        x = features - self.origin
-        part = x @ self.basis
+        part = torch.addmm(self.shift, features, self.basis)
         if self._subtracts(features.shape[1]):
-            part = x - part @ self.basis.T  # vectors, not squared norms: those would cancel
+            part = features - self.origin - part @ self.basis.T  # vectors, not squared norms: those would cancel
         norms: Tensor = torch.linalg.vector_norm(part, dim=1)
         return norms
 

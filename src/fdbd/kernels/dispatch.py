@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 """Elements that a thread takes at once: some ten microseconds of work."""
 _WORTH_A_TEAM = 1 << 17
 """Fewer elements than this are done before a second thread has woken up."""
-_PARTS = 64
+_PARTS = 32
 """A sum over rows is that of at most so many parts, which depend on N alone: the number of threads changes no digit."""
 
 _compiled: dict[torch.dtype, team.Kernel] = {}

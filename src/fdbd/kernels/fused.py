@@ -1,7 +1,7 @@
 """The arithmetic of the kernels: features are read once, nothing of their size is written.
 
-Each kernel is a C function of one pointer, compiled by numba on first use and kept on disk. The pointer leads to a
-slots that `block` names and `dispatch` fills.
+Each kernel is a C function of one pointer, compiled by numba on first use and kept on disk. The pointer leads to
+the slots that `block` names and `dispatch` fills.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compiled(decorator: Any, function: Any, **options: Any) -> Any:
     options |= {"nogil": True, "error_model": "numpy"}
     try:
         return decorator(cache=True, **options)(function)
-    except RuntimeError:  # no folder that can be written to: compile in each process
+    except (RuntimeError, OSError):  # no folder that can be written to: compile in each process
         return decorator(**options)(function)
 
 
@@ -197,12 +197,14 @@ def column_sums(dtype: torch.dtype) -> Kernel:
 @_jit
 def _add_rows(rows: Any, out: Any) -> None:
     i = 0
-    while i + 4 <= rows.shape[0]:  # four rows at a time: `out` is read and written once for all of them
+    while i + 8 <= rows.shape[0]:  # eight rows at a time: `out` is read and written once for all of them
         for j in range(rows.shape[1]):
-            out[j] += (np.float64(rows[i, j]) + np.float64(rows[i + 1, j])) + (
-                np.float64(rows[i + 2, j]) + np.float64(rows[i + 3, j])
-            )
-        i += 4
+            first = np.float64(rows[i, j]) + np.float64(rows[i + 1, j])
+            second = np.float64(rows[i + 2, j]) + np.float64(rows[i + 3, j])
+            third = np.float64(rows[i + 4, j]) + np.float64(rows[i + 5, j])
+            fourth = np.float64(rows[i + 6, j]) + np.float64(rows[i + 7, j])
+            out[j] += (first + second) + (third + fourth)
+        i += 8
     while i < rows.shape[0]:
         for j in range(rows.shape[1]):
             out[j] += np.float64(rows[i, j])

@@ -34,7 +34,9 @@ class Preprocess:
 
     def __call__(self, images: Any) -> Tensor:
         """images: uint8 array or tensor (N, H, W, 3); returns float32 (N, 3, H, W)."""
-        tensor = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+        tensor = (
+            images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+        )  # a memory map may be read-only
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or tensor.shape[3] != 3:
             raise ValueError(f"images must be uint8 (N, H, W, 3), not {tensor.dtype} {tuple(tensor.shape)}")
         return normalise(to_float(tensor), self.mean, self.std)
