@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import kernels
+
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
 
@@ -70,7 +72,7 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     """function(rows) (N,), computed for as many rows at a time as make about 8 MB of the (N, width) array that it holds
     meanwhile."""
     size = max(64, _ELEMENTS // max(width, 1))
-    if torch.compiler.is_compiling() or rows.shape[0] <= size:
+    if kernels.tracing() or rows.shape[0] <= size:
         return function(rows)
     return torch.cat([function(block) for block in torch.split(rows, size)])
 
@@ -83,7 +85,7 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     their maximum first, since the k largest products lie in the k groups with the largest maxima. Memory is bounded
     whatever N and M.
     """
-    if torch.compiler.is_compiling():
+    if kernels.tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
     # One buffer for all blocks: fresh pages cost as much as a fifth of the product.

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..batch import Batch, Head
 from ..linalg import largest_products, unit
 from ..statistics import Bank
@@ -73,7 +74,7 @@ class KNN(Detector):
 
     def _search(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the k nearest of the bank and their indices, (N, k) each."""
-        index = None if torch.compiler.is_compiling() or not _fits_faiss(rows) else self._faiss_index()
+        index = None if kernels.tracing() or not _fits_faiss(rows) else self._faiss_index()
         if index is None:
             return largest_products(rows, self.bank, self.k)
         found = index.search(rows.detach().contiguous().numpy(), self.k)

@@ -31,7 +31,7 @@ class Images:
             raise ValueError(f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}")
         if labels is None:
             raise ValueError("training needs labels, and this dataset has none")
-        self.labels = torch.as_tensor(np.array(labels)).long()
+        self.labels = (labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))).long()
         if self.labels.shape != shape[:1]:
             raise ValueError(f"{shape[0]} images but labels of shape {tuple(self.labels.shape)}")
         if not len(self.labels):

@@ -1,0 +1,65 @@
+"""Multi-layer MDS through a guard: layers from the network, weights from adversarial copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fdbd
+from fdbd.guard import ADVERSARIAL_STEP
+from fdbd.perturb import adversarial
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    ).eval()
+
+
+def loader(count: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, 5, 5, generator=generator)
+    labels = make_model()(images).argmax(dim=1)
+    return list(zip(images.split(40), labels.split(40)))
+
+
+@pytest.fixture(scope="module")
+def guard() -> fdbd.Guard:
+    return fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit(loader(240, 1)).calibrate(loader(120, 2))
+
+
+def test_the_guard_takes_layers_from_the_network_and_weighs_them(guard: fdbd.Guard) -> None:
+    assert guard.detector.weights.shape == (3,)
+    assert not torch.allclose(guard.detector.weights, torch.full((3,), 1 / 3))
+    images = torch.randn(5, 3, 5, 5)
+    batch = fdbd.Classifier(make_model(), layers=("0", "4"))(images)
+    torch.testing.assert_close(guard.score(images), guard.detector.score(batch).detach())
+
+
+def test_the_weights_tell_clean_samples_from_their_adversarial_copies(guard: fdbd.Guard) -> None:
+    images, labels = (torch.cat(part) for part in zip(*loader(240, 1)))
+    moved = adversarial(images, labels, fdbd.Classifier(make_model()), ADVERSARIAL_STEP)
+    assert guard.score(images).mean() > guard.score(moved).mean()
+
+
+def test_a_multi_layer_guard_survives_saving(guard: fdbd.Guard, tmp_path) -> None:
+    guard.save(tmp_path / "guard.safetensors")
+    images = torch.randn(5, 3, 5, 5)
+    for ours, theirs in zip(guard(images), fdbd.load(tmp_path / "guard.safetensors", make_model())(images)):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_features_and_unlabelled_data_are_refused() -> None:
+    guard = fdbd.Guard(make_model(), fdbd.MDS(layers=("0",)))
+    with pytest.raises(ValueError, match="needs labels"):
+        guard.fit([torch.randn(8, 3, 5, 5)])
+    with pytest.raises(ValueError, match="needs the images"):
+        guard.fit([fdbd.Batch(torch.randn(8, 8), None, torch.arange(8) % 3)])
