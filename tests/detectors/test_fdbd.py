@@ -408,11 +408,11 @@ def test_a_loaded_detector_uses_the_kernel_at_once(monkeypatch):
     assert torch.float32 in dispatch._compiled
 
 
-def test_the_deviation_is_the_negative_distance_from_the_mean():
+def test_the_deviation_is_the_distance_from_the_mean():
     training, features = random(40, 9, seed=1), random(10, 9, seed=2)
     scores = Deviation().fit(Batch(training), random_head(dtype=torch.float64)).score(Batch(features))
     mean = training.numpy().mean(axis=0)
-    expected = [-math.sqrt(sum((x - m) ** 2 for x, m in zip(z, mean))) for z in features.numpy()]
+    expected = [math.sqrt(sum((x - m) ** 2 for x, m in zip(z, mean))) for z in features.numpy()]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-12)
 
 

@@ -116,6 +116,14 @@ def test_any_split_and_shard_order_gives_the_same_buffers(cuts: list[int]) -> No
             torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
 
 
+def test_training_logits_that_are_not_finite_are_named() -> None:
+    batch, head = training_data()
+    logits = head(batch.features)
+    logits[7, 0] = torch.inf
+    with pytest.raises(ValueError, match="batch 0, row 7: its logits"):
+        ViM().fit(batch._replace(logits=logits), head)
+
+
 def test_a_one_shot_iterator_is_refused_since_vim_takes_two_passes() -> None:
     batch, head = training_data()
     with pytest.raises(ValueError, match="ViM needs another pass"):

@@ -25,8 +25,8 @@ from .datasets import Preprocess, load
 
 TRAIN_PER_CLASS = 500
 TEST_COUNT = 8000
-OOD = {"textures": 1200, "tiny-imagenet": 2500, "flowers102": 819, "mnist": 1500, "fashion-mnist": 1500}
-GROUPS = {"near": ["tiny-imagenet"], "far": ["textures", "flowers102", "mnist", "fashion-mnist"]}
+OOD = {"textures32": 1200, "tiny-imagenet": 2500, "flowers102": 819, "mnist": 1500, "fashion-mnist": 1500}
+GROUPS = {"near": ["tiny-imagenet"], "far": ["textures32", "flowers102", "mnist", "fashion-mnist"]}
 
 
 def make(name: str, folder: Path = FOLDER) -> list[Path]:
@@ -57,7 +57,7 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
             f"Model: {name} of the zoo ({card.recipe}, seed {card.seed}, accuracy {card.test_accuracy:.2%} on all "
             "10,000 test images).",
             f"Features in the package, float16: {TRAIN_PER_CLASS} training images a class and the moments of all "
-            f"50,000, {TEST_COUNT:,} test images; textures is ten categories of DTD, flowers102 a part of its test.",
+            f"50,000, {TEST_COUNT:,} test images; textures32 is ten categories of DTD, flowers102 a part of its test.",
         ],
     }
     fitted = {

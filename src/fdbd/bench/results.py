@@ -168,11 +168,11 @@ class Results:
 
     # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def table(self, metrics: Sequence[str] = SHOWN) -> Table:
-        """A table for the terminal, best first."""
+    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None) -> Table:
+        """A table for the terminal, best first; with a `width` in characters, averages alone where sets do not fit."""
         from .tables import rich_table
 
-        return rich_table(self, metrics)
+        return rich_table(self, metrics, width)
 
     def __str__(self) -> str:
         from rich.console import Console

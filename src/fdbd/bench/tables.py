@@ -53,8 +53,9 @@ def _latency_titles(results: Results) -> list[str]:
     return [f"µs/sample, batch {size}" for size in sizes]
 
 
-def rich_table(results: Results, metrics: Sequence[str]) -> Table:
-    """For the terminal: the averages and each set, best first."""
+def rich_table(results: Results, metrics: Sequence[str], width: int | None = None) -> Table:
+    """For the terminal: the averages and each set, best first. Where that takes more than `width` characters, the sets
+    are left to the files and the report."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -63,6 +64,9 @@ def rich_table(results: Results, metrics: Sequence[str]) -> Table:
     table = Table(title=title, caption=escape("\n".join(lines)), caption_justify="left")
     table.add_column("detector", no_wrap=True)
     shown = columns(results, metrics)
+    needed = 20 + sum(3 + max(8, len(column)) for column, _ in shown) + 22 * len(_latency_titles(results))
+    if width is not None and needed > width and results.groups:
+        shown = [key for key in shown if key[0] in results.groups]
     for column, metric in shown:
         table.add_column(f"{escape(column)}\n{TITLES[metric]} {ARROWS[metric]}", justify="right", no_wrap=True)
     for title in _latency_titles(results):

@@ -60,9 +60,7 @@ def bench(
         from rich.console import Console
 
         console = Console()
-        if console.is_terminal is False:
-            console.width = 180
-        console.print(results.table())
+        console.print(results.table(width=console.width))
         console.print(f"[dim]{', '.join(map(str, written))} in {time.perf_counter() - started:.0f} s[/dim]")
     for row in results.failures:
         typer.echo(f"fdbd: {row.name} failed: {row.error}", err=True)

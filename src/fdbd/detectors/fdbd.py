@@ -113,4 +113,4 @@ class Deviation(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         deviation: Tensor = torch.linalg.vector_norm(batch.features - self.center, dim=1)
-        return -deviation
+        return deviation

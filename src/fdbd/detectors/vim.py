@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch, Head
 from ..linalg import in_blocks, upright
-from ..statistics import Moments, Sum
+from ..statistics import Moments, Sum, check_finite
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
 
@@ -101,6 +101,7 @@ class ViM(Residual):
     name = "vim"
     paper = VIM_PAPER
     reads = ("features", "logits")
+    fit_reads = ("features",)  # logits only in the second pass, which sees to them itself
     one_pass = False
     alpha: Tensor
 
@@ -120,6 +121,10 @@ class ViM(Residual):
 
 def _logit_and_residual(detector: Residual, batch: Batch) -> Tensor:
     """(N, 2): the largest logit and the residual's norm of each sample."""
-    assert batch.logits is not None
-    norms = detector.residual_norms(batch.features.to(detector.basis))
-    return torch.stack([batch.logits.amax(dim=1).to(norms), norms], dim=1)
+    features = batch.features.to(detector.basis)
+    if batch.logits is None:
+        largest = in_blocks(lambda rows: detector.head(rows).amax(dim=1), features, detector.head_weight.shape[0])
+    else:
+        check_finite(batch.logits, "its logits")
+        largest = batch.logits.amax(dim=1).to(features)
+    return torch.stack([largest, detector.residual_norms(features)], dim=1)
