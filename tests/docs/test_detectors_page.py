@@ -18,7 +18,9 @@ def test_the_page_is_current() -> None:
 def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
     page = catalog.render()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
-    assert sorted(name for name, _ in headings) == fdbd.detectors.list_detectors()
+    registry = fdbd.detectors.Configured.registry  # other tests add detectors of their own
+    ours = [name for name in fdbd.detectors.list_detectors() if registry[name].__module__.startswith("fdbd.")]
+    assert sorted(name for name, _ in headings) == ours
     for name, kind in headings:
         row = re.search(rf"^\| \[`{re.escape(name)}`\]\(#(\S+)\) \| (.+) \|$", page, flags=re.MULTILINE)
         assert row, name
