@@ -24,6 +24,7 @@ import fdbd
 from fdbd import Batch, Head
 
 SIZES = ((768, 1000), (512, 10))
+QUICK_SIZES = ((128, 50), (128, 10))
 NEIGHBOURS = ("knn", "nnguide", "csi")
 ALONE = ("ssd", "csi", "residual", "neco", "deviation")  # pytorch-ood has no such detector
 SHAPED = ("react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts")
@@ -402,10 +403,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("peers", "faiss", "family", "memory"), help="one part; nothing is written")
     arguments = parser.parse_args()
     quiet()
-    fitted, scored = (6000, 500) if arguments.quick else (50_000, 2000)
+    sizes, fitted, scored = (QUICK_SIZES, 5000, 500) if arguments.quick else (SIZES, 50_000, 2000)
     steps: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        *(("peers", partial(against_pytorch_ood, width, classes, fitted, scored)) for width, classes in SIZES),
-        *(("faiss", partial(against_faiss, width, classes, fitted, scored)) for width, classes in SIZES),
+        *(("peers", partial(against_pytorch_ood, width, classes, fitted, scored)) for width, classes in sizes),
+        *(("faiss", partial(against_faiss, width, classes, fitted, scored)) for width, classes in sizes),
         (
             "family",
             partial(against_a_forward_pass, 10_000 if arguments.quick else 100_000, 100 if arguments.quick else 1000),
@@ -424,9 +425,11 @@ def main() -> None:
         "Megabytes are the rise of peak resident memory, each in a process of its own. ODIN and AdaSCALE need a "
         "network and are left out.\n"
     )
-    verdict = (
-        "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)]) if missed else "All targets reached."
-    )
+    verdict = "All targets reached."
+    if missed:
+        verdict = "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)])
+    if arguments.quick:
+        verdict = "Small arrays measure calls, not work: the targets are judged without --quick."
     print("\n" + verdict)
     if not arguments.quick and arguments.only is None:
         write_section("Detectors", "\n".join([about, *parts, verdict]))

@@ -113,7 +113,7 @@ def score_stage(quick: bool) -> str:
             "head": lambda f=features, h=head: nn.functional.linear(f, h.weight, h.bias),
             PEER: lambda p=peer, f=features: p.predict_features(f),
         }
-        timings = interleaved(contenders, rounds=3 if quick else 11, calls=2 if quick else 4)
+        timings = interleaved(contenders, rounds=3 if quick else 7, calls=2 if quick else 3)
         exact = exact_scores(problem, predicted)
         errors = [
             relative_error(scores, exact)
