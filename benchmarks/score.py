@@ -265,21 +265,31 @@ def guard_of(model: nn.Module, size: int) -> tuple[nn.Module, fdbd.Guard]:
     return model, guard.calibrate(torch.randn(20, 3, size, size).split(5), progress=False)
 
 
+SECTIONS: dict[str, tuple[str, list[Callable[[bool], str]]]] = {
+    "score": ("Score and fit", [score_stage, lambda _: one_sample(), fit_cost, fold_cost]),
+    "guard": ("Guarded models", [guarded]),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, few rounds; writes nothing")
-    quick = parser.parse_args().quick
-    parts = []
-    for part in (score_stage, lambda _: one_sample(), fit_cost, fold_cost, guarded):
-        parts.append(part(quick))
-        print(parts[-1], flush=True)
-    if not quick:
-        how = (
-            "\nEach round runs every contender a few times in a row, drops its first call, and takes the median of the "
-            "others; contenders change places from round to round. Written by `python benchmarks/score.py`.\n\n"
-        )
-        description = machine(("torch", "numpy", "numba", PEER, "torchvision"))
-        write_section("Score, fit and guard", description + "\n" + how + "\n".join(parts))
+    parser.add_argument("--only", choices=SECTIONS, help="one of the sections")
+    arguments = parser.parse_args()
+    for name, (title, parts) in SECTIONS.items():
+        if arguments.only not in (None, name):
+            continue
+        texts = []
+        for part in parts:
+            texts.append(part(arguments.quick))
+            print(texts[-1], flush=True)
+        if not arguments.quick:
+            how = (
+                "\nContenders run in turns and change places from round to round; a ratio is the median "
+                f"over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"
+            )
+            description = machine(("torch", "numpy", "numba", PEER, "torchvision"))
+            write_section(title, description + "\n" + how + "\n".join(texts))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,9 @@ class KNN(Detector):
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
         index: "exact": torch's matrix product; "flat": faiss's exact search, which gives the same scores; "ivf" and
             "hnsw": faiss's approximate indices, built from the bank at the first score (`recall` measures what they
-            miss). faiss comes with ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients,
-            other devices, float64 and exported graphs always use the exact product.
+            miss), for banks of hundreds of thousands: smaller ones are searched as fast exactly. faiss comes with
+            ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients, other devices, float64 and
+            exported graphs always use the exact product.
 
     >>> bank = torch.eye(3).repeat(2, 1)
     >>> KNN(k=2).fit(Batch(bank), Head(torch.eye(3))).score(Batch(torch.tensor([[5.0, 0.0, 0.0]])))
@@ -89,7 +90,7 @@ class KNN(Detector):
         if self.index == "exact":
             return None
         if self._built is None or self._built[0] != self.bank.data_ptr():
-            self._built = (self.bank.data_ptr(), build_index(self.bank, self.index))
+            self._built = (self.bank.data_ptr(), build_index(self.bank, self.index, self.k))
         return self._built[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,8 +119,9 @@ def _fits_faiss(rows: Tensor) -> bool:
     return rows.device.type == "cpu" and rows.dtype == torch.float32 and not rows.requires_grad
 
 
-def build_index(bank: Tensor, kind: Index) -> Any:
-    """A faiss index of normalised rows (M, P) by inner product; None for "flat" without faiss: torch does as well."""
+def build_index(bank: Tensor, kind: Index, k: int) -> Any:
+    """A faiss index of normalised rows (M, P) by inner product, set for the k nearest; None for "flat" without faiss:
+    torch does as well."""
     try:
         import faiss
     except ImportError:
@@ -130,7 +132,7 @@ def build_index(bank: Tensor, kind: Index) -> Any:
     index: Any
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efSearch = 256
+        index.hnsw.efSearch = max(128, 2 * k)
     elif kind == "ivf":
         cells = max(1, min(round(4 * count**0.5), count // 39))  # faiss wants 39 samples a cell to train on
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
