@@ -18,7 +18,7 @@ from .batch import Head
 Normalizer = Literal["deviation", "norm"] | None
 
 _BLOCK_BYTES = 64 << 20
-_CANCELLED = 1e-7  # a squared distance below this share of the squared norms has lost half its digits in the Gram form
+_CANCELLED = 1e-3  # below this share of the squared norms a squared distance is worth computing anew: 3 digits went
 
 
 def pairwise_norms(head: Head) -> Tensor:

@@ -47,7 +47,7 @@ from fdbd.bench.datasets import (
     store,
 )
 from fdbd.bench.datasets.info import DATASETS, Archive, Npm
-from fdbd.bench.images import ImageError
+from fdbd.images import ImageError
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -1023,6 +1023,17 @@ def test_imagenet_preprocessing_equals_torchvisions(shape: tuple[int, int]) -> N
 def test_crop_none_ignores_the_aspect_and_no_images_give_no_rows() -> None:
     assert Preprocess(8, crop="none")([np.zeros((4, 20, 3), np.uint8)]).shape == (1, 3, 8, 8)
     assert Preprocess(8)([]).shape == (0, 3, 8, 8)
+
+
+def test_preprocessing_takes_tensors_and_read_only_arrays():
+    images = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
+    images.flags.writeable = False
+    torch.testing.assert_close(Preprocess(4)(torch.tensor(images)), Preprocess(4)(images))
+
+
+def test_preprocessing_refuses_floats():
+    with pytest.raises(ValueError, match=r"images must be uint8 \(N, H, W, 3\), not float32 \(1, 3, 4, 4\)"):
+        Preprocess(4)(torch.zeros(1, 3, 4, 4))
 
 
 def test_the_key_changes_with_every_field() -> None:

@@ -86,7 +86,7 @@ def model_of(config: Config) -> tuple[torch.nn.Module, Preprocess | None, str]:
     if config.model.startswith("zoo:"):
         name = config.model.removeprefix("zoo:")
         card = models.zoo_card(name)
-        own = Preprocess(32, card.preprocess.mean, card.preprocess.std)
+        own = card.preprocess
         return models.zoo(name), preprocess or own, f"{name} of the zoo ({card.recipe}, seed {card.seed})"
     options: dict[str, Any] = {} if config.num_classes is None else {"num_classes": config.num_classes}
     model = models.create(config.model, checkpoint=config.checkpoint, **options)

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fdbd.batch import Batch, Head
 
+from ..preprocess import Preprocess
 from .datasets.collection import Images
-from .datasets.preprocess import Preprocess
 from .datasets.store import cache_root, lock, write_json
 from .extraction import Extractor, Progress, extract
 from .shards import EntryFolder, Failure

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .images import Pixels, import_pillow
+from ..images import Pixels, import_pillow
 
 SEVERITIES = (1, 2, 3, 4, 5)
 FAMILIES: dict[str, tuple[str, ...]] = {

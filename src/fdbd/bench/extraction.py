@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fdbd.batch import Batch, Head
 
+from ..images import ImageError, Pixels
+from ..preprocess import Preprocess
 from .datasets.collection import ImageFiles, Images
-from .datasets.preprocess import Preprocess
-from .images import ImageError, Pixels
 from .shards import Arrays, Failure
 
 Progress = Callable[[int, int], None]

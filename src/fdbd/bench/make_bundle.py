@@ -21,7 +21,7 @@ from ..statistics import ClassMoments
 from .assemble import forward_seconds
 from .bundle import FOLDER, moment_tensors
 from .cache import CachedFeatures, FeatureCache
-from .datasets import Preprocess, load
+from .datasets import load
 
 TRAIN_PER_CLASS = 500
 TEST_COUNT = 8000
@@ -33,7 +33,7 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
     """Compute and write the bundle of one zoo model; returns the files."""
     card = models.zoo_card(name)
     classifier = Classifier(models.zoo(name))
-    preprocess = Preprocess(32, card.preprocess.mean, card.preprocess.std)
+    preprocess = card.preprocess
     cache = FeatureCache()
 
     def features(dataset: str, split: str, limit: int | None = None) -> CachedFeatures:

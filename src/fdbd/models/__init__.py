@@ -1,8 +1,8 @@
 """Networks for small images, checkpoints, and the small trained zoo."""
 
+from ..preprocess import Preprocess
 from .checkpoint import load_checkpoint, read_metadata, save_weights
 from .common import Network, count_parameters
-from .preprocess import Preprocess
 from .registry import create, list_models
 from .zoo import ZooCard, list_zoo, zoo, zoo_card
 

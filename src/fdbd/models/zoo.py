@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torch import nn
 
+from ..preprocess import Preprocess
 from .checkpoint import load_checkpoint, read_metadata
-from .preprocess import Preprocess
 from .registry import create
 
 _FOLDER = Path(__file__).parent / "weights"
@@ -49,7 +49,7 @@ def zoo_card(name: str) -> ZooCard:
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _FOLDER / f"{name}.safetensors"
     about = read_metadata(path)
-    preprocess = Preprocess(tuple(json.loads(about["mean"])), tuple(json.loads(about["std"])))
+    preprocess = Preprocess(32, tuple(json.loads(about["mean"])), tuple(json.loads(about["std"])))
     return ZooCard(
         name=name,
         model=about["model"],

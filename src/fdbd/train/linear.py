@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.preprocess import normalise, to_float
 from .data import Images
+from .pixels import normalise, to_float
 
 
 @torch.no_grad()

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from .. import models
 from ..models.compact import CompactResNet, whiten_stem
-from ..models.preprocess import normalise, to_float
 from . import checkpoint
 from .data import Images
 from .distributed import mean_over_processes, process_group, rows_of, world
@@ -29,6 +28,7 @@ from .ema import Average
 from .linear import features_of, fit_linear
 from .logs import Display, Log, Row
 from .objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
+from .pixels import normalise, to_float
 from .presets import PRESETS, Preset, preset
 from .schedule import learning_rate
 

@@ -126,17 +126,17 @@ _CSI = Preset(
 # The zoo: the one-cycle policy, a whitened stem and an average of the weights make a dozen epochs enough.
 _ZOO_CE = Preset(
     "zoo-ce",
-    "the recipe of the shipped cifar10-ce model: growing images, strong crops",
+    "the recipe of the shipped cifar10-ce model: growing windows of the images, flips",
     model="resnet10_compact",
-    epochs=13,
+    epochs=16,
     batch_size=128,
     lr=0.2,
     nesterov=True,
     decay_all=False,
     schedule="triangle",
     warmup=0.2,
-    augment=Augment(area=(0.6, 1.0)),
-    sizes=(20, 24, 28, 28, 32),
+    augment=Augment(pad=2, padding="reflect"),
+    sizes=(24, 28, 32, 32),
     ema=0.995,
     whiten=True,
 )
@@ -145,10 +145,11 @@ _ZOO_SUPCON = replace(
     name="zoo-supcon",
     summary="its supervised-contrastive sibling: SupCon, then a linear head",
     objective="supcon",
-    epochs=20,
+    epochs=12,
     batch_size=256,
     lr=0.3,
     augment=LIGHT,
+    sizes=(20, 24, 28, 32),
     linear_flip=False,
 )
 

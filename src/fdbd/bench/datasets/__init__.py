@@ -1,11 +1,12 @@
 """Datasets by name, from the first source that has them, as arrays or as files that are decoded when asked for."""
 
+from fdbd.preprocess import PRESETS, Preprocess
+
 from .archive import ArchiveError, extract
 from .collection import ImageFiles, Images
 from .download import DownloadError, fetch
 from .formats import FormatError, from_folder, from_list, from_npz
 from .info import DatasetInfo, info, list_datasets
-from .preprocess import PRESETS, Preprocess
 from .sources import DatasetUnavailable, load, status, verify
 from .store import cache_root, data_roots
 

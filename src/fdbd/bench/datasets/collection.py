@@ -10,7 +10,7 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.bench.images import Pixels, centre_square, decode
+from fdbd.images import Pixels, centre_square, decode
 
 from .store import file_hashes, sha256_of_array
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.bench.images import EXTENSIONS, Pixels, decode
+from fdbd.images import EXTENSIONS, Pixels, decode
 
 from .archive import members
 from .collection import ImageFiles, Images

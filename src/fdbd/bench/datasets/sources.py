@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fdbd.bench import corruptions
-from fdbd.bench.images import ImageError, Pixels
+from fdbd.images import ImageError, Pixels
 
 from . import formats
 from .archive import ArchiveError, extract

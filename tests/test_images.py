@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdbd.bench.images import ImageError, centre_square, decode, resize
+from fdbd.images import ImageError, centre_square, decode, resize
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.bench.images import Pixels, resize
+from .images import Pixels, resize
 
 Channels = tuple[float, ...]
 
@@ -122,10 +122,15 @@ class Preprocess:
         planes += offset.astype(np.float32)[:, None, None]
         return torch.from_numpy(planes)
 
-    def __call__(self, images: Pixels | Iterable[Pixels]) -> Tensor:
-        """Images, as an array (N, H, W, 3) or as arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
-        if isinstance(images, np.ndarray) and self._fits(images.shape):
-            return self.normalise(images)
+    def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
+        if isinstance(images, Tensor):
+            images = images.numpy()
+        if isinstance(images, np.ndarray):
+            if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+                raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+            if self._fits(images.shape):
+                return self.normalise(images)
         return self.normalise_all([self.fit(image) for image in images])
 
     def normalise_all(self, images: Sequence[Pixels]) -> Tensor:

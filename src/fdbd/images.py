@@ -47,7 +47,7 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     >>> decode(b"GIF89a, or so they say")
     Traceback (most recent call last):
     ...
-    fdbd.bench.images.ImageError: <bytes> is not a readable image (cannot identify the format)
+    fdbd.images.ImageError: <bytes> is not a readable image (cannot identify the format)
     """
     pil = import_pillow()
     label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
