@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..classifier import Classifier
@@ -14,6 +16,7 @@ from ..progress import Bar
 from .cache import FeatureCache
 from .config import Config
 from .datasets import DatasetUnavailable, Images, Preprocess, info, load
+from .datasets.store import data_roots
 from .features import FeatureSet
 from .runner import Benchmark
 
@@ -36,8 +39,7 @@ def benchmark_of(
     model, preprocess, about = model_of(config)
     classifier = Classifier(model, config.head)
     num_classes = classifier.head.num_classes
-    train = load(config.train, "train", limit=config.train_limit)
-    test = load(config.id, "test", limit=config.limit)
+    train, test = _fitted_and_scored(config)
     train.check_classes(num_classes)
     test.check_classes(num_classes)
     preprocess = preprocess or _usual_preprocess(config.id)
@@ -78,6 +80,24 @@ def benchmark_of(
     )
 
 
+def _fitted_and_scored(config: Config) -> tuple[Images, Images]:
+    """The training and the test images; with a holdout, two parts of the same set that share no image."""
+    if config.holdout is None:
+        return load(config.train, "train", limit=config.train_limit), load(config.id, "test", limit=config.limit)
+    images = load(config.id, "test", limit=config.limit)
+    # Every image whose place passes another multiple of 1/holdout: spread evenly, the same in every run.
+    scored = np.diff(np.floor(np.arange(len(images) + 1) * config.holdout)) > 0
+    if not 0 < scored.sum() < len(images):
+        raise ValueError(f"a holdout of {config.holdout} of {len(images)} images of {images.name} leaves a part empty")
+    return images.subset(np.flatnonzero(~scored)).limited(config.train_limit), images.subset(np.flatnonzero(scored))
+
+
+def _find_checkpoint(path: str) -> str:
+    """A checkpoint's path, as it stands or below one of the user's data folders."""
+    places = [Path(path), *(root / path for root in data_roots())]
+    return next((str(place) for place in places if place.is_file()), path)
+
+
 def model_of(config: Config) -> tuple[torch.nn.Module, Preprocess | None, str]:
     """The model in eval mode, its preprocessing where the config or the zoo says, and a line about its weights."""
     from .. import models
@@ -89,7 +109,8 @@ def model_of(config: Config) -> tuple[torch.nn.Module, Preprocess | None, str]:
         own = card.preprocess
         return models.zoo(name), preprocess or own, f"{name} of the zoo ({card.recipe}, seed {card.seed})"
     options: dict[str, Any] = {} if config.num_classes is None else {"num_classes": config.num_classes}
-    model = models.create(config.model, checkpoint=config.checkpoint, **options)
+    checkpoint = None if config.checkpoint is None else _find_checkpoint(config.checkpoint)
+    model = models.create(config.model, checkpoint=checkpoint, **options)
     weights = "as its factory makes it" if config.checkpoint is None else f"weights {config.checkpoint}"
     return model.eval(), preprocess, f"{config.model}, {weights}"
 

@@ -15,7 +15,8 @@ EXAMPLE = """\
 
 title = "ResNet-20 on CIFAR-10"
 
-# A name (fdbd, torchvision or timm), package.module:function, or zoo:NAME; `checkpoint` loads weights into it.
+# A name (fdbd, torchvision or timm), package.module:function, or zoo:NAME; `checkpoint` loads weights into it, from
+# this folder or from below FDBD_DATA.
 model = "zoo:cifar10-ce"
 # checkpoint = "resnet20.th"
 # num_classes = 10
@@ -25,7 +26,9 @@ train = "cifar10"          # split "train"
 id = "cifar10"             # split "test"
 ood = ["textures", "tiny-imagenet", "flowers102", "mnist", "fashion-mnist"]
 
-# Optional: a preset (cifar10, cifar10-imagenet-norm, imagenet, …) or its fields.
+# holdout = 0.5            # instead of `train`: fit on the other half of the ID images
+
+# Optional: a preset (cifar10, cifar100, imagenet, …) or its fields.
 # preprocess = { size = 32, mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225] }
 
 # Optional; left out, every detector that works on features runs, with the shaping combinations.
@@ -40,7 +43,10 @@ far = ["textures", "flowers102", "mnist", "fashion-mnist"]
 
 @dataclass(frozen=True)
 class Config:
-    """One benchmark, as its file says it."""
+    """One benchmark, as its file says it.
+
+    holdout: the share of the ID set that is scored while the rest is fitted on, where there is no training set at hand.
+    """
 
     model: str
     id: str
@@ -56,6 +62,7 @@ class Config:
     positive: str = "id"
     limit: int | None = None
     train_limit: int | None = None
+    holdout: float | None = None
     batch_size: int = 128
 
     @classmethod
@@ -87,6 +94,11 @@ class Config:
             value = values.get(name)
             if name in values and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{source}: {name!r} is {value!r}, expected a positive whole number")
+        holdout = values.get("holdout", 0.5)
+        if not isinstance(holdout, float) or not 0 < holdout < 1:
+            raise ValueError(f"{source}: 'holdout' is {holdout!r}, expected a share of the ID images between 0 and 1")
+        if "holdout" in values and values.get("train"):
+            raise ValueError(f"{source}: 'holdout' fits on a part of 'id'; leave out 'train', or 'holdout'")
         if values.get("positive", "id") not in ("id", "ood"):
             raise ValueError(f"{source}: 'positive' is {values['positive']!r}, expected 'id' or 'ood'")
         lists = {name: _names(values[name], name, source) for name in ("ood", "detectors") if name in values}

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from .base import Detector, Paper
+from .exponentials import logsumexp
 
 
 class Energy(Detector):
@@ -30,4 +31,6 @@ class Energy(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        return self.temperature * (batch.logits / self.temperature).logsumexp(dim=1)
+        if self.temperature == 1:
+            return logsumexp(batch.logits)
+        return self.temperature * logsumexp(batch.logits / self.temperature)

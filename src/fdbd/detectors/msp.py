@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from .base import Detector, Paper
+from .exponentials import bound_, gaps
 
 
 class MSP(Detector):
@@ -33,6 +34,6 @@ class MSP(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        # max softmax = exp(max − logsumexp): one reduction, no (N, C) array of probabilities
-        scaled = batch.logits / self.temperature
-        return (scaled.amax(dim=1) - scaled.logsumexp(dim=1)).exp()
+        # e^max / Σ e^logit = 1 / Σ e^gap
+        scaled = batch.logits if self.temperature == 1 else batch.logits / self.temperature
+        return bound_(gaps(scaled)).exp_().sum(dim=1).reciprocal_()
