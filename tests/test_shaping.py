@@ -153,7 +153,7 @@ def peers() -> dict[str, object]:
     maps = nn.Sequential(nn.Flatten(), linear)  # pytorch-ood shapes feature maps (N, C, H, W); ours are pooled
     return {
         "react": peer.ReAct(None, maps, percentile=0.9),
-        "ash-p": peer.ASH(None, maps, "ash-p", 0.60),
+        "ash-p": peer.ASH(None, maps, "ash-p", 0.65),
         "ash-b": peer.ASH(None, maps, "ash-b", 0.65),
         "ash-s": peer.ASH(None, maps, "ash-s", 0.90),
         "scale": peer.SCALE(None, maps, 0.85),
@@ -198,7 +198,7 @@ def test_a_shaping_that_learns_says_so_when_it_has_not() -> None:
 def test_defaults_are_those_of_the_papers() -> None:
     assert {s.name: s.percentile for s in (ReAct(), ASHP(), ASHB(), ASHS(), SCALE(), LTS())} == {
         "react": 90,
-        "ash-p": 60,
+        "ash-p": 65,
         "ash-b": 65,
         "ash-s": 90,
         "scale": 85,

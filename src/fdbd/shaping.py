@@ -157,7 +157,7 @@ class ASHP(_TopShare):
     """All but a sample's largest activations pruned to 0, the rest kept (ASH-P, Djurisic et al., 2023).
 
     Args:
-        percentile: percent of the sample's P activations to prune; 60 is the paper's for ImageNet. Ties go to the
+        percentile: percent of the sample's P activations to prune; 65 is that of the authors' code. Ties go to the
             lower index.
 
     >>> ASHP(50)(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))
@@ -167,7 +167,7 @@ class ASHP(_TopShare):
     name = "ash-p"
     paper = ASH_PAPER
 
-    def __init__(self, percentile: float = 60.0) -> None:
+    def __init__(self, percentile: float = 65.0) -> None:
         super().__init__(percentile)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class ASHB(_TopShare):
     (ASH-B, Djurisic et al., 2023).
 
     Args:
-        percentile: percent of the sample's P activations to prune; 65 is the paper's for ImageNet. Ties go to the
+        percentile: percent of the sample's P activations to prune; 65 is that of the authors' code. Ties go to the
             lower index.
 
     >>> ASHB(50)(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))
@@ -202,7 +202,7 @@ class ASHS(_TopShare):
     (ASH-S, Djurisic et al., 2023). Made for features that are not negative, as those after a ReLU.
 
     Args:
-        percentile: percent of the sample's P activations to prune; 90 is the paper's for ImageNet.
+        percentile: percent of the sample's P activations to prune; 90 is that of the authors' configs.
     """
 
     name = "ash-s"

@@ -136,7 +136,7 @@ def test_shapings_follow_each_other_from_left_to_right() -> None:
     features, _, head = make_data()
     detector = fdbd.create("react+ash-p+energy").fit(Batch(features), head)
     clipped = features.clamp_max(float(detector.shaping.threshold))
-    expected = head(ASHP(60)(clipped)).logsumexp(dim=1)
+    expected = head(ASHP(65)(clipped)).logsumexp(dim=1)
     torch.testing.assert_close(detector.score(Batch(features)), expected)
     assert detector.label == "react+ash-p+energy"
 

@@ -29,7 +29,7 @@ from .linear import features_of, fit_linear
 from .logs import Display, Log, Row
 from .objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
 from .pixels import normalise, to_float
-from .presets import PRESETS, Preset, preset
+from .presets import Preset, preset
 from .schedule import learning_rate
 
 
@@ -82,15 +82,7 @@ def train(
     where = _device(device)
     cuda = [where] if where.type == "cuda" else []
     with process_group(where), torch.random.fork_rng(cuda):
-        start: nn.Module | None = None
-        if config.start in PRESETS:
-            first = None if folder is None else folder / config.start
-            options: dict[str, Any] = {"device": where, "log": log, "progress": progress, "resume": resume}
-            options |= {"checkpoint_steps": checkpoint_steps, "seed": config.seed}
-            start = train(config.start, data, test, first, **options).model
-        elif config.start:
-            start = models.create(config.model, config.num_classes, checkpoint=config.start)
-        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0, start)
+        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
         if resume:
             run.restore()
         run.fit(log, checkpoint_steps)
@@ -148,7 +140,6 @@ class _Run:
         folder: Path | None,
         device: torch.device,
         show: bool,
-        start: nn.Module | None,
     ) -> None:
         self.config, self.data, self.test, self.folder, self.device = config, data, test, folder, device
         self.show = show
@@ -169,8 +160,6 @@ class _Run:
                 raise ValueError(f"whiten is for the compact network, not {config.model}")
             first = to_float(data.batch(torch.arange(min(5000, len(data))))[0])
             whiten_stem(model, normalise(first, config.mean, config.std))
-        if start is not None:
-            model.load_state_dict(start.state_dict())
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")

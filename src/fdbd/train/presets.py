@@ -22,10 +22,8 @@ class Preset:
 
     weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
     step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training
-    (small ones first are cheaper, and a resized crop enlarges what it shows, so that a smaller side is nearer to the
-    test images: Touvron et al., 2019); empty for the images' own. linear_*: the head on frozen features that follows a
-    contrastive objective. start: another preset, which is trained first and whose weights this one starts from, or a
-    weights file; empty for random weights.
+    (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for the
+    images' own. linear_*: the head on frozen features that follows a contrastive objective.
     """
 
     name: str
@@ -52,7 +50,6 @@ class Preset:
     csi_labelled: bool = False
     ema: float = 0.0
     whiten: bool = False
-    start: str = ""
     linear_epochs: int = 40
     linear_lr: float = 0.1
     linear_weight_decay: float = 1e-4
