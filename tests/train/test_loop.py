@@ -21,7 +21,6 @@ SMALL = {
     "batch_size": 16,
     "lr": 0.05,
     "whiten": False,
-    "start": "",
     "sizes": (),
     "ema": 0.9,
     "linear_epochs": 10,
@@ -240,16 +239,3 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
     assert start("killed").wait(300) == 0
     whole, resumed = (models.checkpoint.read_weights(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-
-
-def test_a_preset_that_starts_from_another_trains_it_first(networks, data, tmp_path, monkeypatch):
-    options = {**SMALL, "epochs": 1}
-    monkeypatch.setitem(train.PRESETS, "first", train.preset("zoo-ce").override(name="first", **options))
-    direct = train.train("first", data, **QUIET)
-    both = train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**options, "start": "first"})
-    path = tmp_path / "first" / "model.safetensors"
-    assert equal(models.create("tiny_networks:batch", 4, checkpoint=path), direct.model)
-    from_file = train.train("zoo-ce", data, **QUIET, **{**options, "start": str(path)})
-    assert equal(from_file.model, both.model)
-    scratch = train.train("zoo-ce", data, **QUIET, **options)
-    assert not equal(scratch.model, both.model)

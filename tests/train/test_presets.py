@@ -42,6 +42,14 @@ def test_one_cycle_rises_then_falls_to_zero():
     assert learning_rate("constant", 0.9, 0.3) == 0.3
 
 
+def test_a_restart_runs_the_schedule_twice_the_second_time_lower():
+    rates = [learning_rate("triangle", step / 30, 1.0, warmup=0.2, restart=(2 / 3, 0.5)) for step in range(30)]
+    assert rates[:20] == pytest.approx([learning_rate("triangle", step / 20, 1.0, warmup=0.2) for step in range(20)])
+    assert rates[20:] == pytest.approx([learning_rate("triangle", step / 10, 0.5, warmup=0.2) for step in range(10)])
+    with pytest.raises(ValueError, match="expected a fraction of training"):
+        learning_rate("triangle", 0.5, 1.0, restart=(1.5, 0.5))
+
+
 @pytest.mark.parametrize("name", train.list_presets())
 def test_every_preset_has_a_model_and_a_summary(name):
     p = train.preset(name)

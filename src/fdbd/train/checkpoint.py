@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..files import beside
+from ..models.checkpoint import load_plain
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -23,5 +24,5 @@ def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what `save` wrote; never runs code from the file."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = load_plain(path)
     return state

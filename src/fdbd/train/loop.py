@@ -107,7 +107,7 @@ def _check(config: Preset) -> None:
         raise ValueError(f"lr must be positive, not {config.lr}")
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
-    learning_rate(config.schedule, 0.5, config.lr)
+    learning_rate(config.schedule, 0.5, config.lr, restart=config.restart)
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -215,6 +215,7 @@ class _Run:
             config.lr,
             milestones=config.milestones,
             warmup=config.warmup,
+            restart=config.restart,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate

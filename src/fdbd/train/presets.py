@@ -18,7 +18,8 @@ LIGHT = Augment(padding="reflect", jitter=0.2, jitter_p=0.5)
 
 @dataclass(frozen=True)
 class Preset:
-    """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training.
+    """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training, or of each of its
+    two cycles where there is a `restart` (when, as a fraction; scale of the peak).
 
     weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
     step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training
@@ -43,6 +44,7 @@ class Preset:
     schedule: str = "multistep"
     milestones: tuple[float, ...] = ()
     warmup: float = 0.0
+    restart: tuple[float, float] | None = None
     augment: Augment = field(default_factory=Augment)
     sizes: tuple[int, ...] = ()
     temperature: float = 0.1
@@ -120,12 +122,12 @@ _CSI = Preset(
     linear_epochs=100,
 )
 
-# The zoo: the one-cycle policy, a whitened stem and an average of the weights make a dozen epochs enough.
-_ZOO_CE = Preset(
-    "zoo-ce",
-    "the recipe of the shipped cifar10-ce model: growing windows of the images, flips",
+# Short cycles, a whitened stem and an average of the weights make a few epochs of the compact network worth having.
+_SMALL = Preset(
+    "ce-small",
+    "the compact network, cross-entropy, 2 epochs",
     model="resnet10_compact",
-    epochs=16,
+    epochs=2,
     batch_size=128,
     lr=0.2,
     nesterov=True,
@@ -137,12 +139,20 @@ _ZOO_CE = Preset(
     ema=0.995,
     whiten=True,
 )
+_ZOO_CE = replace(
+    _SMALL,
+    name="zoo-ce",
+    summary="the recipe of the shipped cifar10-ce model: two cycles, growing windows of the images, flips",
+    epochs=24,
+    restart=(2 / 3, 0.5),
+    sizes=(24, 28, 32, 32, 32, 32),
+)
 _ZOO_SUPCON = replace(
-    _ZOO_CE,
+    _SMALL,
     name="zoo-supcon",
     summary="its supervised-contrastive sibling: SupCon, then a linear head",
     objective="supcon",
-    epochs=12,
+    epochs=8,
     batch_size=256,
     lr=0.3,
     augment=LIGHT,
@@ -156,7 +166,7 @@ _ALL = (
     _SUPCON,
     _SUPCON_IMAGENET,
     _CSI,
-    replace(_ZOO_CE, name="ce-small", summary="the compact network, cross-entropy, 2 epochs", epochs=2),
+    _SMALL,
     replace(
         _DENSENET,
         name="densenet-small",
@@ -167,7 +177,7 @@ _ALL = (
         warmup=0.2,
     ),
     replace(
-        _ZOO_CE,
+        _SMALL,
         name="supcon-small",
         summary="the compact network, SupCon, 2 epochs of small views, a linear head",
         objective="supcon",
@@ -178,7 +188,7 @@ _ALL = (
         sizes=(16, 20, 24),
     ),
     replace(
-        _ZOO_CE,
+        _SMALL,
         name="csi-small",
         summary="the compact network, CSI, 1 epoch at half size, a linear head",
         objective="csi",
