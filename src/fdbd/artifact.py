@@ -63,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
 def _parse(text: str, source: Path) -> dict[str, Any]:
     try:
         description = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or a number of a million digits
         description = None
     if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
         raise ArtifactError(f"{str(source)!r} is corrupted: its description cannot be read; copy it again")

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-COMMANDS = ("bench", "data", "cache", "train")
+COMMANDS = ("bench", "fit", "score", "explain", "export", "paper", "data", "cache", "train")
 """Modules of `fdbd.commands`, in the order of `fdbd --help`; each has a function of its own name."""
 
 app = typer.Typer(

@@ -108,6 +108,8 @@ class Guard(nn.Module):
             self.classifier = Classifier(model, head, layers or getattr(detector, "layers", None) or ())
         elif model is not None and not isinstance(model, Head):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
+        self.about: dict[str, Any] = {}
+        """What else the file should say, as JSON values: where the model comes from, class names. Saved and loaded."""
         self._seen: Sketch | None = None
 
     # ── fit and calibrate ──────────────────────────────────────────────────────────────────────────────────────────
@@ -282,19 +284,20 @@ class Guard(nn.Module):
                 continue
             inputs, labels = split_batch(item)
             self._seen.add(inputs)
-            classifier = self._require_classifier()
-            if self.detector.needs_network:
-                batch = self.detector.network_batch(inputs, classifier)
-            else:
-                batch = classifier(inputs)
-            if labels is not None:
-                batch = batch._replace(labels=labels.to(batch.features.device))
+            yield self._training_batch(inputs, labels)
             if self._weighs_layers:
                 if labels is None:
                     raise ValueError(f"{self.detector.label} over several layers needs labels to fit: (images, labels)")
+                classifier = self._require_classifier()
                 std = None if self.perturb is None else self.perturb.std
                 perturbed.append(classifier(adversarial(inputs, labels, classifier, ADVERSARIAL_STEP, std)))
-            yield batch
+
+    def _training_batch(self, inputs: Any, labels: Tensor | None) -> Batch:
+        """What the detector learns from one batch of inputs."""
+        classifier = self._require_classifier()
+        detector = self.detector
+        batch = detector.network_batch(inputs, classifier) if detector.needs_network else classifier(inputs)
+        return batch if labels is None else batch._replace(labels=labels.to(batch.features.device))
 
     @property
     def _weighs_layers(self) -> bool:
@@ -351,6 +354,7 @@ class Guard(nn.Module):
             "detector": self.detector.to_config(),
             "threshold": None if self.threshold is None else self.threshold.to_config(),
             "perturb": None if self.perturb is None else self.perturb.to_config(),
+            "about": self.about,
         }
         artifact.write(path, description, tensors)
 
@@ -376,18 +380,20 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
         threshold = description["threshold"] and Threshold.from_state(
             description["threshold"], _under("threshold.", tensors)
         )
-        _try(detector)
         layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
-    except artifact.ArtifactError:
-        raise
-    except Exception as error:
-        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not hold a working guard: {error}") from None
+        seen = Sketch(tensors.get("seen"))
+        _check_names(layers, saved_head, head_name)
+        _try(detector, perturb or None, threshold or None)
+    except Exception as error:  # a forged file can make any of this raise nearly anything
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
+        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not hold a working guard: {reason}") from None
     if model is not None and not isinstance(model, Head):
         head = head or (head_name.split("+") if isinstance(head_name, str) else None)
     guard = Guard(model, detector, perturb=perturb or None, head=head, layers=layers)
     guard.threshold = threshold or None
-    if "seen" in tensors:
-        guard._seen = Sketch(tensors["seen"])
+    about = description.get("about")
+    guard.about = about if isinstance(about, dict) else {}
+    guard._seen = seen if "seen" in tensors else None
     if model is not None:
         present = guard._find_head().fingerprint()
         if present != saved_head:
@@ -409,14 +415,22 @@ def _items(data: Any) -> Any:
     return data
 
 
-def _try(detector: Detector) -> None:
-    """Score two rows, so that a file whose tensors do not fit each other fails at load and not in service."""
-    if detector.needs_network or getattr(detector, "layers", None):
+def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
+    """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
+    guard = Guard(None, detector, perturb=perturb)
+    guard.threshold = threshold
+    if detector.needs_network or perturb is not None or getattr(detector, "layers", None):
         return
     weight = detector.head.weight
-    scores = detector.score(Batch(torch.zeros(2, weight.shape[1], dtype=weight.dtype)))
-    if scores.shape != (2,):
-        raise ValueError(f"scores of two samples have shape {tuple(scores.shape)}")
+    batch = Batch(torch.zeros(2, weight.shape[1], dtype=weight.dtype))
+    answers = [guard.score(batch)] if threshold is None else guard.decide(batch)[1:]
+    if any(answer.shape != (2,) for answer in answers):
+        raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
+
+
+def _check_names(layers: Any, head: Any, head_name: Any) -> None:
+    if not isinstance(layers, list) or not all(isinstance(name, str) for name in [*layers, head, head_name or ""]):
+        raise ValueError("its head and layers are not named by texts")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ QUIET_SECONDS = 2.0
 
 
 class Bar:
-    """A bar on standard error with count and time left, that appears once the work has taken two seconds."""
+    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds."""
 
     def __init__(self, description: str, total: int | None = None) -> None:
         self.description = description
@@ -65,7 +65,12 @@ def track(items: Iterable[T], description: str, total: int | None = None, enable
 
 def _rich_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text("" if not task.speed else f"{task.speed:.3g}/s" if task.speed < 100 else f"{task.speed:,.0f}/s")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=True)

@@ -27,21 +27,19 @@ class Sketch:
 
     def __init__(self, hashes: Tensor | None = None) -> None:
         self.hashes = torch.zeros(0, dtype=torch.int64) if hashes is None else hashes
+        if self.hashes.dtype != torch.int64 or self.hashes.ndim != 1:
+            raise ValueError(f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)")
 
     def add(self, inputs: Any) -> None:
         """Note a batch: a tensor (N, …), or a dict or tuple whose first tensor stands for the samples."""
-        tensor = _first_tensor(inputs)
-        if tensor is None or not tensor.ndim or not tensor.shape[0]:
-            return
-        rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
-        step = max(1, rows.shape[1] // _VALUES)
-        self._keep(torch.cat([self.hashes, row_hashes(rows[:, ::step].cpu())]))
+        self.add_hashes(sample_hashes(inputs))
+
+    def add_hashes(self, hashes: Tensor) -> None:
+        """Note samples by their `sample_hashes`."""
+        self.hashes = torch.cat([self.hashes, hashes]).unique()[:_KEPT]
 
     def merge(self, other: Self) -> None:
-        self._keep(torch.cat([self.hashes, other.hashes]))
-
-    def _keep(self, hashes: Tensor) -> None:
-        self.hashes = hashes.unique()[:_KEPT]
+        self.add_hashes(other.hashes)
 
     def overlap(self, other: Sketch) -> float:
         """Share of these samples that `other` has seen too, estimated where both sketches are complete."""
@@ -50,6 +48,16 @@ class Sketch:
         limit = other.hashes.max() if len(other.hashes) >= _KEPT else torch.tensor(2**62)
         comparable = self.hashes[self.hashes <= limit]
         return float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
+
+
+def sample_hashes(inputs: Any) -> Tensor:
+    """(N,) int64, one hash a sample of a batch; empty where there is no tensor in it."""
+    tensor = _first_tensor(inputs)
+    if tensor is None or not tensor.ndim or not tensor.shape[0]:
+        return torch.zeros(0, dtype=torch.int64)
+    rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
+    step = max(1, rows.shape[1] // _VALUES)
+    return row_hashes(rows[:, ::step].cpu())
 
 
 def _first_tensor(inputs: Any) -> Tensor | None:

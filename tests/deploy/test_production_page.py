@@ -1,16 +1,52 @@
-"""The code of docs/production.md on ONNX, scikit-learn and monitoring, run word for word."""
+"""The commands and the code of docs/production.md, run word for word."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fdbd import cli
+
 PAGE = Path(__file__).parents[2] / "docs" / "production.md"
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def section(title: str) -> str:
+    """The text under a heading of the page."""
+    return dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])[title]
+
+
+def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    for module in ("onnx", "onnxruntime", "onnxscript", "faiss", "matplotlib"):
+        pytest.importorskip(module)
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    for number, name in enumerate(CLASSES * 6):
+        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8))
+        image.save(tmp_path / "photos" / name / f"{number:04d}.png")
+    np.savez("head.npz", weight=generator.standard_normal((3, 5)), bias=np.zeros(3))
+    for name in ("train", "today"):
+        values = pa.array(generator.standard_normal(500).astype(np.float32))
+        pq.write_table(pa.table({"features": pa.FixedSizeListArray.from_arrays(values, 5)}), f"{name}.parquet")
+    for line in "".join(re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)).splitlines():
+        with pytest.raises(SystemExit) as end:
+            cli.main(shlex.split(line)[1:])
+        assert not end.value.code, (line, capsys.readouterr().err)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == 100
+    assert pq.read_table("scores.parquet").num_rows == 60
+    assert {path.name for path in tmp_path.iterdir()} >= {"why.png", "guard.onnx", "today.csv"}
 
 
 def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -25,9 +61,8 @@ def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         "val_loader": DataLoader(TensorDataset(validation, torch.arange(100) % 5), batch_size=64),
         "images": torch.randn(6, 3, 4, 4),
     }
-    sections = dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])
     for title in ("ONNX", "scikit-learn", "Monitoring"):
-        for block in re.findall(r"```python\n(.*?)```", sections[title], re.DOTALL):
+        for block in re.findall(r"```python\n(.*?)```", section(title), re.DOTALL):
             exec(compile(block, str(PAGE), "exec"), names)
     decision = names["decision"]
     torch.testing.assert_close(torch.from_numpy(names["score"]), decision.scores, rtol=1e-4, atol=1e-4)

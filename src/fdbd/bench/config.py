@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -83,28 +84,28 @@ class Config:
             if name not in known:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-                raise ValueError(f"{source}: unknown entry {name!r}; {hint}")
+                raise ValueError(f"{source}: unknown entry {_short(name)}; {hint}")
         for name in ("model", "id", "ood"):
             if not values.get(name):
                 raise ValueError(f"{source}: {name!r} is missing; `fdbd bench --init` writes an example")
         for name in ("model", "id", "train", "title", "checkpoint", "head", "positive"):
             if name in values and not isinstance(values[name], str):
-                raise ValueError(f"{source}: {name!r} is {values[name]!r}, expected a text")
+                raise ValueError(f"{source}: {name!r} is {_short(values[name])}, expected a text")
         for name in ("num_classes", "limit", "train_limit", "batch_size"):
             value = values.get(name)
             if name in values and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{source}: {name!r} is {value!r}, expected a positive whole number")
+                raise ValueError(f"{source}: {name!r} is {_short(value)}, expected a positive whole number")
         holdout = values.get("holdout", 0.5)
         if not isinstance(holdout, float) or not 0 < holdout < 1:
-            raise ValueError(f"{source}: 'holdout' is {holdout!r}, expected a share of the ID images between 0 and 1")
+            raise ValueError(f"{source}: 'holdout' is {_short(holdout)}, expected a share of the ID images, in (0, 1)")
         if "holdout" in values and values.get("train"):
             raise ValueError(f"{source}: 'holdout' fits on a part of 'id'; leave out 'train', or 'holdout'")
         if values.get("positive", "id") not in ("id", "ood"):
-            raise ValueError(f"{source}: 'positive' is {values['positive']!r}, expected 'id' or 'ood'")
+            raise ValueError(f"{source}: 'positive' is {_short(values['positive'])}, expected 'id' or 'ood'")
         lists = {name: _names(values[name], name, source) for name in ("ood", "detectors") if name in values}
         groups = values.get("groups", {})
         if not isinstance(groups, dict):
-            raise ValueError(f"{source}: 'groups' is {groups!r}, expected names with lists of OOD sets")
+            raise ValueError(f"{source}: 'groups' is {_short(groups)}, expected names with lists of OOD sets")
         groups = {str(name): _names(members, f"groups.{name}", source) for name, members in groups.items()}
         return cls(**{**values, **lists, "groups": groups, "train": values.get("train") or values["id"]})
 
@@ -112,26 +113,38 @@ class Config:
 def _names(value: Any, entry: str, source: str | os.PathLike[str]) -> tuple[str, ...]:
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{source}: {entry!r} is {value!r}, expected a list of names")
+        raise ValueError(f"{source}: {entry!r} is {_short(value)}, expected a list of names")
     return tuple(value)
 
 
 def _parse(source: Path) -> Any:
-    text = source.read_text(encoding="utf-8")
-    if source.suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{source} is no valid TOML: {error}") from None
-    if source.suffix in (".yaml", ".yml"):
-        import yaml
+    if source.suffix not in (".toml", ".yaml", ".yml"):
+        raise ValueError(f"{source} has the suffix {source.suffix!r}, expected .toml, .yaml or .yml")
+    parse, kind = (_parse_toml, "TOML") if source.suffix == ".toml" else (_parse_yaml, "YAML")
+    try:
+        return parse(source.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # that of TOML and of text encodings are ValueErrors
+        raise ValueError(f"{source} is no valid {kind}: {' '.join(str(error).split())}") from None
 
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{source} is no valid YAML: {' '.join(str(error).split())}") from None
-    raise ValueError(f"{source} has the suffix {source.suffix!r}, expected .toml, .yaml or .yml")
+
+def _parse_toml(text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _short(value: Any) -> str:
+    """For a message: a few nested aliases of YAML print as gigabytes."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,13 +1,16 @@
-"""Images through a network, with the cores kept busy: threads prepare batches while the model computes."""
+"""Images through a network, with the cores kept busy: workers prepare batches while the model computes."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,13 +21,14 @@ from fdbd.batch import Batch, Head
 
 from ..images import ImageError, Pixels
 from ..preprocess import Preprocess
-from .datasets.collection import ImageFiles, Images
+from .datasets.collection import Images
 from .shards import Arrays, Failure
 
 Progress = Callable[[int, int], None]
 """Called with the images done so far, and in all."""
 
 _AHEAD = 3  # batches that wait for the model
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -47,13 +51,21 @@ class Extracted(NamedTuple):
     failures: list[Failure]
 
 
-class _Prepared(NamedTuple):
-    """One batch, ready for the network."""
+class Prepared(NamedTuple):
+    """Some images of a set, ready for the network."""
 
-    number: int
+    rows: range
     inputs: Tensor
+    """(n, 3, size, size), without those that cannot be decoded."""
     failures: list[Failure]
-    is_last: bool
+
+
+class Sliceable(Protocol):
+    """Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Pixels: ...
 
 
 def extract(
@@ -76,19 +88,52 @@ def extract(
     done = total - sum(min(shard_rows, total - number * shard_rows) for number in shards)
     parts: list[Arrays] = []
     failures: list[Failure] = []
-    batches = _prepare(images, preprocess, shards, shard_rows, batch_size, workers)
-    with contextlib.closing(prefetch(batches, _AHEAD)) as prepared:
+    stops = {number: min((number + 1) * shard_rows, total) for number in shards}
+    spans = [span for number in shards for span in cut(range(number * shard_rows, stops[number]), batch_size)]
+    with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers)) as prepared:
         for batch in prepared:
+            number = batch.rows.start // shard_rows
+            is_last = batch.rows.stop == stops[number]
             failures += batch.failures
-            if len(batch.inputs) or (batch.is_last and not parts):  # an empty part says how many features there are
+            if len(batch.inputs) or (is_last and not parts):  # an empty part says how many features there are
                 parts.append(_forward(classifier, batch.inputs, preprocess.size, dtype, images.name))
-            done += len(batch.inputs) + len(batch.failures)
+            done += len(batch.rows)
             if progress is not None:
                 progress(done, total)
-            if batch.is_last:
+            if is_last:
                 arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                yield Extracted(batch.number, arrays, failures)
+                yield Extracted(number, arrays, failures)
                 parts, failures = [], []
+
+
+def cut(rows: range, size: int) -> list[range]:
+    """The rows in runs of `size`, the last one perhaps shorter.
+
+    >>> cut(range(10, 15), 2)
+    [range(10, 12), range(12, 14), range(14, 15)]
+    """
+    return [range(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+
+
+def prepare(
+    pixels: Sequence[Pixels] | Sliceable,
+    preprocess: Preprocess,
+    spans: Sequence[range],
+    *,
+    workers: int | None = None,
+    processes: bool = False,
+) -> Generator[Prepared, None, None]:
+    """The images of each span of rows, in order, made ahead of the one who asks for them.
+
+    Args:
+        pixels: an array or `Sliceable`; or a sequence of images that are decoded when asked for, where an ImageError
+            becomes a failure.
+        preprocess: what the network expects.
+        spans: which rows go together.
+        workers: how many decode at once; None: one a core.
+        processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
+    """
+    return prefetch(_prepare(pixels, preprocess, spans, workers or _num_cores(), processes), _AHEAD)
 
 
 def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, None]:
@@ -134,29 +179,86 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
 
 
 def _prepare(
-    images: Images, preprocess: Preprocess, shards: Sequence[int], shard_rows: int, batch_size: int, workers: int | None
-) -> Generator[_Prepared, None, None]:
-    pixels = images.images
-    with ThreadPoolExecutor(workers or _num_cores(), thread_name_prefix="fdbd-decode") as pool:
-        for number in shards:
-            stop = min((number + 1) * shard_rows, len(images))
-            for start in range(number * shard_rows, stop, batch_size):
-                rows = range(start, min(start + batch_size, stop))
-                failures: list[Failure] = []
-                if isinstance(pixels, ImageFiles):
-                    results = list(pool.map(lambda row: _decode(pixels, row, preprocess), rows))
-                    failures = [result for result in results if isinstance(result, Failure)]
-                    inputs = preprocess.normalise_all([r for r in results if not isinstance(r, Failure)])
-                else:
-                    inputs = preprocess(pixels[rows.start : rows.stop])
-                yield _Prepared(number, inputs, failures, rows.stop == stop)
+    pixels: Sequence[Pixels] | Sliceable, preprocess: Preprocess, spans: Sequence[range], workers: int, processes: bool
+) -> Generator[Prepared, None, None]:
+    if not isinstance(pixels, Sequence):
+        for rows in spans:
+            yield Prepared(rows, preprocess(pixels[rows.start : rows.stop]), [])
+        return
+    decoded = _Decoded(pixels, preprocess, spans)
+    results = _by_processes(decoded, workers) if processes else _by_threads(decoded, workers)
+    with contextlib.closing(results):
+        for rows, (images, failures) in zip(spans, results):
+            yield Prepared(rows, preprocess.normalise(images), failures)
 
 
-def _decode(files: ImageFiles, row: int, preprocess: Preprocess) -> Pixels | Failure:
+class _Decoded(torch.utils.data.Dataset[tuple[Pixels, list[Failure]]]):
+    """Span i as (n, size, size, 3) uint8, without the images that cannot be decoded."""
+
+    def __init__(self, pixels: Sequence[Pixels], preprocess: Preprocess, spans: Sequence[range]) -> None:
+        self.pixels, self.preprocess, self.spans = pixels, preprocess, spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, index: int) -> tuple[Pixels, list[Failure]]:
+        size = self.preprocess.size
+        images = np.empty((len(self.spans[index]), size, size, 3), np.uint8)
+        failures: list[Failure] = []
+        count = 0
+        for row in self.spans[index]:
+            try:
+                images[count] = self.preprocess.fit(self.pixels[row])
+                count += 1
+            except ImageError as error:
+                failures.append(Failure(row, str(error)))
+        return images[:count], failures
+
+
+def _by_threads(decoded: _Decoded, workers: int) -> Generator[tuple[Pixels, list[Failure]], None, None]:
+    with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
+        yield from in_order(pool, decoded.__getitem__, range(len(decoded)), workers + 1)
+
+
+def _by_processes(decoded: _Decoded, workers: int) -> Generator[tuple[Pixels, list[Failure]], None, None]:
+    yield from torch.utils.data.DataLoader(
+        decoded,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=min(workers, len(decoded)),
+        worker_init_fn=functools.partial(_leave_with_parent, os.getpid()),
+    )
+
+
+def _leave_with_parent(parent: int, _: int) -> None:
+    """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
+    room in its pipe would keep files and locks for good."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fdbd-parent", daemon=True).start()
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
+    """``map(function, items)`` by a pool that works on at most `ahead` items at a time."""
+    waiting: collections.deque[Future[T]] = collections.deque()
     try:
-        return preprocess.fit(files[row])
-    except ImageError as error:
-        return Failure(row, str(error))
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _forward(classifier: Extractor, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:

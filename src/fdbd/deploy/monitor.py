@@ -192,10 +192,10 @@ class Monitor:
             reference, recent = tensors["reference"].tolist(), tensors["recent"].tolist()
             monitor._test = DriftTest.from_state(description["test"], calibration.tolist(), reference)
             monitor.samples, monitor.ood = int(description["samples"]), int(description["ood"])
-            monitor.alarm_at = description["alarm_at"]
+            monitor.alarm_at = None if description["alarm_at"] is None else int(description["alarm_at"])
             monitor._recent.extend(bool(flag) for flag in recent)
             monitor._recent_ood = sum(monitor._recent)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, ArtifactError):
                 raise
             raise ArtifactError(f"{os.fspath(path)!r} does not hold a working monitor: {error}") from None

@@ -255,39 +255,60 @@ def fit_together(
         head: the linear head.
         combine: merges a statistic over processes that each see a shard of the data (`fdbd.distributed`).
     """
+    data = [batches] if isinstance(batches, Batch) else batches
+    first = _Peek(data)
+    source: Iterable[Batch] | None = first.first_pass()
+
+    def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
+        nonlocal source
+        batches = source if source is not None else first.another_pass([type(detector).__name__ for detector in asking])
+        source = None
+        update_all(statistics, batches, head, asking)
+        return statistics if combine is None else [combine(statistic) for statistic in statistics]
+
+    fit_by(sum_up, detectors, head, first.dtype)
+
+
+def fit_by(
+    sum_up: Callable[[list[Any], list[Detector]], list[Any]],
+    detectors: Sequence[Detector],
+    head: Head,
+    dtype: torch.dtype,
+) -> None:
+    """Fit detectors on data that only `sum_up` can reach.
+
+    Args:
+        sum_up: called once a pass with empty statistics and the detectors that ask for them; returns the statistics of
+            all training data, in the same order. `update_all` does that for one shard, and shards merge.
+        detectors: unfitted or fitted before; all are fitted anew.
+        head: the linear head.
+        dtype: of the features.
+    """
+    running: dict[int, tuple[Passes, Any]] = {}
     try:
-        _fit_together(detectors, [batches] if isinstance(batches, Batch) else batches, head, combine)
+        for index, detector in enumerate(detectors):
+            _advance(running, index, detector.start(head, dtype), None)
+        while running:
+            asked = [Count(), *(statistic for _, statistic in running.values())]
+            seen, *sums = sum_up(asked, [detectors[index] for index in running])
+            if not seen.count:
+                raise ValueError("the training data hold no samples; give at least one non-empty batch")
+            for (index, (program, _)), statistic in zip(list(running.items()), sums):
+                _advance(running, index, program, statistic)
     except BaseException:
         for detector in detectors:
             detector.forget()  # half fitted is not fitted
         raise
 
 
-def _fit_together(
-    detectors: Sequence[Detector], data: Iterable[Batch], head: Head, combine: Callable[[Any], Any] | None
-) -> None:
-    first = _Peek(data)
-    dtype = first.dtype
-    running: dict[int, tuple[Passes, Any]] = {}
-    for index, detector in enumerate(detectors):
-        _advance(running, index, detector.start(head, dtype), None)
-    source: Iterable[Batch] = first.first_pass()
-    while running:
-        seen = Count()
-        # A sum that meets NaN shows it: where every statistic tells by itself, the features are read only once.
-        look = not all(getattr(statistic, "finds_non_finite", False) for _, statistic in running.values())
-        for number, batch in enumerate(source):
-            batch = check_training_batch(batch, number, head, [detectors[index] for index in running], look)
-            seen.update(batch)
-            for _, statistic in running.values():
-                _update(statistic, batch, number)
-        seen = seen if combine is None else combine(seen)
-        if not seen.count:
-            raise ValueError("the training data hold no samples; give at least one non-empty batch")
-        for index, (program, statistic) in list(running.items()):
-            _advance(running, index, program, statistic if combine is None else combine(statistic))
-        if running:
-            source = first.another_pass([type(detectors[index]).__name__ for index in running])
+def update_all(statistics: list[Any], batches: Iterable[Batch], head: Head, asking: Sequence[Detector]) -> None:
+    """Add batches of training data to the statistics that these detectors ask for, each batch checked before."""
+    # A sum that meets NaN shows it: where every statistic tells by itself, the features are read only once.
+    look = not all(getattr(statistic, "finds_non_finite", False) for statistic in statistics)
+    for number, batch in enumerate(batches):
+        batch = check_training_batch(batch, number, head, asking, look)
+        for statistic in statistics:
+            _update(statistic, batch, number)
 
 
 def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:

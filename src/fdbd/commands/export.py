@@ -1,0 +1,55 @@
+"""fdbd export: one ONNX graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    guard: Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("guard.onnx"),
+    example: Annotated[
+        Path | None,
+        typer.Option(help="An image, or an .npz or .parquet of features, to verify the graph on; default: noise."),
+    ] = None,
+    features: Annotated[
+        bool, typer.Option("--features", help="A graph that takes features, without the model.")
+    ] = False,
+    opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators; default: 18.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Where the model's weights are now.")] = None,
+    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the file says of itself, as JSON.")] = False,
+) -> None:
+    """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.
+
+    Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
+    """
+    from ..deploy.examples import example_for
+    from ..deploy.onnx import OPSET, metadata
+    from ..deploy.onnx import export as export_onnx
+    from ..deploy.spec import Opened, open_guard
+    from ..guard import load
+
+    if features:
+        known = load(guard)
+        opened = Opened(known, None, tuple(map(str, known.about.get("class_names") or ())))
+    else:
+        opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu")
+    path = export_onnx(
+        opened.guard,
+        out,
+        example_for(opened, example),
+        class_names=opened.class_names or None,
+        opset=OPSET if opset is None else opset,
+    )
+    about = metadata(path)
+    size = path.stat().st_size / 1e6
+    shown = f"{path}: {size:.1f} MB, opset {about['opset']}, {opened.guard.detector.label}, agrees with torch to 1e-4"
+    typer.echo(json.dumps({"out": str(path), **about}) if as_json else shown)

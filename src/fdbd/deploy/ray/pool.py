@@ -1,0 +1,113 @@
+"""The pool of actors that hold the model, and the way to a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ...extras import require
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The pool of actors, each of which holds the model.
+
+    Args:
+        count: how many; None: as many as the cluster's logical CPUs allow, less one CPU for reading.
+        cpus: logical CPUs of each, and its torch threads.
+        gpus: GPUs of each; with one the model runs there.
+        batch_size: rows that the model sees at once.
+    """
+
+    count: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"{self.count} workers asked for, expected at least 1")
+        if self.cpus <= 0 or self.gpus < 0 or self.batch_size < 1:
+            raise ValueError(
+                f"cpus is {self.cpus}, gpus is {self.gpus}, batch_size is {self.batch_size}; expected cpus above 0, "
+                "gpus at least 0 and batch_size at least 1"
+            )
+
+    @classmethod
+    def of(cls, workers: Workers | int | None) -> Workers:
+        """A pool, or one of so many workers."""
+        return workers if isinstance(workers, Workers) else cls(workers)
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of each."""
+        return max(1, int(self.cpus))
+
+    @property
+    def device(self) -> str:
+        """Where the model goes."""
+        return "cuda" if self.gpus else "cpu"
+
+    def map(self, dataset: Any, actor: type, arguments: tuple[Any, ...], batch_size: int | None = None) -> Any:
+        """The dataset's tables passed through a pool of ``actor(*arguments, threads, device)``, when it is read."""
+        ray, data = require("ray", "ray"), require("ray.data", "ray")
+        total = ray.cluster_resources().get("CPU", 0.0)
+        count = max(1, int((total - 1) / self.cpus)) if self.count is None else self.count
+        if count * self.cpus > total - 1:  # Ray Data would wait for ever
+            raise ValueError(
+                f"{count} workers with {self.cpus:g} CPUs each leave less than 1 of Ray's {total:g} logical CPUs, and "
+                "reading needs that one: ask for fewer workers, or start Ray with more logical CPUs than there are "
+                "cores (ray start --num-cpus, or num_cpus of ray.init)"
+            )
+        return dataset.map_batches(
+            actor,
+            fn_constructor_args=(*arguments, self.threads, self.device),
+            compute=data.ActorPoolStrategy(size=count),
+            num_cpus=self.cpus,
+            num_gpus=self.gpus,
+            batch_size=batch_size or self.batch_size,
+            batch_format="pyarrow",
+        )
+
+
+def connect(address: str | None = None) -> None:
+    """Join a cluster, unless Ray is there already.
+
+    Args:
+        address: such as ``"auto"`` or ``"head:6379"``; None: what ``RAY_ADDRESS`` in the environment says; without
+            that, Ray is started on this machine, with one logical CPU more than it has cores, for reading.
+    """
+    ray = require("ray", "ray")
+    if ray.is_initialized():
+        return
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        ray.init(num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError) as error:
+        raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors that a worker raised, as it raised them, instead of Ray's pages about them."""
+    ray = require("ray", "ray")
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        raise _cause(error) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong first: Ray wraps the errors of workers in its own, several deep."""
+    chain = [error]
+    while (inner := getattr(chain[-1], "cause", None) or chain[-1].__cause__) is not None and inner not in chain:
+        chain.append(inner)
+    return chain[-1]

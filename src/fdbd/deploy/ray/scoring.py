@@ -1,0 +1,211 @@
+"""Scoring on Ray: a pool of actors that each hold the guard, over a dataset or over files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...extras import require
+from ...guard import Guard, NotCalibratedError
+from ...preprocess import Preprocess
+from ..images import ImageRows
+from ..rows import RowBatch, decide_rows, schema
+from ..scoring import Part, Rows, Summary, Tables, check_fit, image_tables, open_rows, parts_of, write_parts
+from ..spec import Opened, open_guard
+from .columns import INPUTS, Reader, column_values, refuse, tensor
+from .pool import Workers, connect, plain_errors
+
+
+def score(
+    guard: Guard,
+    dataset: Any,
+    *,
+    column: str | None = None,
+    preprocess: Preprocess | None = None,
+    keep: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    workers: Workers | int | None = None,
+) -> Any:
+    """A Dataset with the guard's decision on each row, computed when it is read or written.
+
+    Rows come as blocks get ready, in any order: keep a column that names them. Actors wait while nobody takes their
+    results, and reading waits for the actors.
+
+    Args:
+        guard: fitted and calibrated.
+        dataset: a ``ray.data.Dataset``, for instance ``ray.data.read_parquet(path)``.
+        column: as for `fit`.
+        preprocess: from uint8 images to what the model takes.
+        keep: columns to put beside the decision; None: all but those that hold samples or decisions.
+        class_names: one a class, for the column ``class``.
+        workers: the pool of actors, or their number.
+
+    Returns:
+        the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood`` and ``error`` as
+        `fdbd score` writes them: rows that could not be read are OOD, and ``error`` says why.
+    """
+    if guard.threshold is None:
+        raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")
+    reader = Reader(guard, dataset, column, preprocess)
+    columns = dataset.columns()
+    own = schema(range(0)).names[1:]
+    if keep is None:
+        keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
+    for name in keep:
+        if name not in columns or name in own:
+            raise ValueError(
+                f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
+            )
+    model = require("ray", "ray").put(guard)
+    return Workers.of(workers).map(dataset, Decisions, (model, reader, tuple(keep), tuple(class_names)))
+
+
+def calibrate(
+    guard: Guard,
+    dataset: Any,
+    *,
+    tpr: float | None = None,
+    alpha: float | None = None,
+    per_class: bool = False,
+    column: str | None = None,
+    preprocess: Preprocess | None = None,
+    workers: Workers | int | None = None,
+) -> Guard:
+    """Set a fitted guard's threshold from in-distribution data apart from those of the fit: `Guard.calibrate`, on data
+    as for `score`. A row that cannot be read is an error."""
+    if tpr is not None and alpha is not None:
+        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+    guard.detector._require_fitted()
+    reader = Reader(guard, dataset, column, preprocess)
+    model = require("ray", "ray").put(guard)
+    scores, labels = [], []
+    with plain_errors():
+        for table in _tables(Workers.of(workers).map(dataset, Scores, (model, reader))):
+            scores.append(tensor(column_values(table, "score")))
+            labels.append(tensor(column_values(table, "label")))
+    if not scores:
+        raise ValueError("the calibration data hold no samples; give a dataset with rows")
+    guard.set_threshold(torch.cat(scores), torch.cat(labels), tpr=tpr, alpha=alpha, per_class=per_class)
+    return guard
+
+
+def score_files(
+    guard: str | os.PathLike[str],
+    data: str,
+    out: str | os.PathLike[str],
+    *,
+    address: str | None = None,
+    model: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    trust: bool = False,
+    device: str | None = None,
+    split: str = "test",
+    batch_size: int = 128,
+    workers: int | None = None,
+    restart: bool = False,
+    progress: bool = True,
+) -> Summary:
+    """`fdbd.deploy.scoring.score_files` on a cluster, with the same output. Every node reads `data` by the same path.
+
+    A part of the output is one piece of work. It is written here, once, when its rows are all there; a run that was
+    killed goes on with the parts that are missing.
+
+    Args:
+        address: of the cluster, as for `connect`.
+        workers: actors that hold the model; None: as many as the cluster's logical CPUs allow, less one.
+        device: ``"cuda"`` gives each actor a GPU.
+    The other arguments are as for `fdbd.deploy.scoring.score_files`.
+    """
+    pool = Workers(workers, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
+    rows = open_rows(data, split)
+    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device="cpu")
+    check_fit(opened, rows)
+    parts = parts_of(guard, rows, Path(out), restart)
+    connect(address)
+
+    def tables(todo: Sequence[Part]) -> Tables:
+        if not todo:
+            return
+        ray = require("ray", "ray")
+        spans = dict(todo)
+        work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
+        dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
+        arguments = (ray.put(opened), ray.put(rows), batch_size)
+        with plain_errors():
+            for table in _tables(pool.map(dataset, FileDecisions, arguments, batch_size=1)):
+                for number in table.column("part").unique().to_pylist():
+                    mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
+                    yield number, spans[number], table.filter(mask).drop_columns("part")
+
+    return write_parts(parts, rows, tables, progress)
+
+
+def _tables(dataset: Any) -> Generator[Any, None, None]:
+    """The blocks of a dataset as pyarrow tables, each as it gets ready."""
+    yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+
+
+class Decisions:
+    """An actor that holds a guard and puts its decisions beside the columns to keep."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        reader: Reader,
+        keep: Sequence[str],
+        class_names: Sequence[str],
+        threads: int,
+        device: str,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self.guard, self.reader = guard.to(device), reader
+        self.keep, self.class_names = keep, class_names
+
+    def __call__(self, table: Any) -> Any:
+        inputs, errors = self.reader(table)
+        decided = decide_rows(self.guard, RowBatch(range(table.num_rows), inputs, errors), self.class_names)
+        kept = {name: table.column(name) for name in self.keep}
+        own = {name: decided.column(name) for name in decided.column_names[1:]}
+        return require("pyarrow", "ray").table({**kept, **own})
+
+
+class Scores:
+    """An actor that gives scores and predicted labels alone, to calibrate on."""
+
+    def __init__(self, guard: Guard, reader: Reader, threads: int, device: str) -> None:
+        torch.set_num_threads(threads)
+        self.guard, self.reader = guard.to(device), reader
+
+    def __call__(self, table: Any) -> dict[str, Any]:
+        inputs, errors = self.reader(table)
+        refuse(errors)
+        with torch.no_grad():
+            plain, scored = self.guard._observe(inputs)
+            labels = self.guard._logits(plain).argmax(dim=1)
+            return {"score": self.guard.detector.score(scored).cpu().numpy(), "label": labels.cpu().numpy()}
+
+
+class FileDecisions:
+    """An actor that reads and scores one part of the output of `score_files` at a time."""
+
+    def __init__(self, opened: Opened, rows: Rows, batch_size: int, threads: int, device: str) -> None:
+        torch.set_num_threads(threads)
+        self.opened = opened._replace(guard=opened.guard.to(device))
+        self.rows, self.batch_size = rows, batch_size
+
+    def __call__(self, work: Any) -> Any:
+        [part] = work.to_pylist()
+        span = range(part["start"], part["stop"])
+        if isinstance(self.rows, ImageRows):
+            found = image_tables(self.opened, self.rows, [(part["part"], span)], self.batch_size, 1, processes=False)
+            tables = [table for _, _, table in found]
+        else:
+            guard, names = self.opened.guard, self.opened.class_names
+            tables = [decide_rows(guard, batch, names) for batch in self.rows.read(span)]
+        pa = require("pyarrow", "ray")
+        table = pa.concat_tables(tables)
+        return table.append_column("part", pa.array([part["part"]] * len(table), pa.int64()))

@@ -1,0 +1,164 @@
+"""The proposition on regularisation: conditioning on the deviation can only raise the KL divergence of ID from OOD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import plot
+from .experiment import Experiment
+from .finding import Finding, Table, check
+from .kinds import Say
+from .subject import main_subject, stand_ins, standing
+
+Floats = NDArray[np.float64]
+
+
+def kl(first: Floats, second: Floats) -> float:
+    """Kullback-Leibler divergence in nats of two arrays of probabilities of one shape."""
+    used = first > 0
+    with np.errstate(divide="ignore"):
+        return float((first[used] * np.log(first[used] / second[used])).sum())
+
+
+def sides(inside: Floats, outside: Floats) -> tuple[float, float]:
+    """D(f_y‖g_y) and D(f_{y|x}‖g_{y|x}), averaged over f_x, of joint tables (x, y)."""
+    marginal = kl(inside.sum(axis=0), outside.sum(axis=0))
+    return marginal, kl(inside, outside) - kl(inside.sum(axis=1), outside.sum(axis=1))
+
+
+def proposition_kl(experiment: Experiment, say: Say) -> Finding:
+    """Random joint tables with and without equal x-marginals, and the features of the model."""
+    settings = experiment.settings
+    random = np.random.default_rng(settings["seed"])
+    say("random joint distributions")
+    equal = [_random_sides(random, True) for _ in range(settings["tables"])]
+    unequal = [_random_sides(random, False) for _ in range(settings["tables"])]
+    subject, missing = main_subject(experiment, say)
+    say("joint histograms of the features")
+    measured = _of_features(standing(subject), settings["bins"])
+    finding = Finding(missing=missing, notes=stand_ins([subject]))
+    rows = [
+        [name, *(f"{value[key]:.3f}" for key in ("x", "y", "conditional", "ratio"))] for name, value in measured.items()
+    ]
+    columns = ["OOD set", "D of the deviation x", "D of the distance y", "D of y given x", "D of y/x"]
+    note = f"Kullback-Leibler divergence of ID from OOD in nats, from histograms of {settings['bins']} quantile bins."
+    finding.tables = [Table(experiment.title, columns, rows, [note])]
+    excess = [left - right for left, right in equal]
+    violated = sum(left > right + 1e-12 for left, right in unequal)
+    finding.checks = [
+        check(
+            "With equal marginals of x, D(f_y‖g_y) ≤ D(f_y|x‖g_y|x)",
+            max(excess) <= 1e-12,
+            f"{len(equal):,} random joint distributions; largest excess {max(excess):.1e}.",
+        ),
+        check(
+            "Without equal marginals the search finds violations",
+            violated > 0,
+            f"{violated:,} of {len(unequal):,}.",
+        ),
+        check(
+            "On the features, the marginals of x are equal (D of x below 0.05)",
+            all(value["x"] < 0.05 for value in measured.values()),
+            "D of x between {:.3f} and {:.3f}.".format(*(end(v["x"] for v in measured.values()) for end in (min, max))),
+        ),
+        check(
+            "On the features, conditioning on x raises the divergence",
+            all(value["conditional"] >= value["y"] for value in measured.values()),
+            f"On {sum(v['conditional'] >= v['y'] for v in measured.values())} of {len(measured)} sets.",
+        ),
+        check(
+            "What the detector does, dividing y by x, raises it too",
+            all(value["ratio"] >= value["y"] for value in measured.values()),
+            f"On {sum(v['ratio'] >= v['y'] for v in measured.values())} of {len(measured)} sets.",
+        ),
+    ]
+    finding.data = {"features": measured}
+    finding.figure = _figure(equal, unequal, measured)
+    return finding
+
+
+def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float]:
+    """Both sides for a random pair of joint distributions, from sharp to flat."""
+    x, y = random.integers(2, 12, size=2)
+    sharp = 10 ** random.uniform(-0.7, 1, size=2)
+    conditional = [random.dirichlet(np.full(y, part), size=x) + 1e-9 for part in sharp]
+    marginals = random.dirichlet(np.ones(x), size=2)
+    if same:
+        marginals[1] = marginals[0]
+    elif random.random() < 0.5:
+        conditional[1] = (
+            conditional[0] + 0.2 * conditional[1]
+        )  # x tells most of what there is to tell, and y follows it
+    joint = [m[:, None] * c / c.sum(axis=1, keepdims=True) for m, c in zip(marginals, conditional)]
+    return sides(joint[0], joint[1])
+
+
+def _of_features(found: dict[str, tuple[Floats, Floats]], bins: int) -> dict[str, dict[str, float]]:
+    """The divergences of the ID set from each OOD set, x the deviation and y the average distance."""
+    name = next(iter(found))
+    distance, deviation = found[name]
+    result = {}
+    for title, (other, away) in found.items():
+        if title == name:
+            continue
+        x_edges, y_edges, r_edges = (
+            _edges(a, b, bins) for a, b in ((deviation, away), (distance, other), (distance / deviation, other / away))
+        )
+        tables = []
+        for y, x in ((distance, deviation), (other, away)):
+            counts = np.histogram2d(x, y, [x_edges, y_edges])[0] + 0.5 / bins  # keeps every cell possible
+            tables.append(counts / counts.sum())
+        ratios = [np.histogram(y / x, r_edges)[0] + 0.5 for y, x in ((distance, deviation), (other, away))]
+        marginal, conditional = sides(tables[0], tables[1])
+        result[title] = {
+            "x": kl(tables[0].sum(axis=1), tables[1].sum(axis=1)),
+            "y": marginal,
+            "conditional": conditional,
+            "ratio": kl(ratios[0] / ratios[0].sum(), ratios[1] / ratios[1].sum()),
+        }
+    return result
+
+
+def _edges(first: Floats, second: Floats, bins: int) -> Floats:
+    """Edges at quantiles of both sides, each with the same say."""
+    grid = np.linspace(0, 1, 201)
+    both = np.concatenate([np.quantile(first, grid), np.quantile(second, grid)])
+    edges = np.quantile(both, np.linspace(0, 1, bins + 1))
+    return np.concatenate([[-np.inf], edges[1:-1], [np.inf]])
+
+
+def _figure(equal: Any, unequal: Any, measured: dict[str, dict[str, float]]) -> Any:
+    drawn, axes = plot.figure(9, 3.9, 1, 2)
+    axis = axes[0, 0]
+    for pairs, colour, label in (
+        (unequal, "#edae49", "unequal marginals of x"),
+        (equal, plot.INSIDE, "equal marginals of x"),
+    ):
+        left, right = np.maximum(np.array(pairs[:400]).T, 1e-4)
+        axis.scatter(right, left, s=7, color=colour, alpha=0.6, label=label, linewidths=0, rasterized=True)
+    axis.plot([1e-4, 30], [1e-4, 30], color="#888888", lw=1, ls="--")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("D of y given x, nats", fontsize=9)
+    axis.set_ylabel("D of y, nats", fontsize=9)
+    axis.set_title("random joint distributions (claim: below the line)", fontsize=9, loc="left")
+    axis.legend(fontsize=8, frameon=False)
+    axis = axes[0, 1]
+    places = np.arange(len(measured))
+    bars = (
+        ("x", "deviation x", "#bbbbbb"),
+        ("y", "distance y", plot.OUTSIDE),
+        ("conditional", "y given x", plot.INSIDE),
+    )
+    for number, (key, label, colour) in enumerate((*bars, ("ratio", "y / x (fDBD)", "#66a182"))):
+        axis.bar(
+            places + 0.2 * (number - 1.5), [value[key] for value in measured.values()], 0.2, color=colour, label=label
+        )
+    axis.set_xticks(places, list(measured), fontsize=8, rotation=20)
+    axis.set_ylabel("D of ID from OOD, nats", fontsize=9)
+    axis.set_title("features of the model", fontsize=9, loc="left")
+    axis.legend(fontsize=8, frameon=False)
+    return drawn

@@ -1,0 +1,101 @@
+"""Experiments as small files: one TOML each, what is common first, then what a scale has of its own."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parent / "experiments"
+SCALES = ("small", "paper")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table, figure or statement of the paper, at one scale.
+
+    Attributes:
+        name: what `fdbd paper NAME` takes.
+        kind: which program runs it, a name of `fdbd.paper.kinds.KINDS`.
+        title: what it is.
+        place: where it stands in the paper.
+        claim: what the paper says, in our words.
+        scale: "small" or "paper".
+        settings: everything else of the file, the scale's own section merged in.
+        digest: SHA-256 of the file and the scale.
+    """
+
+    name: str
+    kind: str
+    title: str
+    place: str
+    claim: str
+    scale: str
+    settings: Mapping[str, Any]
+    digest: str
+
+
+def list_experiments() -> list[str]:
+    """Names of all experiments, in the paper's order.
+
+    >>> list_experiments()[:2]
+    ['table-cifar10', 'table-imagenet']
+    """
+    files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+    return sorted(files, key=lambda name: (files[name]["order"], name))
+
+
+def find(name: str, scale: str = "small") -> Experiment:
+    """The experiment of a name, or of the user's own .toml file.
+
+    >>> find("proposition-1").kind
+    'proposition-1'
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale is {scale!r}, expected {' or '.join(SCALES)}")
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise FileNotFoundError(f"no experiment file at {name!r}")
+    else:
+        path = FOLDER / f"{name}.toml"
+        if name not in (known := list_experiments()):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
+            raise ValueError(f"no experiment is called {name!r}; {hint}")
+    return _read(path, scale)
+
+
+def _read(path: Path, scale: str) -> Experiment:
+    from .kinds import KINDS
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no valid TOML: {error}") from None
+    for entry in ("kind", "title", "claim"):
+        if not isinstance(values.get(entry), str):
+            raise ValueError(f"{path} needs a text {entry!r}")
+    if values["kind"] not in KINDS:
+        raise ValueError(f"{path}: kind is {values['kind']!r}, expected one of {', '.join(KINDS)}")
+    sections = {section: values.pop(section, {}) for section in SCALES}
+    return Experiment(
+        name=path.stem,
+        kind=values.pop("kind"),
+        title=values.pop("title"),
+        place=values.pop("place", ""),
+        claim=" ".join(values.pop("claim").split()),
+        scale=scale,
+        settings={**values, **sections[scale]},
+        digest=hashlib.sha256(f"{scale}\n{text}".encode()).hexdigest(),
+    )

@@ -1,0 +1,243 @@
+"""Propositions 5.1 and 5.2 under the paper's model, and with an assumption taken away."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import plot
+from .etf import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
+from .experiment import Experiment
+from .finding import Finding, Table, check
+from .kinds import Say
+
+_FEWEST = 50  # points that an average takes
+
+
+def proposition_1(experiment: Experiment, say: Say) -> Finding:
+    """The average boundary distance over a sphere grows with its radius."""
+    settings = experiment.settings
+    generator = torch.Generator().manual_seed(settings["seed"])
+    radii, count = settings["radii"], settings["points"]
+    curves, rows, worst = [], [], math.inf
+    for classes, width in settings["sizes"]:
+        say(f"{classes} classes in {width} dimensions")
+        means = simplex_etf(classes, width)
+        averages = [float(boundary_distance(r * sphere(count, width, generator), means).mean()) for r in radii]
+        curves.append((f"C = {classes}, P = {width}", averages))
+        smallest = _smallest_growth(means, count, generator)
+        worst = min(worst, smallest)
+        steps = sum(b > a for a, b in pairwise(averages))
+        rows.append(
+            [str(classes), str(width), f"{averages[0]:.4f}", f"{averages[-1]:.4f}", f"{steps} of {len(radii) - 1}"]
+        )
+    say("a bias on one class")
+    classes, width = settings["broken"]
+    biased = []
+    for bias in settings["biases"]:
+        means = simplex_etf(classes, width)
+        shift = torch.zeros(classes, dtype=torch.float64)
+        shift[0] = bias
+        values = [float(boundary_distance(r * sphere(count, width, generator), means, shift).mean()) for r in radii]
+        biased.append((f"bias {bias:g} on one class", values))
+    columns = ["C", "P", f"average at r = {radii[0]:g}", f"average at r = {radii[-1]:g}", "steps that rise"]
+    finding = Finding(
+        tables=[Table(experiment.title, columns, rows, ["Independent points at each radius; ‖μ_i‖ = 1."])]
+    )
+    rising = all(b > a for _, values in curves for a, b in pairwise(values))
+    falls = sum(b < a for _, values in biased for a, b in pairwise(values))
+    finding.checks = [
+        check("The average distance rises with the radius, for every C and P", rising, f"{len(curves)} settings."),
+        check(
+            "No direction is found along which the distance does not grow",
+            worst > 0,
+            f"{count * len(curves):,} directions and pairs of radii; smallest growth per unit of radius {worst:.1e}.",
+        ),
+        check(
+            "With a bias on one class the regions are no cones, and the search finds radii where the average falls",
+            falls > 0,
+            f"{falls} falling steps.",
+        ),
+    ]
+    finding.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
+    finding.data = {"radii": radii, "model": dict(curves), "broken": dict(biased)}
+    drawn, axes = plot.figure(9, 3.3, 1, 2)
+    for axis, lines, title in zip(
+        axes[0], (curves, biased), ("the paper's model", f"with a bias (C = {classes}, P = {width})")
+    ):
+        for colour, (label, values) in zip((plot.INSIDE, *plot.COLOURS), lines):
+            axis.plot(radii, values, marker="o", ms=3, color=colour, label=label)
+        axis.set_xlabel("r, distance from the mean, in units of ‖μ_i‖", fontsize=9)
+        axis.set_ylabel("average distance to the nearest boundary", fontsize=9)
+        axis.set_title(title, fontsize=9, loc="left")
+        axis.legend(fontsize=7, frameon=False)
+    axes[0, 0].set_yscale("log")
+    finding.figure = drawn
+    return finding
+
+
+def _smallest_growth(means: Tensor, count: int, generator: torch.Generator) -> float:
+    """The smallest growth of the distance per unit of radius over random directions and pairs of radii."""
+    directions = sphere(count, means.shape[1], generator)
+    low, high = (torch.rand(2, count, generator=generator, dtype=torch.float64) * 5 + 1e-3).sort(dim=0).values
+    growth = boundary_distance(high[:, None] * directions, means) - boundary_distance(low[:, None] * directions, means)
+    return float((growth / (high - low).clamp_min(1e-12)).min())
+
+
+def proposition_2(experiment: Experiment, say: Say) -> Finding:
+    """At equal radius, points of the dense region lie farther from the boundaries than points outside, on average."""
+    settings = experiment.settings
+    generator = torch.Generator().manual_seed(settings["seed"])
+    count = settings["points"]
+    held: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
+    for classes, width in settings["sizes"]:
+        say(f"{classes} classes in {width} dimensions")
+        for shares, into in ((settings["separated"], held), (settings["overlapping"], broken)):
+            for share in shares:
+                reach = share * separation_limit(classes)
+                for place in settings["places"]:
+                    case = _compare(classes, width, reach, 1 + place * reach, count, generator)
+                    if case is not None:
+                        into.append({**case, "share": share, "place": place})
+    say("twins among the class means")
+    twins = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
+    finding = Finding(tables=[_order_table(held, broken, twins, experiment.title)])
+    finding.checks = [
+        _order_check("Where both regions are non-empty and classes are separated, ID averages are larger", held),
+        _order_check("The order of the averages stays when dense regions reach over the boundaries", broken),
+        check(
+            "Where the class means are no simplex (twins at a small angle, still separated), a violation is found",
+            any(case["inside"] < case["outside"] for case in twins),
+            f"In {sum(case['inside'] < case['outside'] for case in twins)} of {len(twins)} settings.",
+        ),
+    ]
+    finding.notes = [
+        "Defined only where |r − ‖μ_i‖| ≤ 2σ: elsewhere the sphere of radius r misses the dense region. The paper's "
+        "range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
+        "The paper's proof shows that the distance falls along each geodesic from a class mean; that orders the points "
+        "of one geodesic, not the averages over regions whose geodesics differ in length. The averages are measured.",
+        "Caps are sampled by their angle; no point of a cap is hit by chance from about 20 dimensions on.",
+    ]
+    finding.data = {"separated": held, "overlapping": broken, "twins": twins}
+    finding.figure = _order_figure(held, broken, twins)
+    return finding
+
+
+def _compare(
+    classes: int, width: int, reach: float, radius: float, count: int, generator: torch.Generator
+) -> dict[str, Any] | None:
+    """Average distance in the dense region and outside it on one sphere; None where one of the two is empty.
+
+    By symmetry one class is enough for the dense regions, and a point within the dense region of some class is within
+    that of its own class, since the nearest class mean is its own.
+    """
+    angle = cap_angle(radius, 1.0, reach)
+    if not math.isfinite(angle) or angle <= 0:
+        return None
+    means = simplex_etf(classes, width)
+    inside, inside_error = _average(radius * _own(band(count, means[0], 0.0, angle, generator), means), means)
+    points = sphere(count, width, generator)
+    points = points[(points @ means.T).amax(dim=1) < math.cos(angle)]
+    if len(points) < _FEWEST:  # the dense regions fill the sphere: look for the rest where it must be
+        points = _own(band(count, means[0], angle, math.pi, generator), means)
+    if len(points) < _FEWEST:
+        return None
+    outside, outside_error = _average(radius * points, means)
+    error = math.hypot(inside_error, outside_error)
+    return {
+        "classes": classes,
+        "width": width,
+        "reach": reach,
+        "radius": radius,
+        "angle": angle,
+        "inside": inside,
+        "outside": outside,
+        "error": error,
+    }
+
+
+def _own(points: Tensor, means: Tensor) -> Tensor:
+    """Those of the points that lie in the region of the first class."""
+    return points[(points @ means.T).argmax(dim=1) == 0]
+
+
+def _average(points: Tensor, means: Tensor) -> tuple[float, float]:
+    """Mean boundary distance and its standard error."""
+    values = boundary_distance(points, means)
+    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
+
+
+def _twins(
+    pairs: int, width: int, angle: float, share: float, count: int, generator: torch.Generator
+) -> dict[str, Any]:
+    """Class means in pairs, `angle` to either side of the corners of a simplex: equal norms, centred, separated."""
+    corners = simplex_etf(pairs, width)
+    aside = torch.zeros(pairs, width, dtype=torch.float64)
+    aside[:, pairs - 1] = 1.0  # a direction that no corner has
+    means = torch.cat([math.cos(angle) * corners + sign * math.sin(angle) * aside for sign in (1, -1)])
+    reach = share * math.sin(angle)  # the distance of a mean to the boundary with its twin
+    cap = cap_angle(1.0, 1.0, reach)
+    dense = torch.cat([band(count // len(means) + 1, mean, 0.0, cap, generator) for mean in means])
+    points = sphere(count, width, generator)
+    outside = boundary_distance(points[(points @ means.T).amax(dim=1) < math.cos(cap)], means)
+    inside = boundary_distance(dense, means)
+    error = math.hypot(float(inside.std()) / len(inside) ** 0.5, float(outside.std()) / len(outside) ** 0.5)
+    return {
+        "classes": 2 * pairs,
+        "width": width,
+        "reach": reach,
+        "radius": 1.0,
+        "angle": cap,
+        "inside": float(inside.mean()),
+        "outside": float(outside.mean()),
+        "error": error,
+        "share": share,
+    }
+
+
+def _order_check(statement: str, cases: list[dict[str, Any]]) -> Any:
+    wrong = [case for case in cases if case["inside"] - case["outside"] < -2 * case["error"]]
+    least = min(cases, key=lambda case: case["inside"] / case["outside"])
+    measured = (
+        f"{len(cases) - len(wrong)} of {len(cases)} settings; smallest ratio {least['inside'] / least['outside']:.3f} "
+    )
+    measured += f"(C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f})."
+    return check(statement, not wrong, measured)
+
+
+def _order_table(held: Any, broken: Any, twins: Any, title: str) -> Table:
+    rows = []
+    for name, cases in (("separated", held), ("overlapping", broken), ("twins", twins)):
+        for classes, width in sorted({(case["classes"], case["width"]) for case in cases}):
+            part = [case for case in cases if (case["classes"], case["width"]) == (classes, width)]
+            ratios = [case["inside"] / case["outside"] for case in part]
+            cells = [str(len(part)), f"{min(ratios):.3f}", f"{max(ratios):.3f}"]
+            rows.append([name, str(classes), str(width), *cells])
+    notes = ["Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."]
+    columns = ["class means", "C", "P", "settings of σ and r", "smallest ratio", "largest ratio"]
+    return Table(title, columns, rows, notes)
+
+
+def _order_figure(held: Any, broken: Any, twins: Any) -> Any:
+    drawn, axes = plot.figure(7, 4.2)
+    axis = axes[0, 0]
+    groups = (
+        ("separated (the paper's model)", held, plot.INSIDE, "o"),
+        ("dense regions overlap", broken, "#edae49", "s"),
+    )
+    for label, cases, colour, marker in (*groups, ("twins: no simplex", twins, plot.OUTSIDE, "^")):
+        x, y = ([case[key] for case in cases] for key in ("outside", "inside"))
+        axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
+    ends = [min(c[k] for c in (*held, *broken, *twins) for k in ("inside", "outside")), 1.5]
+    axis.plot(ends, ends, color="#888888", lw=1, ls="--", label="equal")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("average distance outside the dense region", fontsize=9)
+    axis.set_ylabel("average distance within the dense region", fontsize=9)
+    axis.legend(fontsize=8, frameon=False)
+    return drawn

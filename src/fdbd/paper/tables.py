@@ -1,0 +1,219 @@
+"""Tables of detectors: models side by side, averages first, then every set; and who beats whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..bench import Results
+from ..bench.datasets import DatasetUnavailable
+from ..bench.results import convention
+from ..detectors import Detector, create
+from ..metrics.comparison import compare, placements
+from . import plot
+from .experiment import Experiment
+from .finding import Check, Finding, Table, check, percent
+from .kinds import Say
+from .subject import Subject, stand_ins, subjects
+
+
+@dataclass(frozen=True)
+class Part:
+    """The results of one model; `from_images` are those of the detectors that need them, on a part of the samples."""
+
+    subject: Subject
+    results: Results
+    from_images: Results | None
+
+    def all(self) -> list[Results]:
+        return [self.results] if self.from_images is None else [self.results, self.from_images]
+
+
+def detector_table(experiment: Experiment, say: Say) -> Finding:
+    """Run the detectors of an experiment on each of its models."""
+    settings = experiment.settings
+    found, missing = subjects(experiment, say)
+    parts = [_run(subject, settings, say, missing) for subject in found]
+    finding = Finding(missing=missing, notes=stand_ins(found))
+    finding.tables.append(_averages(parts, experiment))
+    for part in parts:
+        for decide, entry in ((beats, "better"), (levels, "level")):
+            for pair in settings.get(entry, []):
+                results = _results_with(part, pair)
+                if results is not None:
+                    finding.checks.append(decide(results, pair[0], pair[1], part.subject.title))
+        finding.checks += _cost(part, settings.get("cost_below"))
+        finding.checks += _chance(part, settings.get("near_chance", []))
+        finding.more += [(results.to_markdown(), results.to_latex()) for results in part.all()]
+    finding.checks += _across(parts, settings.get("improves_with"))
+    finding.notes.append(f"{convention('id')}.")
+    if any(part.from_images for part in parts):
+        finding.notes.append("† needs images: on a part of each set; its time includes the passes through the network.")
+    finding.data = {part.subject.title: [results.to_dict() for results in part.all()] for part in parts}
+    finding.figure = _figure(parts)
+    return finding
+
+
+def _run(subject: Subject, settings: Mapping[str, Any], say: Say, missing: list[str]) -> Part:
+    specs = subject.settings.get("detectors") or settings["detectors"]
+    say(f"{len(specs)} detectors on {subject.title}")
+    results = named_run(subject, specs)
+    wanted = subject.settings.get("images", [])
+    from_images = None
+    if wanted:
+        from .images import image_results
+
+        try:
+            from_images = image_results(subject, wanted, ["fdbd"], settings["image_limit"], say)
+        except (DatasetUnavailable, OSError) as error:
+            reason = " ".join(str(error).split())
+            missing.append(f"{', '.join(wanted)} on {subject.title} need images: {reason}")
+    for row in results.failures:
+        missing.append(f"{row.name} on {subject.title} failed: {row.error}")
+    return Part(subject, results, from_images)
+
+
+def named_run(subject: Subject, specs: Sequence[Any], latency: bool = True) -> Results:
+    """The benchmark's results for detectors that are names, or tables of name, options and the title of the row."""
+    titles, detectors = [], []
+    for spec in specs:
+        options = {"name": spec} if isinstance(spec, str) else dict(spec)
+        name = options.pop("name")
+        titles.append(options.pop("title", name))
+        detectors.append(_create(name, options))
+    results = subject.benchmark.run(detectors, latency=latency, progress=False)
+    rows = [replace(row, name=title) for row, title in zip(results.rows, titles)]
+    return Results(results.setting, rows, results.figures)
+
+
+def _create(name: str, options: dict[str, Any]) -> Detector:
+    if options.get("normalizer") == "none":  # TOML has no None
+        options = {**options, "normalizer": None}
+    return create(name, **options)
+
+
+def average(results: Results, name: str, metric: str) -> float:
+    """A metric of a row over all OOD sets."""
+    row = results.row(name)
+    return float(row.average(metric, list(results.setting.ood)))
+
+
+def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
+    columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs a sample", "of the forward pass"]
+    rows, notes = [], []
+    for part in parts:
+        setting = part.results.setting
+        accuracy = "" if setting.accuracy is None else f", accuracy {percent(setting.accuracy)} %"
+        notes.append(
+            f"{part.subject.title}: ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}; "
+            f"fitted on {setting.num_train:,} samples."
+        )
+        for results, mark in zip(part.all(), ("", " †")):
+            chosen = [row for row in results.ranked() if not (mark and row.name == "fdbd")]
+            for row in chosen:
+                best = not mark and row.name == results.ranked()[0].name
+                auroc, fpr = percent(average(results, row.name, "auroc")), percent(average(results, row.name, "fpr95"))
+                seconds = row.latencies[-1].median if row.latencies else None
+                share = "" if seconds is None or not setting.forward_seconds else seconds / setting.forward_seconds
+                rows.append(
+                    [
+                        part.subject.title,
+                        row.name + mark,
+                        f"**{auroc}**" if best else auroc,
+                        fpr,
+                        "" if seconds is None else f"{seconds * 1e6:.3g}",
+                        share if isinstance(share, str) else f"{share:.2%}",
+                    ]
+                )
+    return Table(experiment.title, columns, rows, notes)
+
+
+def _results_with(part: Part, pair: Sequence[str]) -> Results | None:
+    for results in part.all():
+        if set(pair) <= {row.name for row in results.finished}:
+            return results
+    return None
+
+
+def beats(results: Results, first: str, second: str, title: str) -> Check:
+    """Whether one detector beats another in average AUROC (DeLong's test, the sets' standard errors averaged) and in
+    average FPR95; undecided where the difference in AUROC is within its error or the two metrics disagree."""
+    difference, error = _difference(results, first, second)
+    lower = average(results, first, "fpr95") < average(results, second, "fpr95")
+    text = _both(results, first, second)
+    statement = f"{first} separates ID from OOD better than {second} ({title})"
+    if abs(difference) <= 1.96 * error:
+        return Check(statement, "undecided", f"{text} The difference in AUROC is within its error.")
+    if (difference > 0) != lower:
+        return Check(statement, "undecided", f"{text} The two metrics disagree.")
+    return check(statement, lower, text)
+
+
+def levels(results: Results, first: str, second: str, title: str) -> Check:
+    """Whether one detector is at most a point of average AUROC below another."""
+    statement = f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
+    return check(statement, _difference(results, first, second)[0] > -0.01, _both(results, first, second))
+
+
+def _difference(results: Results, first: str, second: str) -> tuple[float, float]:
+    a, b = results.row(first), results.row(second)
+    tests = [
+        compare(placements(a.id_scores, a.ood_scores[name]), placements(b.id_scores, b.ood_scores[name]))
+        for name in results.setting.ood
+    ]
+    return (
+        sum(test.difference for test in tests) / len(tests),
+        sum(test.standard_error for test in tests) / len(tests),
+    )
+
+
+def _both(results: Results, first: str, second: str) -> str:
+    values = [[percent(average(results, name, metric)) for name in (first, second)] for metric in ("auroc", "fpr95")]
+    return f"AUROC {values[0][0]} against {values[0][1]}, FPR95 {values[1][0]} against {values[1][1]}."
+
+
+def _cost(part: Part, below: float | None) -> list[Check]:
+    forward = part.results.setting.forward_seconds
+    row = next((row for row in part.results.finished if row.name == "fdbd"), None)
+    if below is None or not forward or row is None or not row.latencies:
+        return []
+    seconds = row.latencies[-1].median
+    statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.subject.title})"
+    measured = f"{seconds * 1e6:.2g} µs a sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
+    return [check(statement, seconds < below * forward, measured)]
+
+
+def _chance(part: Part, names: Sequence[str]) -> list[Check]:
+    checks = []
+    for name in names:
+        auroc = average(part.results, name, "auroc")
+        statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({part.subject.title})"
+        checks.append(check(statement, 0.4 < auroc < 0.6, f"AUROC {percent(auroc)}."))
+    return checks
+
+
+def _across(parts: Sequence[Part], name: str | None) -> list[Check]:
+    """Whether a detector gains from the second model's training."""
+    if name is None or len(parts) < 2:
+        return []
+    values = [average(part.results, name, "auroc") for part in parts[:2]]
+    titles = [part.subject.title for part in parts[:2]]
+    statement = f"{name} separates better on the {titles[1]} model than on the {titles[0]} model"
+    return [check(statement, values[1] > values[0], f"AUROC {percent(values[1])} against {percent(values[0])}.")]
+
+
+def _figure(parts: Sequence[Part]) -> Any:
+    count = max(sum(len(results.finished) for results in part.all()) for part in parts)
+    drawn, axes = plot.figure(8.5, 0.9 + 0.26 * count * len(parts), len(parts), 2)
+    for line, part in zip(axes, parts):
+        entries = [(results, row, mark) for results, mark in zip(part.all(), ("", " †")) for row in results.ranked()]
+        entries = [entry for entry in entries if not (entry[2] and entry[1].name == "fdbd")]
+        names = [row.name + mark for _, row, mark in entries]
+        marks = ["fdbd" in name or name == "regDistDB" for name in names]
+        for axis, metric, label in zip(line, ("auroc", "fpr95"), ("AUROC, percent", "FPR95, percent")):
+            values = [100 * average(results, row.name, metric) for results, row, _ in entries]
+            plot.dots(axis, names, values, label, marks)
+            axis.set_title(f"{part.subject.title} (blue: fDBD)", fontsize=9, loc="left")
+        line[1].set_yticks(line[1].get_yticks(), [])
+    return drawn

@@ -1,0 +1,155 @@
+"""Theorem 3.2: the closed form bounds the boundary distance from below, and is equal to it at the nearest class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import geometry
+from ..batch import Head
+from . import plot
+from .experiment import Experiment
+from .finding import Finding, Table, check
+from .kinds import Say
+
+
+def theorem(experiment: Experiment, say: Say) -> Finding:
+    """Random heads over class counts and dimensions: bound, equality, and a search for a nearer point."""
+    settings = experiment.settings
+    generator = torch.Generator().manual_seed(settings["seed"])
+    rows, cases = [], []
+    for classes, width in settings["sizes"]:
+        say(f"{classes} classes in {width} dimensions")
+        case = _case(classes, width, settings["samples"], settings["tries"], generator)
+        cases.append(case)
+        cells = [f"{case[key]:.2%}" for key in ("gap_mean", "gap_p95", "equal")]
+        rows.append([str(classes), str(width), f"{case['pairs']:,}", f"{case['violation']:.1e}", *cells])
+    columns = ["C", "P", "pairs", "largest violation", "mean gap", "p95 gap", "pairs with equality"]
+    notes = ["Gap: 1 − closed form / exact distance. Violation: how far the closed form exceeds it, relative."]
+    finding = Finding(tables=[Table(experiment.title, columns, rows, notes)])
+    total = sum(case["pairs"] for case in cases)
+    tolerance = 1e-9
+    finding.checks = [
+        check(
+            "The closed form is never above the exact distance",
+            all(case["violation"] <= tolerance for case in cases),
+            f"{total:,} pairs, largest relative excess {max(case['violation'] for case in cases):.1e}.",
+        ),
+        check(
+            "At the nearest class the two are equal",
+            all(case["nearest"] <= tolerance for case in cases),
+            f"Largest relative difference {max(case['nearest'] for case in cases):.1e}.",
+        ),
+        check(
+            "A search finds no member of a class's region nearer than the closed form",
+            not any(case["found"] for case in cases),
+            f"{sum(case['tried'] for case in cases):,} points tried.",
+        ),
+        check(
+            "The search has eyes: just beyond the bound it finds members of the nearest class's region",
+            all(case["beyond"] > 0.999 for case in cases),
+            f"For {min(case['beyond'] for case in cases):.1%} of the samples or more.",
+        ),
+        check(
+            "Without the assumption that k is the predicted class the bound fails, and the search finds that",
+            all(case["broken"] > 0 for case in cases),
+            "In {:.1%} to {:.1%} of the pairs.".format(*_ends([case["broken"] for case in cases])),
+        ),
+    ]
+    finding.notes = ["The bound is tight at the nearest class alone; at the others the gaps of the table are left."]
+    finding.data = {"cases": [{key: value for key, value in case.items() if key != "by_rank"} for case in cases]}
+    finding.figure = _figure(cases)
+    return finding
+
+
+def _case(classes: int, width: int, samples: int, tries: int, generator: torch.Generator) -> dict[str, Any]:
+    head = Head(
+        torch.randn(classes, width, generator=generator, dtype=torch.float64),
+        torch.randn(classes, generator=generator, dtype=torch.float64),
+    )
+    z = 2 * torch.randn(samples, width, generator=generator, dtype=torch.float64)
+    logits = head(z)
+    predicted = logits.argmax(dim=1)
+    closed, exact = geometry.distances(z, head), geometry.exact_distances(z, head)
+    reachable = exact.isfinite()
+    ratio = closed[reachable] / exact[reachable]
+    nearest, target = geometry.nearest_boundary(closed)
+    gap = (1 - ratio).clamp_min(0)
+    every = (predicted[:, None] != torch.arange(classes)).nonzero()[:: max(1, samples * (classes - 1) // tries)]
+    rows, targets = every.unbind(dim=1)
+    # The least likely class in place of the predicted one: z lies on the wrong side of its hyperplanes.
+    least = logits.argmin(dim=1)[rows]
+    allowed = least != targets
+    by_rank = (1 - closed / exact).clamp_min(0).gather(1, closed.nan_to_num(torch.inf).argsort(dim=1)[:, :-1])
+    return {
+        "classes": classes,
+        "width": width,
+        "pairs": int(reachable.sum()),
+        "violation": float((ratio - 1).max().clamp_min(0)),
+        "nearest": float((nearest / exact.gather(1, target[:, None])[:, 0] - 1).abs().max()),
+        "gap_mean": float(gap.mean()),
+        "gap_p95": float(gap.quantile(0.95)),
+        "equal": float((gap < 1e-9).double().mean()),
+        "tried": 17 * len(rows),
+        "found": int(nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator).sum()),
+        "beyond": float(nearer_points(z, head, predicted, target, 1.001, generator, tilts=(0.0,)).double().mean()),
+        "broken": float(
+            nearer_points(z[rows][allowed], head, least[allowed], targets[allowed], 0.999, generator).double().mean()
+        ),
+        "by_rank": by_rank.nan_to_num(1.0).mean(dim=0).numpy(),
+    }
+
+
+def nearer_points(
+    z: Tensor,
+    head: Head,
+    assumed: Tensor,
+    targets: Tensor,
+    factor: float,
+    generator: torch.Generator,
+    tilts: tuple[float, ...] = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 2.5),
+) -> Tensor:
+    """(N,) whether a member of the target's region was found within `factor` times the closed form of z.
+
+    Steps go from the winning class straight to the target, along the hyperplane's normal, and tilted from it in random
+    directions, at the full length and half of it.
+    `assumed` (N,) is the class k of the closed form, whose numerator is taken by its amount as the paper prints it.
+    """
+    gap = head.weight[targets] - head.weight[assumed]
+    logits = head(z)
+    numerator = (logits.gather(1, assumed[:, None]) - logits.gather(1, targets[:, None]))[:, 0].abs()
+    length = factor * numerator / torch.linalg.vector_norm(gap, dim=1)
+    normal = gap / torch.linalg.vector_norm(gap, dim=1, keepdim=True)
+    winner = logits.argmax(dim=1)
+    straight = head.weight[targets] - head.weight[winner]
+    straight = straight / torch.linalg.vector_norm(straight, dim=1, keepdim=True).clamp_min(1e-12)
+    found = head(z + length[:, None] * straight).argmax(dim=1) == targets
+    for tilt in tilts:
+        across = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        across = across - (across * normal).sum(dim=1, keepdim=True) * normal
+        across = across / torch.linalg.vector_norm(across, dim=1, keepdim=True)
+        direction = np.cos(tilt) * normal + np.sin(tilt) * across
+        for share in (1.0, 0.5):
+            found |= head(z + share * length[:, None] * direction).argmax(dim=1) == targets
+    return found
+
+
+def _ends(values: list[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _figure(cases: list[dict[str, Any]]) -> Any:
+    drawn, axes = plot.figure(7, 3.6)
+    axis = axes[0, 0]
+    for colour, case in zip((plot.INSIDE, *plot.COLOURS), cases):
+        ranks = np.arange(1, len(case["by_rank"]) + 1)
+        label = f"C = {case['classes']}, P = {case['width']}"
+        axis.plot(ranks, 100 * case["by_rank"], marker="o", ms=3, color=colour, label=label)
+    axis.set_xscale("log")
+    axis.set_xlabel("rank of the class by its closed-form distance (1: nearest)", fontsize=9)
+    axis.set_ylabel("mean gap below the exact distance, percent", fontsize=9)
+    axis.legend(fontsize=8, frameon=False)
+    return drawn

@@ -1,0 +1,278 @@
+"""fit, score, explain and export on real image files, through the program itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import fdbd
+from fdbd import cli
+from fdbd.preprocess import Preprocess
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+TINY = Preprocess(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+TINY_JSON = json.dumps(TINY.to_dict())
+FACTORY = """
+import torch
+
+def tiny(num_classes=3):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(),
+                               torch.nn.Linear(16, num_classes))
+"""
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def result(capsys, *arguments: object) -> dict:
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def make_folder(folder: Path, classes: tuple[str, ...], count: int, size: int, seed: int = 0) -> Path:
+    generator = np.random.default_rng(seed)
+    for number in range(count):
+        place = folder / classes[number % len(classes)] if classes else folder
+        place.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(generator.integers(0, 255, (4, 4, 3), np.uint8))
+        coarse.resize((size, size), Image.Resampling.BILINEAR).save(place / f"{number:04d}.png")
+    return folder
+
+
+def decided(guard: fdbd.Guard, preprocess: Preprocess, files: list[Path]) -> fdbd.Decision:
+    return guard(preprocess([np.asarray(Image.open(file).convert("RGB")) for file in files]))
+
+
+def assert_rows_are(rows: list[dict], decision: fdbd.Decision) -> None:
+    assert [row["label"] for row in rows] == decision.labels.tolist()
+    assert [row["is_ood"] for row in rows] == decision.is_ood.tolist()
+    torch.testing.assert_close(
+        torch.tensor([row["score"] for row in rows]), decision.scores.float(), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(torch.tensor([row["p_value"] for row in rows]), decision.p_values.float())
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Path:
+    """A folder with a model factory, its checkpoint, and images of three classes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FDBD_OFFLINE", "1")
+    (tmp_path / "tinyfactory.py").write_text(FACTORY)
+    make_folder(tmp_path / "images", ("ant", "bee", "cat"), 60, 8)
+    return tmp_path
+
+
+def fit_tiny(capsys, *more: object, out: str = "guard.safetensors") -> dict:
+    return result(capsys, "fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", out, *more)
+
+
+def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(tmp_path, monkeypatch, capsys) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "images", CIFAR, 60, 32)
+    make_folder(tmp_path / "more" / "deep", (), 13, 40, seed=1)
+    (tmp_path / "more" / "broken.png").write_bytes(b"\x89PNG no")
+    fitted = result(capsys, "fit", "cifar10-ce", "images")
+    assert (fitted["fit_rows"], fitted["calibration_rows"], fitted["left_out"]) == (48, 12, 0)
+    summary = result(capsys, "score", "guard.safetensors", "more", "--batch-size", 8, "--workers", 1)
+    rows = pq.read_table("scores.parquet").to_pylist()
+    assert (summary["rows"], summary["unreadable"]) == (14, 1)
+    assert summary["ood"] == sum(row["is_ood"] for row in rows)
+    assert not list(tmp_path.glob("*.parts"))
+    broken, *readable = rows
+    assert broken["path"] == "broken.png"
+    assert broken["is_ood"]
+    assert broken["label"] is broken["score"] is broken["p_value"] is None
+    assert "not a readable image" in broken["error"]
+    files = sorted((tmp_path / "more" / "deep").iterdir())
+    assert [row["path"] for row in readable] == [f"deep/{file.name}" for file in files]
+    card = fdbd.models.zoo_card("cifar10-ce")
+    guard = fdbd.load("guard.safetensors", fdbd.models.zoo("cifar10-ce"))
+    expected = decided(guard, card.preprocess, files)
+    assert_rows_are(readable, expected)
+    assert [row["class"] for row in readable] == [CIFAR[label] for label in expected.labels]
+
+    said = result(capsys, "explain", "guard.safetensors", files[0], "--out", "why.png", "--top", 4)
+    assert said["predicted"] == readable[0]["class"]
+    why = guard.explain(card.preprocess([np.asarray(Image.open(files[0]))]))
+    assert said["boundaries"][0]["name"] == CIFAR[int(why.nearest[0])]
+    assert said["boundaries"][0]["distance"] == pytest.approx(float(why.nearest_distance[0]), rel=1e-5)
+    assert (len(said["boundaries"]), said["others"]) == (4, 5)
+    assert said["standing"] == pytest.approx(float(why.standing[0]))
+    with Image.open("why.png") as picture:
+        assert picture.width > 800
+    code, out, _ = run(capsys, "explain", "guard.safetensors", files[0])
+    assert code == 0
+    assert said["predicted"] in out
+
+    about = result(capsys, "export", "guard.safetensors", "--example", files[0])
+    assert about["class_names"] == list(CIFAR)
+    session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
+    images = card.preprocess([np.asarray(Image.open(file)) for file in files]).numpy()
+    _, label, score, _, is_ood = session.run(None, {"images": images})
+    assert label.tolist() == expected.labels.tolist()
+    assert is_ood.tolist() == expected.is_ood.tolist()
+    np.testing.assert_allclose(score, expected.scores.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, capsys) -> None:
+    pytest.importorskip("torchvision")
+    torch.manual_seed(1)
+    weights = tiny / "weights.safetensors"
+    save_file(fdbd.models.create("resnet20", 3).state_dict(), weights)
+    fitted = result(capsys, "fit", "resnet20", "images", "--checkpoint", weights, "--preprocess", "cifar10")
+    assert fitted["fit_rows"] == 48
+    assert result(capsys, "score", "guard.safetensors", "images", "--out", "a.parquet")["rows"] == 60
+    (tiny / "elsewhere").mkdir()
+    moved = weights.rename(tiny / "elsewhere" / "renamed.safetensors")
+    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--out", "b.parquet")
+    assert code == 2
+    assert "--checkpoint" in err
+    assert "Traceback" not in err
+    result(capsys, "score", "guard.safetensors", "images", "--out", "b.parquet", "--checkpoint", moved)
+    assert pq.read_table("a.parquet").equals(pq.read_table("b.parquet"))
+    other = fdbd.models.create("resnet20", 3).state_dict()
+    other["linear.weight"] = fdbd.models.load_checkpoint(fdbd.models.create("resnet20", 3), moved).linear.weight.data
+    save_file(other, tiny / "other.safetensors")
+    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--checkpoint", "other.safetensors")
+    assert code == 2
+    assert "not those" in err
+    assert not (tiny / "scores.parquet").exists()
+
+
+def test_a_guard_does_not_choose_which_code_runs(tiny, capsys) -> None:
+    fit_tiny(capsys)
+    code, _, err = run(capsys, "score", "guard.safetensors", "images")
+    assert code == 2
+    assert "--model tinyfactory:tiny" in err
+    assert result(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")["rows"] == 60
+
+
+def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(tiny, capsys) -> None:
+    import tinyfactory
+
+    batch = torch.export.Dim("N")
+    program = torch.export.export(tinyfactory.tiny().eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tiny / "tiny.pt2")
+    arguments = ["fit", "tiny.pt2", "images", "--preprocess", TINY_JSON, "--out", "exported.safetensors"]
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "can run code" in err
+    result(capsys, *arguments, "--trust-model")
+    fit_tiny(capsys)
+    result(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.parquet")
+    result(
+        capsys, "score", "exported.safetensors", "images", "--model", "tiny.pt2", "--trust-model", "--out", "b.parquet"
+    )
+    ours, theirs = pq.read_table("a.parquet"), pq.read_table("b.parquet")
+    assert ours["label"].equals(theirs["label"])
+    np.testing.assert_allclose(ours["score"].to_numpy(), theirs["score"].to_numpy(), rtol=1e-5)
+
+
+def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guard(tiny, capsys) -> None:
+    fitted = fit_tiny(capsys, "--detector", "mds", "--shaping", "react", "--alpha", 0.2, "--holdout", 0.5)
+    assert fitted["detector"] == "react+mds"
+    assert fitted["calibration_rows"] == 30
+    guard = fdbd.load("guard.safetensors")
+    assert guard.threshold.kind == "conformal"
+    assert guard.threshold.target == 0.2
+    assert guard.about["class_names"] == ["ant", "bee", "cat"]
+    make_folder(tiny / "apart", ("ant", "bee", "cat"), 30, 8, seed=5)
+    fitted = fit_tiny(capsys, "--calibration", "apart", "--per-class")
+    assert (fitted["fit_rows"], fitted["calibration_rows"]) == (60, 30)
+    assert len(fitted["threshold"]) == 3
+
+
+def test_images_in_npz_give_the_rows_that_the_same_images_in_files_give(tiny, capsys) -> None:
+    files = sorted((tiny / "images").rglob("*.png"))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    np.savez_compressed(tiny / "images.npz", x=pixels, y=np.arange(60) % 3)
+    fit_tiny(capsys)
+    for data in ("images", "images.npz"):
+        result(
+            capsys, "score", "guard.safetensors", data, "--model", "tinyfactory:tiny", "--out", f"{data}.parquet",
+            "--batch-size", 7,
+        )  # fmt: skip
+    ours, theirs = pq.read_table("images.npz.parquet"), pq.read_table("images.parquet")
+    assert ours["row"].to_pylist() == list(range(60))
+    assert ours.drop_columns("row").equals(theirs.drop_columns("path"))
+    assert result(capsys, "fit", "tinyfactory:tiny", "images.npz", "--preprocess", TINY_JSON)["fit_rows"] == 48
+
+
+def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, capsys, monkeypatch) -> None:
+    fit_tiny(capsys)
+    folder = make_folder(tiny / "hostile", (), 4, 8)
+    whole = (folder / "0001.png").read_bytes()
+    (folder / "0001.png").write_bytes(whole[:-30])
+    bomb = bytearray(whole)
+    bomb[16:24] = (100_000).to_bytes(4, "big") * 2  # width and height in the PNG's header
+    (folder / "0002.png").write_bytes(bytes(bomb))
+    (folder / "0005.png").symlink_to(folder / "nowhere.png")
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden.png").write_bytes(whole)
+    summary = result(capsys, "score", "guard.safetensors", folder, "--model", "tinyfactory:tiny", "--out", "s.csv")
+    assert (summary["rows"], summary["unreadable"]) == (5, 3)
+    lines = (tiny / "s.csv").read_text().splitlines()
+    assert lines[0].replace('"', "") == "path,label,class,score,p_value,is_ood,error"
+    assert ["error" if "not a readable" in line or "pixels" in line else "" for line in lines[1:]] == [
+        "", "error", "error", "", "error",
+    ]  # fmt: skip
+    assert all(",true," in line for line in (lines[2], lines[3], lines[5]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fit", "cifar10-ce", "empty"), "holds no image"),
+        (("fit", "cifar10-ce", "nowhere/at/all"), "does not exist"),
+        (("fit", "no-such-model", "images"), "no model"),
+        (("fit", "resnet20", "images"), "--checkpoint"),
+        (("fit", "resnet20", "images", "--checkpoint", "nowhere.pt"), "nowhere.pt"),
+        (("fit", "tinyfactory:tiny", "images"), "--preprocess"),
+        (("fit", "tinyfactory:tiny"), "no data"),
+        (("fit", "tinyfactory:tiny", "images", "--preprocess", "{"), "JSON"),
+        (("fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--detector", "nothing"), "nothing"),
+        (("fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--alpha", "0.01"), "99"),
+        (("fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", "no/where.safetensors"), "folder"),
+        (("fit", "tinyfactory:tiny", "flat", "--preprocess", TINY_JSON, "--detector", "mds"), "labels"),
+        (("score", "nowhere.safetensors", "images"), "no such file"),
+        (("score", "tinyfactory.py", "images"), "safetensors"),
+        (("score", "nowhere.safetensors", "empty"), "holds no image"),
+        (("explain", "nowhere.safetensors", "x.png"), "no such file"),
+        (("explain", "nowhere.safetensors", "x.png", "--out", "why.docx"), "why.docx"),
+        (("export", "nowhere.safetensors"), "no such file"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, capsys) -> None:
+    (tiny / "empty").mkdir()
+    make_folder(tiny / "flat", (), 6, 8)
+    before = sorted(tiny.iterdir())
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert sorted(path for path in tiny.iterdir() if path.name != "__pycache__") == [
+        path for path in before if path.name != "__pycache__"
+    ]
+
+
+def test_a_wrong_ending_of_the_output_is_told_before_any_work(tiny, capsys) -> None:
+    fit_tiny(capsys)
+    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx")
+    assert code == 2
+    assert ".parquet or .csv" in err

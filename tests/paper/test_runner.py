@@ -1,0 +1,159 @@
+"""Files, reruns, the command and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fdbd import cli
+from fdbd.paper import experiment as experiments
+from fdbd.paper import page, runner
+from fdbd.paper.finding import Finding, Table, check
+from fdbd.paper.kinds import run_kind
+
+FAST = ("proposition-1", "theorem-bound")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Two experiments with few points; counts how often something is run."""
+    calls: list[str] = []
+    few = {
+        "proposition-1": {"sizes": [[3, 4]], "points": 100, "biases": [3.0]},
+        "theorem-bound": {"sizes": [[4, 3]], "samples": 5, "tries": 10},
+    }
+
+    def counted(experiment, say) -> Finding:
+        calls.append(experiment.name)
+        return run_kind(replace(experiment, settings={**experiment.settings, **few[experiment.name]}), say)
+
+    monkeypatch.setattr(runner, "run_kind", counted)
+    return calls
+
+
+def command(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["paper", *arguments])
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def test_a_run_leaves_a_table_in_three_formats_and_a_figure_in_two(quick, tmp_path, capsys) -> None:
+    code, out, _ = command(capsys, "proposition-1", "--out", str(tmp_path / "new" / "folder"), "--json")
+    assert code == 0
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"proposition-1.{suffix}" for suffix in ("json", "md", "png", "svg", "tex")
+    ]
+    record = json.loads((folder / "proposition-1.json").read_text())
+    assert record == json.loads(out)
+    text = (folder / "proposition-1.md").read_text()
+    assert record["claim"] in text
+    assert all(item["measured"] in text for item in record["checks"])
+    assert "\\toprule" in (folder / "proposition-1.tex").read_text()
+    assert (folder / "proposition-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_run_of_all_goes_on_where_the_first_one_ended(quick, tmp_path) -> None:
+    runner.run_all(FAST[:1], tmp_path, progress=False)
+    records = runner.run_all(FAST, tmp_path, progress=False)
+    assert quick == list(FAST)
+    assert [record["name"] for record in records] == list(FAST)
+    assert "theorem-bound" in (tmp_path / "README.md").read_text()
+    runner.run_all(FAST, tmp_path, fresh=True, progress=False)
+    assert quick == [*FAST, *FAST]
+
+
+def test_new_features_in_the_package_make_old_results_stale(quick, tmp_path, monkeypatch) -> None:
+    runner.run_all(FAST[:1], tmp_path, progress=False)
+    monkeypatch.setattr("fdbd.bench.bundle.FOLDER", tmp_path)
+    runner.run_all(FAST[:1], tmp_path, progress=False)
+    assert len(quick) == 2
+
+
+def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_path, monkeypatch) -> None:
+    def without(experiment, say) -> Finding:
+        if experiment.name == "theorem-bound":
+            raise runner.MissingData("theorem-bound needs numbers: invent some")
+        return Finding(checks=[check("one is one", True, "1.")], tables=[Table("t", ["a"], [["1"]])])
+
+    monkeypatch.setattr(runner, "run_kind", without)
+    records = runner.run_all(FAST, tmp_path, progress=False)
+    assert [record["verdict"] for record in records] == ["holds", "not run"]
+    assert not (tmp_path / "theorem-bound.json").exists()
+    assert "invent some" in (tmp_path / "README.md").read_text()
+
+
+def test_the_command_lists_runs_and_refuses_in_one_line(quick, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = command(capsys, "--json")
+    assert code == 0
+    assert [entry["name"] for entry in json.loads(out)] == experiments.list_experiments()
+    code, out, _ = command(capsys)
+    assert "complexity" in out
+    for arguments in (("table-cifar11",), ("table-cifar10", "--scale", "large"), ("nowhere.toml",)):
+        code, _, err = command(capsys, *arguments)
+        assert code == 2
+        assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+    code, out, _ = command(capsys, "theorem-bound")
+    assert (code, (tmp_path / "paper" / "theorem-bound.md").exists()) == (0, True)
+    assert "holds" in out
+
+
+def test_at_the_papers_scale_missing_weights_and_data_are_named(nowhere, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(capsys, "table-cifar10", "--scale", "paper")
+    assert code == 2
+    assert "run: fdbd train ce-resnet18" in err
+    assert "run: fdbd train supcon-resnet18" in err
+    assert not list(tmp_path.glob("paper/*"))
+
+
+def test_the_page_says_what_the_results_say(tmp_path, monkeypatch) -> None:
+    results, target = tmp_path / "results", tmp_path / "docs" / "paper.md"
+    results.mkdir()
+    target.parent.mkdir()
+    for name in experiments.list_experiments():
+        experiment = experiments.find(name)
+        finding = Finding(
+            checks=[check("water is wet", name != "complexity", f"42 for {name}.")],
+            tables=[Table("a title", ["a", "b"], [["1", "**2**"]])],
+        )
+        record = {**finding.to_dict(experiment, 1.0), "verdict": "holds" if name != "complexity" else "0 of 1"}
+        (results / f"{name}.json").write_text(json.dumps(record))
+        (results / f"{name}.svg").write_text("<svg/>")
+    monkeypatch.setattr("sys.argv", ["page", str(results), str(target)])
+    page.main()
+    text = target.read_text()
+    for name in experiments.list_experiments():
+        assert f"## {name}\n" in text
+        assert f"42 for {name}." in text
+        assert f"(paper/{name}.svg)" in text
+        assert (target.parent / "paper" / f"{name}.svg").exists()
+    assert "does not hold**: water is wet" in text
+    assert "Slips" in text
+    (results / "complexity.json").unlink()
+    assert page.read(results)[-1]["missing"] == ["no results; run: fdbd paper complexity"]
+    with pytest.raises(FileNotFoundError, match="has no results"):
+        page.read(tmp_path)
+
+
+def test_cells_are_escaped_for_latex_and_bold_is_kept() -> None:
+    text = Table("50 % of a_b", ["x & y"], [["**1_0**"]]).latex()
+    assert r"50 \% of a\_b" in text
+    assert r"x \& y" in text
+    assert r"\textbf{1\_0}" in text
+
+
+def test_the_page_in_the_documentation_shows_every_experiment() -> None:
+    source = Path(__file__).parents[2] / "docs" / "paper.md"
+    text = source.read_text(encoding="utf-8")
+    for name in experiments.list_experiments():
+        assert f"## {name}\n" in text
+    for shown in re.findall(r"\(paper/(\S+\.svg)\)", text):
+        assert (source.with_suffix("") / shown).stat().st_size < 200_000

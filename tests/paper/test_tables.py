@@ -1,0 +1,193 @@
+"""Tables and figures on the bundle: the statements they make, and what they say when data are missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fdbd
+from fdbd import FDBD, metrics
+from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
+from fdbd.classifier import Classifier
+from fdbd.paper import MissingData, subject
+from fdbd.paper.images import image_results, rotated
+from fdbd.paper.subject import Subject
+from fdbd.paper.tables import beats
+
+
+@pytest.fixture
+def small_bundle(monkeypatch):
+    """The package's features, a tenth of them, and no second model."""
+    whole = load_bundle("cifar10-ce")
+
+    def part(samples: FeatureSet, step: int = 10) -> FeatureSet:
+        return FeatureSet(
+            samples.name, samples.features[::step], None if samples.labels is None else samples.labels[::step]
+        )
+
+    small = Benchmark(
+        whole.head,
+        part(whole.train, 5),
+        part(whole.test),
+        [part(samples, 5) for samples in whole.ood],
+        title=whole.title,
+        statistics=whole.statistics,
+        forward_seconds=1e-3,
+    )
+    monkeypatch.setattr(subject, "load_bundle", lambda name: small)
+    monkeypatch.setattr(subject, "list_bundles", lambda: ["cifar10-ce"])
+    return small
+
+
+def test_regularisation_raises_auroc_on_the_bundle(small_bundle, tiny, verdicts) -> None:
+    finding = tiny("table-regularization")
+    found = verdicts(finding)
+    assert found["regDistDB separates ID from OOD better than avgDistDB (cross-entropy)"] == "holds"
+    plain, divided = FDBD(normalizer=None), FDBD()
+    for detector in (plain, divided):
+        detector.fit(small_bundle.train.rows(slice(None)), small_bundle.head)
+    inside = small_bundle.test.rows(slice(None))
+    gains = []
+    for samples in small_bundle.ood:
+        outside = samples.rows(slice(None))
+        gains.append(metrics.auroc(divided.score(inside), divided.score(outside)))
+        gains[-1] -= metrics.auroc(plain.score(inside), plain.score(outside))
+    assert np.mean(gains) > 0
+
+
+def test_a_model_that_the_package_lacks_is_one_line_that_says_how_to_train_it(small_bundle, tiny) -> None:
+    finding = tiny("table-regularization")
+    assert len(finding.missing) == 1
+    assert "no cifar10-supcon; `fdbd train zoo-supcon`" in finding.missing[0]
+    assert {row[0] for row in finding.tables[0].rows} == {"cross-entropy"}
+
+
+def test_without_images_odin_says_so_and_the_other_rows_are_there(small_bundle, tiny, nowhere) -> None:
+    finding = tiny("table-cifar10")
+    assert any("odin on cross-entropy need images: cifar10" in line for line in finding.missing)
+    assert {row[1] for row in finding.tables[0].rows} == {"msp", "energy", "mds", "knn", "vim", "fdbd"}
+    assert any(item.statement.startswith("fdbd adds less than 1%") for item in finding.checks)
+
+
+def test_shaped_rows_have_both_definitions_of_the_mean(small_bundle, tiny) -> None:
+    rows = {row[1]: row[2] for row in tiny("table-shaping").tables[0].rows}
+    assert len(rows) == 11
+    for shaping in ("ash", "scale"):
+        assert rows[f"{shaping} + fdbd, shaped mean"] != rows[f"{shaping} + fdbd, mean of shaped"]
+
+
+def test_corrupted_images_that_are_missing_end_the_experiment_with_the_way_to_get_them(
+    small_bundle, tiny, nowhere
+) -> None:
+    with pytest.raises(MissingData, match=r"severity 1: cifar10 .* To get it"):
+        tiny("table-domain-shift")
+
+
+@pytest.mark.parametrize(
+    ("name", "statements"),
+    [
+        ("figure-overview", 5),
+        ("figure-regularization", 1),
+        ("figure-deviation", 11),
+        ("figure-distances", 1),
+        ("figure-nearest-k", 3),
+    ],
+)
+def test_figures_come_with_a_table_and_decided_statements(name: str, statements: int, small_bundle, tiny) -> None:
+    finding = tiny(name)
+    assert len(finding.checks) == statements
+    assert finding.tables[0].rows
+    for axis in finding.figure.axes:
+        if axis.get_visible() and axis.has_data() and not axis.get_title():
+            assert axis.get_xlabel()
+
+
+def test_all_distances_give_the_score_of_fdbd(small_bundle, tiny) -> None:
+    last = tiny("figure-nearest-k").tables[0].rows[-1]
+    results = small_bundle.run(["fdbd"], latency=False, progress=False)
+    expected = results.row("fdbd").average("auroc", list(results.setting.ood))
+    assert last[1] == f"{100 * float(expected):.2f}"
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.Tanh())
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+def test_odin_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("fdbd.paper.test_tiny_model", Tiny, raising=False)
+    generator = np.random.default_rng(0)
+    preprocess = {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}
+    sets = {}
+    for name, count in (("inside", 40), ("outside", 30)):
+        pixels = generator.integers(0, 255, (count, 8, 8, 3), np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 3)
+        inputs = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+        sets[name] = inputs
+    classifier = Classifier(Tiny().eval())
+    features = {name: classifier(inputs).features.detach() for name, inputs in sets.items()}
+    inside = FeatureSet("inside", features["inside"], torch.arange(40) % 3)
+    benchmark = Benchmark(classifier.head, inside, inside, [FeatureSet("outside", features["outside"])])
+    config = Config.from_dict(
+        {
+            "model": "fdbd.paper:test_tiny_model",
+            "id": str(tmp_path / "inside.npz"),
+            "ood": [str(tmp_path / "outside.npz")],
+            "preprocess": preprocess,
+        }
+    )
+    results = image_results(
+        Subject("tiny", benchmark, {}, config), ["odin", "csi"], ["fdbd"], limit=20, say=lambda text: None
+    )
+    assert [row.name for row in results.rows] == ["fdbd", "odin", "csi"]
+    assert {len(row.id_scores) for row in results.rows} == {20}
+    assert {len(row.ood_scores["outside"]) for row in results.rows} == {15}
+    views = rotated(sets["inside"][:20:2], classifier).views
+    assert views is not None
+    turned = classifier(torch.rot90(sets["inside"][:20:2], 2, (2, 3))).features
+    assert torch.allclose(views[2], turned, atol=1e-6)
+    moved = results.row("odin").id_scores
+    assert torch.allclose(moved, torch.full_like(moved, 1 / 3), atol=0.01), "at T = 1000 the softmax is nearly flat"
+
+
+def test_a_detector_beats_another_only_if_both_metrics_say_so() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.randn(2000, 1, generator=generator)
+    head = fdbd.Head(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
+    outside = FeatureSet("outside", torch.randn(2000, 1, generator=generator) - 3)
+    results = Benchmark(head, FeatureSet("inside", inside), FeatureSet("inside", inside), [outside]).run(
+        ["msp", "energy"], latency=False, progress=False
+    )
+    good, bad = results.rows
+    scores = torch.randn(2000, generator=generator)
+    # One detector separates most samples but lets a tenth of the OOD samples in; the other is a bit worse everywhere.
+    leaky = torch.where(torch.arange(2000) % 10 == 0, scores + 9.0, scores - 9.0)
+    rows = {
+        "leaky": (scores, leaky),
+        "steady": (scores + 2.4, scores.roll(7)),
+        "useless": (scores, scores.roll(11)),
+    }
+    made = [
+        replace(good if name == "leaky" else bad, name=name, id_scores=a, ood_scores={"outside": b})
+        for name, (a, b) in rows.items()
+    ]
+    made = [
+        replace(row, evaluations={"outside": metrics.evaluate(row.id_scores, row.ood_scores["outside"])})
+        for row in made
+    ]
+    results = Results(results.setting, made)
+    assert beats(results, "steady", "useless", "t").verdict == "holds"
+    assert beats(results, "useless", "steady", "t").verdict == "does not hold"
+    assert beats(results, "steady", "steady", "t").verdict == "undecided"
+    mixed = beats(results, "steady", "leaky", "t")
+    assert mixed.verdict == "undecided"
+    assert "disagree" in mixed.measured
