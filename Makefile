@@ -48,6 +48,9 @@ docs: $(VENV)/.dev ## write the generated pages of docs/
 benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/score.py
 	$(BIN)/python benchmarks/detectors.py
+	$(BIN)/python benchmarks/scoring.py
+	$(BIN)/python benchmarks/ray_scaling.py
+	$(BIN)/python benchmarks/onnx_overhead.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

@@ -246,7 +246,7 @@ def test_a_node_that_dies_in_the_middle_costs_no_row_and_doubles_none(cluster, j
     expected = fdbd.Guard(model, "mds").fit([(inputs, labels)]).calibrate([make_features(100, torch.float64, 2)[0]])
     items = [{"id": row, "inputs": inputs[row].numpy(), "label": int(labels[row])} for row in range(600)]
     dataset = ray.data.from_items(items, override_num_blocks=60)
-    pool = on_ray.Workers(4, batch_size=10)
+    pool = on_ray.Workers(3, batch_size=10)
     fitted = fdbd.Guard(model, "mds")
     node, name = doomed_node(cluster)
     rows: list[dict] = []

@@ -43,7 +43,7 @@ def test_two_processes_have_the_loss_curve_of_one(recipe, networks, data, tmp_pa
     options = {
         "model": "tiny_networks:still", "num_classes": 4, "epochs": 3, "batch_size": 16, "lr": 0.05,
         "whiten": False,
-        "sizes": [], "ema": 0.9, "linear_epochs": 5,
+        "start": "", "sizes": [], "ema": 0.9, "linear_epochs": 5,
     }  # fmt: skip
     arguments = [str(tmp_path / "data.npz"), json.dumps({"recipe": recipe, **options}), str(tmp_path / "two.pt")]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]

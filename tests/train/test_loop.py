@@ -21,6 +21,7 @@ SMALL = {
     "batch_size": 16,
     "lr": 0.05,
     "whiten": False,
+    "start": "",
     "sizes": (),
     "ema": 0.9,
     "linear_epochs": 10,
@@ -239,3 +240,15 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
     assert start("killed").wait(300) == 0
     whole, resumed = (models.checkpoint.read_weights(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_training_can_start_from_a_zoo_model():
+    images = np.zeros((16, 32, 32, 3), np.uint8)
+    options = {"epochs": 1, "batch_size": 16, "lr": 1e-12, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
+    trained = train.train("ce-small", (images, np.zeros(16, np.int64)), start="cifar10-ce", ema=0.0, **options, **QUIET)
+    start = models.zoo("cifar10-ce")
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(trained.model.parameters(), start.parameters()))
+    with pytest.raises(
+        ValueError, match="start is cifar10-ce, a resnet10_compact, which gives no weights to a resnet18"
+    ):
+        train.train("ce-resnet18", (images, np.zeros(16, np.int64)), start="cifar10-ce", **QUIET)

@@ -108,6 +108,8 @@ def _check(config: Preset) -> None:
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
     learning_rate(config.schedule, 0.5, config.lr, restart=config.restart)
+    if config.start and (card := models.zoo_card(config.start)).model != config.model:
+        raise ValueError(f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}")
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -160,6 +162,8 @@ class _Run:
                 raise ValueError(f"whiten is for the compact network, not {config.model}")
             first = to_float(data.batch(torch.arange(min(5000, len(data))))[0])
             whiten_stem(model, normalise(first, config.mean, config.std))
+        if config.start:
+            model.load_state_dict(models.zoo(config.start).state_dict())
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")

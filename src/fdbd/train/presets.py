@@ -24,7 +24,8 @@ class Preset:
     weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
     step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training
     (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for the
-    images' own. linear_*: the head on frozen features that follows a contrastive objective.
+    images' own. start: the zoo model whose weights training starts from; empty for random ones. linear_*: the head on
+    frozen features that follows a contrastive objective.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Preset:
     csi_labelled: bool = False
     ema: float = 0.0
     whiten: bool = False
+    start: str = ""
     linear_epochs: int = 40
     linear_lr: float = 0.1
     linear_weight_decay: float = 1e-4
@@ -150,13 +152,14 @@ _ZOO_CE = replace(
 _ZOO_SUPCON = replace(
     _SMALL,
     name="zoo-supcon",
-    summary="its supervised-contrastive sibling: SupCon, then a linear head",
+    summary="its supervised-contrastive sibling: SupCon from cifar10-ce's weights, then a linear head",
     objective="supcon",
-    epochs=8,
+    start="cifar10-ce",
+    epochs=3,
     batch_size=256,
-    lr=0.3,
+    lr=0.1,
     augment=LIGHT,
-    sizes=(20, 24, 28, 32),
+    sizes=(24, 28, 32),
     linear_flip=False,
 )
 

@@ -15,7 +15,7 @@ from ...guard import Guard
 from ...preprocess import Preprocess
 from ...sketch import Sketch, sample_hashes
 from .columns import SEEN, Reader, column_values, feature_dtype, from_columns, labels_in, refuse, tensor, to_columns
-from .pool import Workers, plain_errors
+from .pool import Actor, Workers, plain_errors, with_plain_errors
 
 ROWS_A_SUM = 16_384
 """Training rows that one task boils down to one partial sum, so that small blocks do not send a large sum each."""
@@ -79,13 +79,13 @@ def _fit(guard: Guard, dataset: Any, reader: Reader, label: str | None, workers:
     if reader.is_features:
         guard._features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
     else:
-        model = require("ray", "ray").put(guard)
-        dataset = workers.map(dataset, Features, (model, reader, label)).materialize()
+        dataset = workers.map(dataset, Features, (guard, reader, label)).materialize()
     seen: list[Sketch] = []
 
     def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
         partial = PartialSums([Sketch(), *statistics], head, asking, reader if reader.is_features else None, label)
-        sketch, *sums = merged(dataset.map_batches(partial, batch_size=ROWS_A_SUM, batch_format="pyarrow"))
+        tables = dataset.map_batches(partial, batch_size=ROWS_A_SUM, batch_format="pyarrow")
+        sketch, *sums = merged(with_plain_errors(tables))
         seen.append(sketch)
         return sums
 
@@ -108,12 +108,11 @@ def merged(partial: Any) -> list[Any]:
     return total
 
 
-class Features:
+class Features(Actor):
     """An actor that runs the network over training data and keeps what the detector learns from."""
 
-    def __init__(self, guard: Guard, reader: Reader, label: str | None, threads: int, device: str) -> None:
-        torch.set_num_threads(threads)
-        self.guard, self.reader, self.label = guard.to(device), reader, label
+    def start(self, guard: Guard, reader: Reader, label: str | None) -> None:
+        self.guard, self.reader, self.label = guard.to(self.device), reader, label
 
     def __call__(self, table: Any) -> dict[str, Any]:
         inputs, errors = self.reader(table)

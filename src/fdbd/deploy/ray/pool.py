@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...extras import require
 
 
@@ -52,8 +54,8 @@ class Workers:
         """Where the model goes."""
         return "cuda" if self.gpus else "cpu"
 
-    def map(self, dataset: Any, actor: type, arguments: tuple[Any, ...], batch_size: int | None = None) -> Any:
-        """The dataset's tables passed through a pool of ``actor(*arguments, threads, device)``, when it is read."""
+    def map(self, dataset: Any, actor: type[Actor], arguments: tuple[Any, ...], batch_size: int | None = None) -> Any:
+        """The dataset's tables passed through a pool of actors that start with these arguments, when it is read."""
         ray, data = require("ray", "ray"), require("ray.data", "ray")
         total = ray.cluster_resources().get("CPU", 0.0)
         count = max(1, int((total - 1) / self.cpus)) if self.count is None else self.count
@@ -63,15 +65,35 @@ class Workers:
                 "reading needs that one: ask for fewer workers, or start Ray with more logical CPUs than there are "
                 "cores (ray start --num-cpus, or num_cpus of ray.init)"
             )
-        return dataset.map_batches(
+        mapped = dataset.map_batches(
             actor,
-            fn_constructor_args=(*arguments, self.threads, self.device),
+            fn_constructor_args=(ray.put(arguments), self.threads, self.device),
             compute=data.ActorPoolStrategy(size=count),
             num_cpus=self.cpus,
             num_gpus=self.gpus,
             batch_size=batch_size or self.batch_size,
             batch_format="pyarrow",
         )
+        return with_plain_errors(mapped)
+
+
+class Actor:
+    """What stands in the pool: subclasses keep in `start` what they are given, and map tables in ``__call__``.
+
+    Args:
+        shared: reference to the arguments of `start`, which travel once a node.
+        threads: of torch.
+        device: of the model.
+    """
+
+    def __init__(self, shared: Any, threads: int, device: str) -> None:
+        torch.set_num_threads(threads)
+        self.device = device
+        self.start(*require("ray", "ray").get(shared))
+
+    def start(self, *arguments: Any) -> None:
+        """Keep the arguments."""
+        raise NotImplementedError
 
 
 def connect(address: str | None = None) -> None:
@@ -93,6 +115,12 @@ def connect(address: str | None = None) -> None:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
+
+
+def with_plain_errors(dataset: Any) -> Any:
+    """The dataset, whose workers report what went wrong itself: Ray's own error for it would arrive without a cause."""
+    dataset.context.raise_original_map_exception = True
+    return dataset
 
 
 @contextmanager

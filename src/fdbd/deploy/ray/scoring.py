@@ -17,7 +17,7 @@ from ..rows import RowBatch, decide_rows, schema
 from ..scoring import Part, Rows, Summary, Tables, check_fit, image_tables, open_rows, parts_of, write_parts
 from ..spec import Opened, open_guard
 from .columns import INPUTS, Reader, column_values, refuse, tensor
-from .pool import Workers, connect, plain_errors
+from .pool import Actor, Workers, connect, plain_errors
 
 
 def score(
@@ -60,8 +60,7 @@ def score(
             raise ValueError(
                 f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
             )
-    model = require("ray", "ray").put(guard)
-    return Workers.of(workers).map(dataset, Decisions, (model, reader, tuple(keep), tuple(class_names)))
+    return Workers.of(workers).map(dataset, Decisions, (guard, reader, tuple(keep), tuple(class_names)))
 
 
 def calibrate(
@@ -81,10 +80,9 @@ def calibrate(
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     guard.detector._require_fitted()
     reader = Reader(guard, dataset, column, preprocess)
-    model = require("ray", "ray").put(guard)
     scores, labels = [], []
     with plain_errors():
-        for table in _tables(Workers.of(workers).map(dataset, Scores, (model, reader))):
+        for table in _tables(Workers.of(workers).map(dataset, Scores, (guard, reader))):
             scores.append(tensor(column_values(table, "score")))
             labels.append(tensor(column_values(table, "label")))
     if not scores:
@@ -130,13 +128,11 @@ def score_files(
     def tables(todo: Sequence[Part]) -> Tables:
         if not todo:
             return
-        ray = require("ray", "ray")
         spans = dict(todo)
         work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
         dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
-        arguments = (ray.put(opened), ray.put(rows), batch_size)
         with plain_errors():
-            for table in _tables(pool.map(dataset, FileDecisions, arguments, batch_size=1)):
+            for table in _tables(pool.map(dataset, FileDecisions, (opened, rows, batch_size), batch_size=1)):
                 for number in table.column("part").unique().to_pylist():
                     mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
                     yield number, spans[number], table.filter(mask).drop_columns("part")
@@ -149,20 +145,11 @@ def _tables(dataset: Any) -> Generator[Any, None, None]:
     yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
-class Decisions:
+class Decisions(Actor):
     """An actor that holds a guard and puts its decisions beside the columns to keep."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        reader: Reader,
-        keep: Sequence[str],
-        class_names: Sequence[str],
-        threads: int,
-        device: str,
-    ) -> None:
-        torch.set_num_threads(threads)
-        self.guard, self.reader = guard.to(device), reader
+    def start(self, guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str]) -> None:
+        self.guard, self.reader = guard.to(self.device), reader
         self.keep, self.class_names = keep, class_names
 
     def __call__(self, table: Any) -> Any:
@@ -173,12 +160,11 @@ class Decisions:
         return require("pyarrow", "ray").table({**kept, **own})
 
 
-class Scores:
+class Scores(Actor):
     """An actor that gives scores and predicted labels alone, to calibrate on."""
 
-    def __init__(self, guard: Guard, reader: Reader, threads: int, device: str) -> None:
-        torch.set_num_threads(threads)
-        self.guard, self.reader = guard.to(device), reader
+    def start(self, guard: Guard, reader: Reader) -> None:
+        self.guard, self.reader = guard.to(self.device), reader
 
     def __call__(self, table: Any) -> dict[str, Any]:
         inputs, errors = self.reader(table)
@@ -189,12 +175,11 @@ class Scores:
             return {"score": self.guard.detector.score(scored).cpu().numpy(), "label": labels.cpu().numpy()}
 
 
-class FileDecisions:
+class FileDecisions(Actor):
     """An actor that reads and scores one part of the output of `score_files` at a time."""
 
-    def __init__(self, opened: Opened, rows: Rows, batch_size: int, threads: int, device: str) -> None:
-        torch.set_num_threads(threads)
-        self.opened = opened._replace(guard=opened.guard.to(device))
+    def start(self, opened: Opened, rows: Rows, batch_size: int) -> None:
+        self.opened = opened._replace(guard=opened.guard.to(self.device))
         self.rows, self.batch_size = rows, batch_size
 
     def __call__(self, work: Any) -> Any:
