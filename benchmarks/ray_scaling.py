@@ -6,7 +6,6 @@ Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 
@@ -51,7 +50,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     options = parser.parse_args()
     # More logical CPUs than cores: reading needs one that no model holds.
-    ray.init(num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    on_ray.connect()
     ray.data.DataContext.get_current().enable_progress_bars = False
     torch.manual_seed(0)
     model = models.zoo(MODEL)

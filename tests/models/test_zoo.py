@@ -9,8 +9,9 @@ from fdbd import models, train
 NAMES = models.list_zoo()
 
 
-def test_the_cross_entropy_model_is_there():
-    assert "cifar10-ce" in NAMES
+def test_both_models_are_there_and_good():
+    assert models.zoo_card("cifar10-ce").test_accuracy >= 0.91
+    assert models.zoo_card("cifar10-supcon").test_accuracy >= 0.88
 
 
 def test_an_unknown_name_lists_the_known():
@@ -27,7 +28,6 @@ def test_card_and_file_agree_with_the_recipe(name):
     assert card.path.stat().st_size <= 3e6
     assert f"fdbd train {card.recipe}" in card.text
     assert f"{card.test_accuracy:.2%}".replace("%", " %") in card.text
-    assert 0.85 < card.test_accuracy < 1
 
 
 @pytest.mark.parametrize("name", NAMES)

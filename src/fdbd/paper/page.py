@@ -36,10 +36,10 @@ def render(records: Sequence[dict[str, Any]], figures: str = "paper") -> str:
         parts.append(_section(record, figures))
     parts.append(_text("slips"))
     done = [record for record in records if record["checks"]]
-    seconds, machine = sum(record["seconds"] for record in done), records[0]["machine"]
+    seconds, machine = sum(record["seconds"] for record in done), done[0]["machine"]
     parts.append(
         f"{len(done)} of {len(records)} experiments were run, in {seconds / 60:.1f} minutes, at the "
-        f"scale {records[0]['scale']}, with fdbd {machine['fdbd']}, torch {machine['torch']} and "
+        f"scale {done[0]['scale']}, with fdbd {machine['fdbd']}, torch {machine['torch']} and "
         f"{machine['threads']} threads.\n"
     )
     return "\n".join(parts)

@@ -13,6 +13,9 @@ import torch
 
 from ...extras import require
 
+_RAYS_ADVICE = "\nFailed to apply UDF transform"
+"""How a text begins that Ray Data appends to the errors of workers."""
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -109,7 +112,7 @@ def connect(address: str | None = None) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
     if not address:
-        ray.init(num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **quiet)
+        ray.init(address="local", num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **quiet)
         return
     try:
         ray.init(address=address, **quiet)
@@ -130,7 +133,10 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise _cause(error) from None
+        cause = _cause(error)
+        if len(cause.args) == 1 and isinstance(cause.args[0], str):
+            cause.args = (cause.args[0].partition(_RAYS_ADVICE)[0],)
+        raise cause from None
 
 
 def _cause(error: BaseException) -> BaseException:
