@@ -109,13 +109,13 @@ def connect(address: str | None = None) -> None:
     ray = require("ray", "ray")
     if ray.is_initialized():
         return
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
     if not address:
-        ray.init(address="local", num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **quiet)
+        ray.init(address="local", num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **options)
         return
     try:
-        ray.init(address=address, **quiet)
+        ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
 
@@ -124,6 +124,20 @@ def with_plain_errors(dataset: Any) -> Any:
     """The dataset, whose workers report what went wrong itself: Ray's own error for it would arrive without a cause."""
     dataset.context.raise_original_map_exception = True
     return dataset
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log and no bars of Ray Data meanwhile, for commands that show their own."""
+    context, logger = require("ray.data", "ray").DataContext.get_current(), logging.getLogger("ray.data")
+    bars, level = context.enable_progress_bars, logger.level
+    context.enable_progress_bars = False
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars = bars
+        logger.setLevel(level)
 
 
 @contextmanager

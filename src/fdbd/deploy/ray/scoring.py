@@ -17,7 +17,7 @@ from ..rows import RowBatch, decide_rows, schema
 from ..scoring import Part, Rows, Summary, Tables, check_fit, image_tables, open_rows, parts_of, write_parts
 from ..spec import Opened, open_guard
 from .columns import INPUTS, Reader, column_values, refuse, tensor
-from .pool import Actor, Workers, connect, plain_errors
+from .pool import Actor, Workers, connect, plain_errors, quiet
 
 
 def score(
@@ -119,7 +119,8 @@ def score_files(
     The other arguments are as for `fdbd.deploy.scoring.score_files`.
     """
     pool = Workers(workers, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
-    rows = open_rows(data, split)
+    path = Path(data).expanduser()
+    rows = open_rows(str(path.absolute()) if path.exists() else data, split)  # workers start in other folders
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device="cpu")
     check_fit(opened, rows)
     parts = parts_of(guard, rows, Path(out), restart)
@@ -131,7 +132,7 @@ def score_files(
         spans = dict(todo)
         work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
         dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
-        with plain_errors():
+        with quiet(), plain_errors():
             for table in _tables(pool.map(dataset, FileDecisions, (opened, rows, batch_size), batch_size=1)):
                 for number in table.column("part").unique().to_pylist():
                     mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
