@@ -27,7 +27,9 @@ def test_the_slope_is_that_of_a_power() -> None:
 def test_the_folded_cost_does_not_grow_with_the_number_of_classes() -> None:
     settings = {"batch": 256, "bank": 300, "budget": 0.3}
     sizes = [10, 30, 100, 300, 1000]
-    found = [costs(classes, 256, settings) for classes in sizes]
+    rounds = [[costs(classes, 256, settings) for classes in sizes] for _ in range(3)]
+    # The least of three: a busy machine only ever adds.
+    found = [{name: min(part[name] for part in parts) for name in parts[0]} for parts in zip(*rounds)]
     folded, printed = ([part[name] for part in found] for name in (FOLDED, ALL_PAIRS))
     assert slope(sizes, folded) < 0.1
     assert slope(sizes, printed) > slope(sizes, folded) + 0.1
