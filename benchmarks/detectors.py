@@ -195,11 +195,11 @@ def compare(name: str, arrays: Arrays, shape: tuple[int, int, int, int]) -> Row:
 
 
 def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
-    """As many rounds as a slow contender allows."""
-    start = time.perf_counter()
-    for function in contenders.values():
-        function()
-    spent = time.perf_counter() - start
+    """As many rounds as a slow contender allows: one call each where that takes half a minute."""
+    first = interleaved(contenders, rounds=1, calls=1, dropped=0)
+    spent = sum(map(first.seconds, contenders))
+    if spent > 30:
+        return first
     rounds, calls = (9, 3) if spent < 0.2 else (5, 1) if spent < 3 else (1, 1)
     return interleaved(contenders, rounds=rounds, calls=calls)
 

@@ -172,7 +172,7 @@ def test_as_many_threads_as_torch_has_work_on_large_inputs_and_one_on_small(thre
 
     def parallel(_function, block, count, _flags):
         asked.append(count)
-        dispatch._compiled[torch.float32].run(block)
+        dispatch._compiled[torch.float32][0].run(block)
 
     monkeypatch.setattr(team, "openmp", lambda: parallel)
     features, logits, folded = large()

@@ -173,14 +173,17 @@ class Guard(nn.Module):
                 labels.append(self._logits(plain).argmax(dim=1))
         if not scores:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
-        if self._seen is not None and known.overlap(self._seen) > 0.5:
+        self._warn_if_seen(known)
+        self.set_threshold(torch.cat(scores), torch.cat(labels), tpr=tpr, alpha=alpha, per_class=per_class)
+        return self
+
+    def _warn_if_seen(self, calibration: Sketch) -> None:
+        if self._seen is not None and calibration.overlap(self._seen) > 0.5:
             warnings.warn(
                 "the calibration data were also used for the fit: scores on them are too good, and the threshold will "
                 "raise more false alarms than asked for; calibrate on data apart from the fit",
-                stacklevel=2,
+                stacklevel=3,
             )
-        self.set_threshold(torch.cat(scores), torch.cat(labels), tpr=tpr, alpha=alpha, per_class=per_class)
-        return self
 
     def set_threshold(
         self,

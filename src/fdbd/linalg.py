@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
+from .kernels.blas import product
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
@@ -90,7 +91,8 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
         return values, indices
     # One buffer for all blocks: fresh pages cost as much as a fifth of the product.
     shape = min(_QUERIES, rows.shape[0]), min(_POINTS, points.shape[0])
-    buffer = None if rows.requires_grad or points.requires_grad else rows.new_empty(shape)
+    is_plain = rows.is_cpu and points.is_cpu and not (rows.requires_grad or points.requires_grad)
+    buffer = rows.new_empty(shape) if is_plain else None
     found = [_largest_of_block(block, points, k, buffer) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
@@ -102,7 +104,7 @@ def _largest_of_block(rows: Tensor, points: Tensor, k: int, buffer: Tensor | Non
         if buffer is None:
             products = rows @ some.T
         else:
-            products = torch.mm(rows, some.T, out=buffer.view(-1)[: len(rows) * len(some)].view(len(rows), len(some)))
+            products = product(rows, some, buffer.view(-1)[: len(rows) * len(some)].view(len(rows), len(some)))
         values, indices = _top(products, k)
         if best is None:
             best = values, indices

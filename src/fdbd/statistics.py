@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 from . import kernels
 from .batch import Batch
-from .kernels.counting import count_leading_bits
+from .kernels.counting import count_leading_bits, multilinear
+from .kernels.moments import add_by_class, products
 
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
@@ -105,8 +106,8 @@ class Mean:
 class Moments:
     """Count, mean (P,) and scatter Σ(z − mean)(z − mean)ᵀ (P, P) of the features.
 
-    Batches are combined by the pairwise update of Chan, Golub and LeVeque (1983), which does not cancel when the mean
-    is large against the spread.
+    Products are taken about a mean of earlier rows, and batches combined by the pairwise update of Chan, Golub and
+    LeVeque (1983): nothing cancels when the mean is large against the spread.
     """
 
     def __init__(self, num_features: int) -> None:
@@ -115,16 +116,17 @@ class Moments:
         self.scatter = torch.zeros(num_features, num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        for piece in in_float64(batch.features):
-            self.add(piece)
+        self.add(batch.features)
 
     def add(self, rows: Tensor) -> None:
-        """Add (N, P) float64 rows."""
-        if rows.shape[0]:
-            average = rows.mean(dim=0)
-            centred = (rows - average).numpy()
-            # numpy, unlike torch, sees that both factors are one array, and does half the work.
-            self._combine(rows.shape[0], average, torch.from_numpy(centred.T @ centred))
+        """Add (N, P) rows."""
+        count = rows.shape[0]
+        if not count:
+            return
+        pivot = self.average if self.count else next(in_float64(rows)).mean(dim=0)
+        total, squares = products(rows, pivot, ROWS_AT_A_TIME)
+        offset = total / count
+        self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
 
     def merge(self, other: Self) -> None:
         if other.count:
@@ -135,7 +137,7 @@ class Moments:
         delta = average - self.average
         self.scatter += scatter
         self.scatter.addr_(delta, delta, alpha=self.count * count / total)
-        self.average += delta * (count / total)
+        self.average = self.average + delta * (count / total)
         self.count = total
 
     def mean(self) -> Tensor:
@@ -161,11 +163,10 @@ class ClassMoments(Moments):
         self.totals = torch.zeros(num_classes, num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
+        super().update(batch)
         labels = labels_of(batch)
-        add_by_class(self.counts, labels, torch.ones(labels.shape[0], dtype=torch.float64))
-        for piece, classes in zip(in_float64(batch.features), torch.split(labels, ROWS_AT_A_TIME)):
-            self.add(piece)
-            add_by_class(self.totals, classes, piece)
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        add_by_class(self.totals, labels, batch.features)
 
     def merge(self, other: Self) -> None:
         super().merge(other)
@@ -195,9 +196,8 @@ class ClassMeans:
     def update(self, batch: Batch) -> None:
         values, classes = self.value(batch)
         classes = classes.cpu()
-        add_by_class(self.counts, classes, torch.ones(classes.shape[0], dtype=torch.float64))
-        for piece, some in zip(in_float64(values), classes.split(ROWS_AT_A_TIME)):
-            add_by_class(self.totals, some, piece)
+        self.counts += torch.bincount(classes, minlength=len(self.counts))
+        add_by_class(self.totals, classes, values)
 
     def merge(self, other: Self) -> None:
         self.counts += other.counts
@@ -302,6 +302,9 @@ class Bank:
         value: what to keep of a batch, (N, P); default its features.
     """
 
+    may_borrow = False
+    """Whether batches stay as they are until the fit is over, so that no copy is needed; the driver of the fit says."""
+
     def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
         self.alpha = alpha
         self.value = value
@@ -314,7 +317,7 @@ class Bank:
         if self.alpha < 1:
             kept = hashes < int(self.alpha * 2**62)
             rows, hashes = rows[kept], hashes[kept]
-        self.rows.append(rows.clone())
+        self.rows.append(rows if self.alpha < 1 or self.may_borrow else rows.clone())
         self.hashes.append(hashes)
 
     def merge(self, other: Self) -> None:
@@ -340,12 +343,10 @@ class Bank:
 
 def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
-    bits = rows.float().contiguous().view(torch.int32).numpy()
+    bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
     generator = torch.Generator().manual_seed(0x5F3759DF)
-    keys = (torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1).numpy()
-    # int64 wraps around: multilinear hashing modulo 2^64. Few rows at a time, so that their int64 copy stays in cache.
-    pieces = [bits[start : start + 512].astype(np.int64) @ keys for start in range(0, bits.shape[0], 512)]
-    mixed = torch.from_numpy(np.concatenate(pieces)) if pieces else torch.zeros(0, dtype=torch.int64)
+    keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1
+    mixed = multilinear(bits, keys)
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)
@@ -370,8 +371,3 @@ def labels_of(batch: Batch) -> Tensor:
     if batch.labels is None:
         raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
     return batch.labels.detach().to("cpu", torch.int64)
-
-
-def add_by_class(totals: Tensor, classes: Tensor, values: Tensor) -> None:
-    """totals[c] += values of class c, in place; totals (C, …), classes (N,), values (N, …)."""
-    totals.index_add_(0, classes, values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,25 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import fdbd
-from fdbd import cli
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 CLASSES, WIDTH = 4, 6
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return int(end.value.code or 0), captured.out, captured.err
-
-
-def result(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out.splitlines()[-1])
 
 
 def features(count: int, seed: int = 0) -> np.ndarray:
@@ -58,8 +43,8 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def guard(place, capsys) -> fdbd.Guard:
-    result(capsys, "fit", "train.parquet", "--head", "head.npz")
+def guard(place, result) -> fdbd.Guard:
+    result("fit", "train.parquet", "--head", "head.npz")
     return fdbd.load("guard.safetensors")
 
 
@@ -71,8 +56,8 @@ def assert_equals(table, decision: fdbd.Decision) -> None:
     np.testing.assert_allclose(table["p_value"].to_numpy(), decision.p_values.numpy(), rtol=1e-6)
 
 
-def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, capsys) -> None:
-    found = result(capsys, "fit", "train.parquet", "--head", "head.npz", "--detector", "mds")
+def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, result) -> None:
+    found = result("fit", "train.parquet", "--head", "head.npz", "--detector", "mds")
     assert (found["fit_rows"], found["calibration_rows"]) == (400, 100)
     held = np.random.default_rng(0).permutation(500) < 100
     arrays = np.load("head.npz")
@@ -85,7 +70,7 @@ def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, 
 
 
 @pytest.mark.parametrize("form", ["fixed", "list", "large list", "float64", "many groups", "npz", "compressed npz"])
-def test_every_form_of_the_same_features_gives_the_guards_own_decisions(form, guard, place, capsys) -> None:
+def test_every_form_of_the_same_features_gives_the_guards_own_decisions(form, guard, place, result) -> None:
     values = features(300, seed=1)
     path = place / ("new.npz" if "npz" in form else "new.parquet")
     if "npz" in form:
@@ -99,24 +84,24 @@ def test_every_form_of_the_same_features_gives_the_guards_own_decisions(form, gu
     else:
         kind = pa.list_(pa.float32()) if form == "list" else pa.large_list(pa.float32())
         write(path, features=pa.array(values.tolist(), kind))
-    summary = result(capsys, "score", "guard.safetensors", path, "--out", "scores.parquet")
+    summary = result("score", "guard.safetensors", path, "--out", "scores.parquet")
     assert (summary["rows"], summary["computed"], summary["unreadable"]) == (300, 300, 0)
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values)))
     assert_equals(pq.read_table("scores.parquet"), decision)
     assert summary["ood"] == int(decision.is_ood.sum())
 
 
-def test_logits_in_the_file_are_the_ones_that_count(guard, place, capsys) -> None:
+def test_logits_in_the_file_are_the_ones_that_count(guard, place, result) -> None:
     values, logits = features(40, seed=1), np.random.default_rng(2).standard_normal((40, CLASSES)).astype(np.float32)
     write(place / "new.parquet", features=fixed(values), logits=fixed(logits))
-    result(capsys, "score", "guard.safetensors", "new.parquet")
+    result("score", "guard.safetensors", "new.parquet")
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values), torch.from_numpy(logits)))
     assert_equals(pq.read_table("scores.parquet"), decision)
 
 
 @pytest.mark.parametrize("is_fixed", [True, False])
 def test_null_and_non_finite_rows_are_out_of_distribution_and_leave_the_others_alone(
-    is_fixed, guard, place, capsys
+    is_fixed, guard, place, result
 ) -> None:
     values = features(20, seed=1)
     rows: list = values.tolist()
@@ -130,7 +115,7 @@ def test_null_and_non_finite_rows_are_out_of_distribution_and_leave_the_others_a
         bad |= {9}
     kind = pa.list_(pa.float32(), WIDTH) if is_fixed else pa.list_(pa.float32())
     write(place / "new.parquet", features=pa.array(rows, kind))
-    summary = result(capsys, "score", "guard.safetensors", "new.parquet")
+    summary = result("score", "guard.safetensors", "new.parquet")
     assert summary["unreadable"] == len(bad)
     table = pq.read_table("scores.parquet").to_pylist()
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values)))
@@ -147,24 +132,24 @@ def test_null_and_non_finite_rows_are_out_of_distribution_and_leave_the_others_a
     assert table[3]["error"] == "its features are null"
 
 
-def test_a_file_without_rows_gives_a_table_without_rows(guard, place, capsys) -> None:
+def test_a_file_without_rows_gives_a_table_without_rows(guard, place, result) -> None:
     write(place / "new.parquet", features=fixed(features(0)))
-    assert result(capsys, "score", "guard.safetensors", "new.parquet")["rows"] == 0
+    assert result("score", "guard.safetensors", "new.parquet")["rows"] == 0
     assert pq.read_table("scores.parquet").num_rows == 0
 
 
-def test_a_guard_of_features_becomes_a_graph_of_features(guard, place, capsys) -> None:
+def test_a_guard_of_features_becomes_a_graph_of_features(guard, place, result) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    result(capsys, "export", "guard.safetensors", "--example", "train.parquet")
+    result("export", "guard.safetensors", "--example", "train.parquet")
     session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
     values = features(30, seed=1)
     score = session.run(["score"], {"features": values})[0]
     np.testing.assert_allclose(score, guard.decide(fdbd.Batch(torch.from_numpy(values))).scores, rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, capsys) -> None:
+def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, result) -> None:
     save_file({"weight": torch.from_numpy(np.load("head.npz")["weight"])}, "head.safetensors")
-    assert result(capsys, "fit", "train.parquet", "--head", "head.safetensors")["fit_rows"] == 400
+    assert result("fit", "train.parquet", "--head", "head.safetensors")["fit_rows"] == 400
     assert fdbd.load("guard.safetensors").detector.head_bias.abs().sum() == 0
 
 
@@ -178,17 +163,17 @@ def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, capsys) -> None:
         ({"features": pa.array([[1.0, 2.0]])}, "2 features a row"),
     ],
 )
-def test_a_file_of_another_shape_is_one_clear_sentence(columns, words, guard, place, capsys) -> None:
+def test_a_file_of_another_shape_is_one_clear_sentence(columns, words, guard, place, run) -> None:
     write(place / "new.parquet", **columns)
     for arguments in (("score", "guard.safetensors", "new.parquet"), ("fit", "new.parquet", "--head", "head.npz")):
-        code, _, err = run(capsys, *arguments)
+        code, _, err = run(*arguments)
         assert code == 2
         assert words in err
         assert len(err.strip().splitlines()) == 1
     assert not list(place.glob("scores*"))
 
 
-def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, capsys) -> None:
+def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, run) -> None:
     whole = (place / "train.parquet").read_bytes()
     (place / "cut.parquet").write_bytes(whole[:-100])
     (place / "junk.npz").write_bytes(b"PK\x03\x04 junk")
@@ -212,7 +197,7 @@ def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, c
         (("fit", "train.parquet", "--head", "head.npz", "--holdout", "1"), "between 0 and 1"),
         (("fit", "train.parquet", "--head", "head.npz", "--tpr", "0.9", "--alpha", "0.1"), "not both"),
     ]:
-        code, _, err = run(capsys, *arguments)
+        code, _, err = run(*arguments)
         assert code == 2, arguments
         assert words in err, (arguments, err)
         assert len(err.strip().splitlines()) == 1, err

@@ -12,7 +12,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fdbd
-from fdbd import cli
 from fdbd.preprocess import Preprocess
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -28,19 +27,6 @@ def tiny(num_classes=3):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(),
                                torch.nn.Linear(16, num_classes))
 """
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return int(end.value.code or 0), captured.out, captured.err
-
-
-def result(capsys, *arguments: object) -> dict:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out.splitlines()[-1])
 
 
 def make_folder(folder: Path, classes: tuple[str, ...], count: int, size: int, seed: int = 0) -> Path:
@@ -77,19 +63,21 @@ def tiny(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def fit_tiny(capsys, *more: object, out: str = "guard.safetensors") -> dict:
-    return result(capsys, "fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", out, *more)
+def fit_tiny(result, *more: object, out: str = "guard.safetensors") -> dict:
+    return result("fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", out, *more)
 
 
-def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(tmp_path, monkeypatch, capsys) -> None:
+def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(
+    tmp_path, monkeypatch, run, result
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / "images", CIFAR, 60, 32)
     make_folder(tmp_path / "more" / "deep", (), 13, 40, seed=1)
     (tmp_path / "more" / "broken.png").write_bytes(b"\x89PNG no")
-    fitted = result(capsys, "fit", "cifar10-ce", "images")
+    fitted = result("fit", "cifar10-ce", "images")
     assert (fitted["fit_rows"], fitted["calibration_rows"], fitted["left_out"]) == (48, 12, 0)
-    summary = result(capsys, "score", "guard.safetensors", "more", "--batch-size", 8, "--workers", 1)
+    summary = result("score", "guard.safetensors", "more", "--batch-size", 8, "--workers", 1)
     rows = pq.read_table("scores.parquet").to_pylist()
     assert (summary["rows"], summary["unreadable"]) == (14, 1)
     assert summary["ood"] == sum(row["is_ood"] for row in rows)
@@ -107,7 +95,7 @@ def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(tmp
     assert_rows_are(readable, expected)
     assert [row["class"] for row in readable] == [CIFAR[label] for label in expected.labels]
 
-    said = result(capsys, "explain", "guard.safetensors", files[0], "--out", "why.png", "--top", 4)
+    said = result("explain", "guard.safetensors", files[0], "--out", "why.png", "--top", 4)
     assert said["predicted"] == readable[0]["class"]
     why = guard.explain(card.preprocess([np.asarray(Image.open(files[0]))]))
     assert said["boundaries"][0]["name"] == CIFAR[int(why.nearest[0])]
@@ -116,11 +104,11 @@ def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(tmp
     assert said["standing"] == pytest.approx(float(why.standing[0]))
     with Image.open("why.png") as picture:
         assert picture.width > 800
-    code, out, _ = run(capsys, "explain", "guard.safetensors", files[0])
+    code, out, _ = run("explain", "guard.safetensors", files[0])
     assert code == 0
     assert said["predicted"] in out
 
-    about = result(capsys, "export", "guard.safetensors", "--example", files[0])
+    about = result("export", "guard.safetensors", "--example", files[0])
     assert about["class_names"] == list(CIFAR)
     session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
     images = card.preprocess([np.asarray(Image.open(file)) for file in files]).numpy()
@@ -130,62 +118,60 @@ def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(tmp
     np.testing.assert_allclose(score, expected.scores.numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, capsys) -> None:
+def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(1)
     weights = tiny / "weights.safetensors"
     save_file(fdbd.models.create("resnet20", 3).state_dict(), weights)
-    fitted = result(capsys, "fit", "resnet20", "images", "--checkpoint", weights, "--preprocess", "cifar10")
+    fitted = result("fit", "resnet20", "images", "--checkpoint", weights, "--preprocess", "cifar10")
     assert fitted["fit_rows"] == 48
-    assert result(capsys, "score", "guard.safetensors", "images", "--out", "a.parquet")["rows"] == 60
+    assert result("score", "guard.safetensors", "images", "--out", "a.parquet")["rows"] == 60
     (tiny / "elsewhere").mkdir()
     moved = weights.rename(tiny / "elsewhere" / "renamed.safetensors")
-    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--out", "b.parquet")
+    code, _, err = run("score", "guard.safetensors", "images", "--out", "b.parquet")
     assert code == 2
     assert "--checkpoint" in err
     assert "Traceback" not in err
-    result(capsys, "score", "guard.safetensors", "images", "--out", "b.parquet", "--checkpoint", moved)
+    result("score", "guard.safetensors", "images", "--out", "b.parquet", "--checkpoint", moved)
     assert pq.read_table("a.parquet").equals(pq.read_table("b.parquet"))
     other = fdbd.models.create("resnet20", 3).state_dict()
     other["linear.weight"] = fdbd.models.load_checkpoint(fdbd.models.create("resnet20", 3), moved).linear.weight.data
     save_file(other, tiny / "other.safetensors")
-    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--checkpoint", "other.safetensors")
+    code, _, err = run("score", "guard.safetensors", "images", "--checkpoint", "other.safetensors")
     assert code == 2
     assert "not those" in err
     assert not (tiny / "scores.parquet").exists()
 
 
-def test_a_guard_does_not_choose_which_code_runs(tiny, capsys) -> None:
-    fit_tiny(capsys)
-    code, _, err = run(capsys, "score", "guard.safetensors", "images")
+def test_a_guard_does_not_choose_which_code_runs(tiny, run, result) -> None:
+    fit_tiny(result)
+    code, _, err = run("score", "guard.safetensors", "images")
     assert code == 2
     assert "--model tinyfactory:tiny" in err
-    assert result(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")["rows"] == 60
+    assert result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")["rows"] == 60
 
 
-def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(tiny, capsys) -> None:
+def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(tiny, run, result) -> None:
     import tinyfactory
 
     batch = torch.export.Dim("N")
     program = torch.export.export(tinyfactory.tiny().eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
     torch.export.save(program, tiny / "tiny.pt2")
     arguments = ["fit", "tiny.pt2", "images", "--preprocess", TINY_JSON, "--out", "exported.safetensors"]
-    code, _, err = run(capsys, *arguments)
+    code, _, err = run(*arguments)
     assert code == 2
     assert "can run code" in err
-    result(capsys, *arguments, "--trust-model")
-    fit_tiny(capsys)
-    result(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.parquet")
-    result(
-        capsys, "score", "exported.safetensors", "images", "--model", "tiny.pt2", "--trust-model", "--out", "b.parquet"
-    )
+    result(*arguments, "--trust-model")
+    fit_tiny(result)
+    result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.parquet")
+    result("score", "exported.safetensors", "images", "--model", "tiny.pt2", "--trust-model", "--out", "b.parquet")
     ours, theirs = pq.read_table("a.parquet"), pq.read_table("b.parquet")
     assert ours["label"].equals(theirs["label"])
     np.testing.assert_allclose(ours["score"].to_numpy(), theirs["score"].to_numpy(), rtol=1e-5)
 
 
-def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guard(tiny, capsys) -> None:
-    fitted = fit_tiny(capsys, "--detector", "mds", "--shaping", "react", "--alpha", 0.2, "--holdout", 0.5)
+def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guard(tiny, result) -> None:
+    fitted = fit_tiny(result, "--detector", "mds", "--shaping", "react", "--alpha", 0.2, "--holdout", 0.5)
     assert fitted["detector"] == "react+mds"
     assert fitted["calibration_rows"] == 30
     guard = fdbd.load("guard.safetensors")
@@ -193,29 +179,29 @@ def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guar
     assert guard.threshold.target == 0.2
     assert guard.about["class_names"] == ["ant", "bee", "cat"]
     make_folder(tiny / "apart", ("ant", "bee", "cat"), 30, 8, seed=5)
-    fitted = fit_tiny(capsys, "--calibration", "apart", "--per-class")
+    fitted = fit_tiny(result, "--calibration", "apart", "--per-class")
     assert (fitted["fit_rows"], fitted["calibration_rows"]) == (60, 30)
     assert len(fitted["threshold"]) == 3
 
 
-def test_images_in_npz_give_the_rows_that_the_same_images_in_files_give(tiny, capsys) -> None:
+def test_images_in_npz_give_the_rows_that_the_same_images_in_files_give(tiny, result) -> None:
     files = sorted((tiny / "images").rglob("*.png"))
     pixels = np.stack([np.asarray(Image.open(file)) for file in files])
     np.savez_compressed(tiny / "images.npz", x=pixels, y=np.arange(60) % 3)
-    fit_tiny(capsys)
+    fit_tiny(result)
     for data in ("images", "images.npz"):
         result(
-            capsys, "score", "guard.safetensors", data, "--model", "tinyfactory:tiny", "--out", f"{data}.parquet",
+            "score", "guard.safetensors", data, "--model", "tinyfactory:tiny", "--out", f"{data}.parquet",
             "--batch-size", 7,
         )  # fmt: skip
     ours, theirs = pq.read_table("images.npz.parquet"), pq.read_table("images.parquet")
     assert ours["row"].to_pylist() == list(range(60))
     assert ours.drop_columns("row").equals(theirs.drop_columns("path"))
-    assert result(capsys, "fit", "tinyfactory:tiny", "images.npz", "--preprocess", TINY_JSON)["fit_rows"] == 48
+    assert result("fit", "tinyfactory:tiny", "images.npz", "--preprocess", TINY_JSON)["fit_rows"] == 48
 
 
-def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, capsys, monkeypatch) -> None:
-    fit_tiny(capsys)
+def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, result, monkeypatch) -> None:
+    fit_tiny(result)
     folder = make_folder(tiny / "hostile", (), 4, 8)
     whole = (folder / "0001.png").read_bytes()
     (folder / "0001.png").write_bytes(whole[:-30])
@@ -225,7 +211,7 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, capsys, 
     (folder / "0005.png").symlink_to(folder / "nowhere.png")
     (folder / "notes.txt").write_text("no image")
     (folder / ".hidden.png").write_bytes(whole)
-    summary = result(capsys, "score", "guard.safetensors", folder, "--model", "tinyfactory:tiny", "--out", "s.csv")
+    summary = result("score", "guard.safetensors", folder, "--model", "tinyfactory:tiny", "--out", "s.csv")
     assert (summary["rows"], summary["unreadable"]) == (5, 3)
     lines = (tiny / "s.csv").read_text().splitlines()
     assert lines[0].replace('"', "") == "path,label,class,score,p_value,is_ood,error"
@@ -258,11 +244,11 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, capsys, 
         (("export", "nowhere.safetensors"), "no such file"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, capsys) -> None:
+def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, run) -> None:
     (tiny / "empty").mkdir()
     make_folder(tiny / "flat", (), 6, 8)
     before = sorted(tiny.iterdir())
-    code, _, err = run(capsys, *arguments)
+    code, _, err = run(*arguments)
     assert code == 2
     assert words in err
     assert len(err.strip().splitlines()) == 1
@@ -271,8 +257,8 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, 
     ]
 
 
-def test_a_wrong_ending_of_the_output_is_told_before_any_work(tiny, capsys) -> None:
-    fit_tiny(capsys)
-    code, _, err = run(capsys, "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx")
+def test_a_wrong_ending_of_the_output_is_told_before_any_work(tiny, run, result) -> None:
+    fit_tiny(result)
+    code, _, err = run("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx")
     assert code == 2
     assert ".parquet or .csv" in err

@@ -276,26 +276,6 @@ def test_a_model_of_several_inputs_keeps_their_names_and_its_training_mode(tmp_p
     assert_same(run(tmp_path / "guard.onnx", **new), guard(new))
 
 
-# ── torch's own ways ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def compare(got, expected: fdbd.Decision) -> None:
-    for name, one, other in zip(fdbd.Decision._fields, got, expected):
-        torch.testing.assert_close(one, other, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("detector", ["fdbd", "react+energy"])
-def test_a_guard_compiles_as_one_graph_and_is_exported_by_torch(detector):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    guard = model_guard(model, (3, 2, 2), detector)
-    images = torch.randn(6, 3, 2, 2)
-    images[1, 0, 0, 0] = float("nan")
-    compare(torch.compile(guard, fullgraph=True, backend="aot_eager")(images), guard(images))
-    program = torch.export.export(guard, (images,), dynamic_shapes=({0: torch.export.Dim("N")},))
-    compare(program.module()(images[:3]), guard(images[:3]))
-
-
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

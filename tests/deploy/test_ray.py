@@ -25,7 +25,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
-from fdbd.cli import main  # noqa: E402
 from fdbd.deploy import ray as on_ray  # noqa: E402
 from fdbd.deploy import scoring  # noqa: E402
 
@@ -190,6 +189,8 @@ def test_a_network_is_fitted_calibrated_and_asked_over_images(cluster, tmp_path)
     torch.testing.assert_close(found.threshold.value, expected.threshold.value, rtol=1e-6, atol=1e-9)
     with pytest.warns(UserWarning, match="also used for the fit"):
         found.calibrate([preprocess(pixels[:40])])  # the fit on the cluster remembers what it saw
+    with pytest.warns(UserWarning, match="also used for the fit"):
+        on_ray.calibrate(found, train, preprocess=preprocess, workers=1)
     files = ray.data.from_items([{"path": str(path)} for path in sorted(tmp_path.glob("*.png"))])
     found.threshold = expected.threshold
     rows = on_ray.score(found, files, preprocess=preprocess, workers=2).to_pandas().sort_values("path")
@@ -268,23 +269,78 @@ def test_a_node_that_dies_in_the_middle_costs_no_row_and_doubles_none(cluster, j
     np.testing.assert_allclose(scores, expected.score(inputs), rtol=1e-6, atol=1e-6)
 
 
-@SLOW
-@pytest.mark.parametrize("ending", ["parquet", "npz"])
-def test_files_are_scored_as_by_the_local_engine(cluster, ending, tmp_path, monkeypatch):
-    monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 100)
+def write_files(folder: Path, kind: str) -> tuple[list[object], str]:
+    """The arguments of a fit on files of a kind, and what is to be scored then."""
+    if kind == "images":
+        image = pytest.importorskip("PIL.Image")
+        pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+        for number, array in enumerate(pixels):
+            (folder / "images" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+            image.fromarray(array).save(folder / "images" / "ab"[number % 2] / f"{number:02}.png")
+        (folder / "images" / "a" / "damaged.png").write_bytes(b"no image")
+        return ["cifar10-ce", "images"], "images"
     features, labels = make_features(1003)
-    feature_guard(features).save(tmp_path / "guard.safetensors")
-    data = str(tmp_path / f"features.{ending}")
-    if ending == "parquet":
-        pq.write_table(features_table(features, labels), data, row_group_size=50)
+    np.savez(folder / "head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
+    if kind == "parquet":
+        pq.write_table(features_table(features, labels), folder / "features.parquet", row_group_size=50)
     else:
-        np.savez(data, features=features.numpy())
-    local, found = tmp_path / "local.parquet", tmp_path / "ray.parquet"
-    scoring.score_files(tmp_path / "guard.safetensors", data, local, progress=False)
-    with pytest.raises(SystemExit) as ended:
-        main(["score", str(tmp_path / "guard.safetensors"), data, "--out", str(found), "--engine", "ray", "--json"])
-    assert ended.value.code == 0
-    assert pq.read_table(found).equals(pq.read_table(local))
+        np.savez(folder / "features.npz", features=features.numpy(), label=labels.numpy())
+    return [f"features.{kind}", "--head", "head.npz", "--detector", "mds"], f"features.{kind}"
+
+
+@SLOW
+@pytest.mark.parametrize("kind", ["parquet", "npz", "images"])
+def test_files_are_fitted_and_scored_as_by_the_local_engine(cluster, kind, tmp_path, monkeypatch, result):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 100)
+    monkeypatch.setattr(scoring, "PART_ROWS", 16)
+    arguments, data = write_files(tmp_path, kind)
+    on_cluster = ["--engine", "ray", "--workers", 2, "--batch-size", 8]
+    local = result("fit", *arguments, "--out", "local.safetensors", "--batch-size", 8)
+    spread = result("fit", *arguments, "--out", "ray.safetensors", *on_cluster)
+    same = ("fit_rows", "calibration_rows", "left_out")
+    assert [spread[name] for name in same] == [local[name] for name in same]
+    assert local["left_out"] == (1 if kind == "images" else 0)
+    expected, found = fdbd.load("local.safetensors"), fdbd.load("ray.safetensors")
+    for name, tensor in expected.detector.state_dict().items():  # float32 features, summed in float64
+        torch.testing.assert_close(found.detector.state_dict()[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    torch.testing.assert_close(found.threshold.value, expected.threshold.value, rtol=1e-5, atol=1e-6)
+    result("score", "local.safetensors", data, "--out", "local.parquet", "--batch-size", 8)
+    result("score", "local.safetensors", data, "--out", "ray.parquet", *on_cluster)
+    one, other = pq.read_table("local.parquet"), pq.read_table("ray.parquet")
+    assert len(one) == (41 if kind == "images" else 1003)
+    np.testing.assert_allclose(*[table["score"].to_numpy() for table in (other, one)], rtol=1e-6, atol=1e-6)
+    assert other.drop_columns(["score", "p_value"]).equals(one.drop_columns(["score", "p_value"]))
+
+
+@SLOW
+def test_reading_waits_for_the_model(cluster, tmp_path):
+    """A read that went on while the model is busy would fill the object store: 100 blocks of 8 MB for 300 MB."""
+    (tmp_path / "read").mkdir()
+
+    def block(batch):
+        [number] = batch["id"]
+        (tmp_path / "read" / str(number)).touch()
+        return {"id": [number] * 100, "inputs": np.random.default_rng(number).standard_normal((100, 10_000))}
+
+    class Busy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 4).double()
+
+        def forward(self, inputs):
+            time.sleep(0.3)
+            return self.head(inputs[:, :6])
+
+    model = Busy().eval()
+    guard = fdbd.Guard(model).fit([torch.randn(50, 10).double()]).calibrate([torch.randn(50, 10).double()])
+    dataset = ray.data.range(100, override_num_blocks=100).map_batches(block, batch_size=1)
+    scored = on_ray.score(guard, dataset, column="inputs", workers=on_ray.Workers(1, batch_size=100))
+    rows = iter(scored.iter_rows())
+    seen = [next(rows)["id"]]
+    assert len(list((tmp_path / "read").iterdir())) < 40
+    seen += [row["id"] for row in rows]
+    assert sorted(seen) == sorted(list(range(100)) * 100)
 
 
 def page_blocks() -> list[tuple[str, str]]:
@@ -304,6 +360,7 @@ def test_the_commands_on_the_page_run_as_they_stand(cluster, tmp_path, monkeypat
     feature_guard(features).save("guard.safetensors")
     for name, data in (("train", (features, labels)), ("calibration", calibration), ("today", today)):
         pq.write_table(features_table(*data), f"{name}.parquet", row_group_size=100)
+    np.savez("head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
     arrays = {"features": features, "calibration": calibration[0], "weight": HEAD.weight, "bias": HEAD.bias}
     np.savez("train.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
     names = {"fdbd": fdbd, "head": HEAD}

@@ -152,7 +152,7 @@ def test_scoring_never_compiles_after_a_fit(monkeypatch):
     def compile_now(_):
         raise AssertionError("compiled in a user's call")
 
-    monkeypatch.setattr(fused, "_kernel", compile_now)
+    monkeypatch.setattr(fused, "kernel_of", compile_now)
     features = random(4, 9, dtype=torch.float32)
     features[2] = 1e30  # scored in float64, for which nothing is compiled
     assert torch.isfinite(detector.score(Batch(features))).all()

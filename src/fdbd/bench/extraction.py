@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import os
 import queue
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,16 +15,16 @@ from torch import Tensor, nn
 
 from fdbd.batch import Batch, Head
 
-from ..images import ImageError, Pixels
+from ..images import Pixels
 from ..preprocess import Preprocess
 from .datasets.collection import Images
+from .decoding import Decoded, by_processes, by_threads
 from .shards import Arrays, Failure
 
 Progress = Callable[[int, int], None]
 """Called with the images done so far, and in all."""
 
 _AHEAD = 3  # batches that wait for the model
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -185,80 +181,11 @@ def _prepare(
         for rows in spans:
             yield Prepared(rows, preprocess(pixels[rows.start : rows.stop]), [])
         return
-    decoded = _Decoded(pixels, preprocess, spans)
-    results = _by_processes(decoded, workers) if processes else _by_threads(decoded, workers)
+    decoded = Decoded(pixels, preprocess, spans)
+    results = by_processes(decoded, workers) if processes else by_threads(decoded, workers)
     with contextlib.closing(results):
         for rows, (images, failures) in zip(spans, results):
             yield Prepared(rows, preprocess.normalise(images), failures)
-
-
-class _Decoded(torch.utils.data.Dataset[tuple[Pixels, list[Failure]]]):
-    """Span i as (n, size, size, 3) uint8, without the images that cannot be decoded."""
-
-    def __init__(self, pixels: Sequence[Pixels], preprocess: Preprocess, spans: Sequence[range]) -> None:
-        self.pixels, self.preprocess, self.spans = pixels, preprocess, spans
-
-    def __len__(self) -> int:
-        return len(self.spans)
-
-    def __getitem__(self, index: int) -> tuple[Pixels, list[Failure]]:
-        size = self.preprocess.size
-        images = np.empty((len(self.spans[index]), size, size, 3), np.uint8)
-        failures: list[Failure] = []
-        count = 0
-        for row in self.spans[index]:
-            try:
-                images[count] = self.preprocess.fit(self.pixels[row])
-                count += 1
-            except ImageError as error:
-                failures.append(Failure(row, str(error)))
-        return images[:count], failures
-
-
-def _by_threads(decoded: _Decoded, workers: int) -> Generator[tuple[Pixels, list[Failure]], None, None]:
-    with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
-        yield from in_order(pool, decoded.__getitem__, range(len(decoded)), workers + 1)
-
-
-def _by_processes(decoded: _Decoded, workers: int) -> Generator[tuple[Pixels, list[Failure]], None, None]:
-    yield from torch.utils.data.DataLoader(
-        decoded,
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=min(workers, len(decoded)),
-        worker_init_fn=functools.partial(_leave_with_parent, os.getpid()),
-    )
-
-
-def _leave_with_parent(parent: int, _: int) -> None:
-    """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
-    room in its pipe would keep files and locks for good."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="fdbd-parent", daemon=True).start()
-
-
-def _as_it_is(value: T) -> T:
-    return value
-
-
-def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
-    """``map(function, items)`` by a pool that works on at most `ahead` items at a time."""
-    waiting: collections.deque[Future[T]] = collections.deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(function, item))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _forward(classifier: Extractor, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:

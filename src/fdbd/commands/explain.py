@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import options
+
 if TYPE_CHECKING:
     from ..report.explanation import Sample
 
 
 def explain(
-    guard: Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)],
+    guard: options.GuardFile,
     image: Annotated[Path, typer.Argument(help="An image file.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Also draw a picture: .png, .svg or .pdf.")] = None,
     top: Annotated[int, typer.Option(help="How many boundaries to show, the nearest first.")] = 10,
-    model: Annotated[
-        str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where the model's weights are now.")] = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")] = False,
+    model: options.Model = None,
+    checkpoint: options.Checkpoint = None,
+    trust_model: options.TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where an image stands: the distance to each class's boundary, and its score among the calibration scores.

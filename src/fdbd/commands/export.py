@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from . import options
+
 
 def export(
-    guard: Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)],
+    guard: options.GuardFile,
     out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("guard.onnx"),
     example: Annotated[
         Path | None,
@@ -20,11 +22,9 @@ def export(
         bool, typer.Option("--features", help="A graph that takes features, without the model.")
     ] = False,
     opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators; default: 18.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where the model's weights are now.")] = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")] = False,
+    model: options.Model = None,
+    checkpoint: options.Checkpoint = None,
+    trust_model: options.TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the file says of itself, as JSON.")] = False,
 ) -> None:
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.

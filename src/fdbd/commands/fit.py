@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from . import options
+
 _HEAD_FILES = (".npz", ".safetensors")
 
 
@@ -56,10 +58,12 @@ def fit(
         str | None, typer.Option(help="Data for the threshold; default: a share of DATA that the fit does not see.")
     ] = None,
     holdout: Annotated[float, typer.Option(help="That share.")] = 0.2,
-    batch_size: Annotated[int, typer.Option(help="Images that the model sees at once.")] = 128,
-    workers: Annotated[int | None, typer.Option(help="Processes that decode images; default: one a core.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where the model runs; default: a GPU where there is one.")] = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")] = False,
+    engine: options.EngineName = options.Engine.local,
+    address: options.Address = None,
+    batch_size: options.BatchSize = 128,
+    workers: options.Workers = None,
+    device: options.Device = None,
+    trust_model: options.TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fit a guard on training data, calibrate it on data apart, and save it.
@@ -83,8 +87,9 @@ def fit(
     else:
         if data is None:
             raise ValueError(f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE")
+        home = "cpu" if engine is options.Engine.ray else device  # on Ray it goes to its device in the actors
         source = build_model(
-            model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=device
+            model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=home
         )
     fitted = fit_files(
         source,
@@ -97,6 +102,9 @@ def fit(
         tpr=tpr,
         alpha=alpha,
         per_class=per_class,
+        engine=engine.value,
+        address=address,
+        device=device,
         batch_size=batch_size,
         workers=workers,
         progress=not as_json,

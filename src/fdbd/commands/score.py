@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from ..deploy.scoring import Summary
-
-
-class Engine(str, Enum):
-    """Where the work is done."""
-
-    local = "local"
-    ray = "ray"
+from . import options
 
 
 def score(
-    guard: Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)],
+    guard: options.GuardFile,
     data: Annotated[
         str,
         typer.Argument(
@@ -33,19 +23,15 @@ def score(
     out: Annotated[Path, typer.Option(help="A .parquet or .csv file, or a folder for Parquet parts.")] = Path(
         "scores.parquet"
     ),
-    engine: Annotated[Engine, typer.Option(help="local, or ray for a cluster.")] = Engine.local,
-    address: Annotated[str | None, typer.Option(help="Ray's address; default: Ray on this machine.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images that the model sees at once.")] = 128,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that decode images (with ray: model actors); default: by the machine.")
-    ] = None,
+    engine: options.EngineName = options.Engine.local,
+    address: options.Address = None,
+    batch_size: options.BatchSize = 128,
+    workers: options.Workers = None,
     split: Annotated[str, typer.Option(help="Which part of a dataset by name.")] = "test",
-    model: Annotated[
-        str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where the model's weights are now.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where the model runs; default: a GPU where there is one.")] = None,
-    trust_model: Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")] = False,
+    model: options.Model = None,
+    checkpoint: options.Checkpoint = None,
+    device: options.Device = None,
+    trust_model: options.TrustModel = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw unfinished scores of other data away.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -55,22 +41,14 @@ def score(
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
-    options: dict[str, Any] = {}
-    score_files: Callable[..., Summary]
-    if engine is Engine.ray:
-        from ..deploy import ray
+    from ..deploy.scoring import score_files
 
-        score_files, options["address"] = ray.score_files, address
-    else:
-        from ..deploy import scoring
-
-        score_files = scoring.score_files
-        if address is not None:
-            raise ValueError("--address is Ray's: give --engine ray too")
     summary = score_files(
         guard,
         data,
         out,
+        engine=engine.value,
+        address=address,
         model=model,
         checkpoint=checkpoint,
         trust=trust_model,
@@ -80,7 +58,6 @@ def score(
         workers=workers,
         restart=restart,
         progress=not as_json,
-        **options,
     )
     if as_json:
         found = {"out": str(out), **summary._asdict(), "rate": summary.rate}

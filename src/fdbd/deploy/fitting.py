@@ -22,7 +22,7 @@ from ..preprocess import Preprocess
 from .features import FeatureRows
 from .images import ImageRows
 from .npz import array_names, read_array
-from .scoring import Rows, open_rows
+from .scoring import Engine, Rows, check_engine, open_rows
 from .spec import Built
 
 HOLDOUT = 0.2
@@ -52,6 +52,9 @@ def fit_files(
     alpha: float | None = None,
     per_class: bool = False,
     split: str = "train",
+    engine: Engine = "local",
+    address: str | None = None,
+    device: str | None = None,
     batch_size: int = 128,
     workers: int | None = None,
     progress: bool = True,
@@ -66,10 +69,11 @@ def fit_files(
         head, detector, shaping: as for `Guard`.
         tpr, alpha, per_class: as for `Guard.calibrate`.
         split: which part of a dataset by name the fit takes; `calibration` takes its test part.
-        batch_size: images that the model sees at once.
-        workers: processes that decode images; None: one a core.
+        engine, address, batch_size, workers: as for `score_files`.
+        device: on Ray, ``"cuda"`` gives each actor a GPU; elsewhere the model is where it runs.
         progress: show a bar when it takes more than two seconds.
     """
+    check_engine(engine, address, batch_size, workers)
     rows = open_rows(data, split)
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
     linear = guard._find_head()
@@ -89,24 +93,32 @@ def fit_files(
     else:
         other = open_rows(calibration, "test")
         parts = [(rows, np.ones(len(rows), bool)), (other, np.ones(len(other), bool))]
-    errors: list[str] = []
-    loaders = [_Loader(each, chosen, linear, names, preprocess, batch_size, workers, errors) for each, chosen in parts]
-    for loader, purpose in zip(loaders, ("to fit on", "to calibrate on")):
+    training, calibrating = (
+        Loader(each, chosen, linear, names, preprocess, batch_size, workers) for each, chosen in parts
+    )
+    for loader, purpose in ((training, "to fit on"), (calibrating, "to calibrate on")):
         if not loader.chosen.any():
             raise ValueError(f"{loader.rows.source} leaves no rows {purpose}: {len(loader.rows)} are too few")
-    if guard.detector.needs_labels and loaders[0].labels is None and isinstance(rows, ImageRows):
+    if guard.detector.needs_labels and training.labels is None and isinstance(rows, ImageRows):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
             f"images in one folder a class, {linear.num_classes} in all"
         )
-    guard.fit(loaders[0], progress=progress)
-    guard.calibrate(loaders[1], tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
+    if engine == "ray":
+        from . import ray
+
+        ray.connect(address)
+        pool = ray.Workers.on(device, workers, batch_size)
+        ray.fit_loaders(guard, training, calibrating, pool, tpr=tpr, alpha=alpha, per_class=per_class)
+    else:
+        guard.fit(training, progress=progress)
+        guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
     if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
         names = rows.classes
     guard.about = {"class_names": list(names)}
     if isinstance(source, Built) and (own := preprocess or source.preprocess) is not None:
         guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
-    return Fitted(guard, loaders[0].num_given, loaders[1].num_given, errors)
+    return Fitted(guard, training.num_given, calibrating.num_given, [*training.errors, *calibrating.errors])
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
@@ -132,8 +144,14 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     return Head(weight, arrays.get("bias", torch.zeros(len(weight), dtype=weight.dtype)))
 
 
-class _Loader:
-    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head."""
+class Loader:
+    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head.
+
+    Attributes:
+        spans: of rows, each a batch or some batches; of files that are chosen, or of all rows of an array.
+        num_given: rows that the last iteration gave.
+        errors: why it left rows out, a sentence each.
+    """
 
     def __init__(
         self,
@@ -144,53 +162,64 @@ class _Loader:
         preprocess: Preprocess | None,
         batch_size: int,
         workers: int | None,
-        errors: list[str],
     ) -> None:
-        self.rows, self.chosen, self.errors = rows, chosen, errors
-        self.preprocess, self.batch_size, self.workers = preprocess, batch_size, workers
+        self.rows, self.chosen = rows, chosen
+        self.preprocess, self.workers = preprocess, workers
         self.num_given = 0
+        self.errors: list[str] = []
         self.labels: NDArray[np.int64] | None = None
         if isinstance(rows, ImageRows):
             if preprocess is None:
                 raise ValueError(f"{rows.source} are images, expected features like those of the fit")
             self.labels = labels_for(rows, head.num_classes, class_names)
             count = int(chosen.sum()) if isinstance(rows.pixels, Sequence) else len(rows)
-            self._spans = cut(range(count), batch_size)
+            self.spans = cut(range(count), batch_size)
         else:
             if preprocess is not None:
                 raise ValueError(f"{rows.source} are features, expected images like those of the fit")
             if rows.width != head.num_features:
                 raise ValueError(f"{rows.source} has {rows.width} features a row, the head takes {head.num_features}")
-            self._spans = rows.spans(65_536)
+            self.spans = rows.spans(65_536)
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return len(self.spans)
 
     def __iter__(self) -> Iterator[Any]:
-        self.num_given = 0
-        for item in self._images() if isinstance(self.rows, ImageRows) else self._features(self.rows):
+        """(images, labels) or `Batch`es of features."""
+        return self.read(self.spans)
+
+    def read(self, spans: Sequence[range], processes: bool = True) -> Iterator[Any]:
+        """The batches of some spans; images are decoded by `workers` processes, or by threads."""
+        self.num_given, self.errors = 0, []
+        rows = self.rows
+        items: Iterator[Any]
+        items = self._images(rows, spans, processes) if isinstance(rows, ImageRows) else self._features(rows, spans)
+        for item in items:
             count = len(item.features if isinstance(item, Batch) else item[0])
             self.num_given += count
             if count:
                 yield item
 
-    def _images(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        assert isinstance(self.rows, ImageRows)
+    def _images(
+        self, rows: ImageRows, spans: Sequence[range], processes: bool
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
         assert self.preprocess is not None
-        pixels, places = self.rows.pixels, np.arange(len(self.rows))
+        pixels, places = rows.pixels, np.arange(len(rows))
         if isinstance(pixels, Sequence):  # files: only those that are wanted are decoded
             places = np.flatnonzero(self.chosen)
             pixels = _Chosen(pixels, places)
-        for batch in prepare(pixels, self.preprocess, self._spans, workers=self.workers, processes=True):
-            self.errors += [failure.reason for failure in batch.failures]
+        for batch in prepare(pixels, self.preprocess, spans, workers=self.workers, processes=processes):
+            for failure in batch.failures:
+                name = str(rows.names[places[failure.row]])
+                self.errors.append(failure.reason if name in failure.reason else f"{name}: {failure.reason}")
             failed = {failure.row for failure in batch.failures}
             kept = places[[row for row in batch.rows if row not in failed]]
             kept_and_chosen = self.chosen[kept]
             labels = None if self.labels is None else torch.from_numpy(self.labels[kept[kept_and_chosen]])
             yield batch.inputs[torch.from_numpy(kept_and_chosen)], labels
 
-    def _features(self, rows: FeatureRows) -> Iterator[Batch]:
-        for span in self._spans:
+    def _features(self, rows: FeatureRows, spans: Sequence[range]) -> Iterator[Batch]:
+        for span in spans:
             for batch in rows.read(span):
                 assert isinstance(batch.inputs, Batch)
                 self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]

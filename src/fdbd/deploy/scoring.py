@@ -1,7 +1,6 @@
 """Score files: every row of the input once in the output, in order, in memory that does not grow with the input.
 
-Engines differ in where the work is done: `score_files` here works on this machine, `fdbd.deploy.ray.score_files` takes
-the same arguments and works on a cluster.
+Engines differ in where the tables of decisions are made: here, or by `fdbd.deploy.ray` on a cluster.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, Literal, NamedTuple, Union
 
 import torch
 
 from ..bench.datasets.store import hash_file
-from ..bench.extraction import cut, in_order, prepare
+from ..bench.decoding import in_order
+from ..bench.extraction import cut, prepare
 from ..extras import require
 from ..guard import NotCalibratedError
 from ..progress import Bar
@@ -32,6 +32,7 @@ PART_ROWS = 1024
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
 
+Engine = Literal["local", "ray"]
 Rows = Union[ImageRows, FeatureRows]
 Part = tuple[int, range]
 """Number of a part of the output, and its rows."""
@@ -63,6 +64,8 @@ def score_files(
     data: str,
     out: str | os.PathLike[str],
     *,
+    engine: Engine = "local",
+    address: str | None = None,
     model: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     trust: bool = False,
@@ -81,23 +84,33 @@ def score_files(
         guard: the guard's file.
         data: what to score: see `open_rows`.
         out: a ``.parquet`` or ``.csv`` file, which appears when it is whole; or a folder for Parquet parts.
+        engine: where the model runs: in this process, or in the actors of a Ray cluster, each of whose nodes reads
+            `data` by the same path; the output is the same.
+        address: of the cluster, as for `fdbd.deploy.ray.connect`.
         model, checkpoint, trust, device: as for `open_guard`.
         split: which part of a dataset by name.
         batch_size: images that the model sees at once.
-        workers: processes that decode images; None: one a core.
+        workers: processes that decode images, None: one a core; on Ray, actors that hold the model, None: as many as
+            the cluster's logical CPUs allow, less one.
         restart: throw away what an earlier run with another guard or other data left unfinished.
         progress: show a bar when it takes more than two seconds.
     """
-    if batch_size < 1 or (workers is not None and workers < 1):
-        raise ValueError(f"batch size is {batch_size} and workers are {workers}, expected at least 1")
+    check_engine(engine, address, batch_size, workers)
     rows = open_rows(data, split)
-    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=device)
-    check_fit(opened, rows)
-    parts = parts_of(guard, rows, Path(out), restart)
-    return write_parts(parts, rows, lambda todo: _tables(opened, rows, todo, batch_size, workers), progress)
+    home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the actors
+    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
+    _check_fit(opened, rows)
+    parts = _parts_of(guard, rows, Path(out), restart)
+    if engine == "ray":
+        from . import ray
+
+        ray.connect(address)
+        pool = ray.Workers.on(device, workers, batch_size)
+        return _write_parts(parts, rows, lambda todo: ray.file_tables(opened, rows, todo, pool), progress)
+    return _write_parts(parts, rows, lambda todo: _tables(opened, rows, todo, batch_size, workers), progress)
 
 
-def write_parts(parts: Parts, rows: Rows, tables_of: Callable[[Sequence[Part]], Tables], progress: bool) -> Summary:
+def _write_parts(parts: Parts, rows: Rows, tables_of: Callable[[Sequence[Part]], Tables], progress: bool) -> Summary:
     """Fill in the parts that are missing, and finish the output.
 
     Args:
@@ -130,12 +143,25 @@ def write_parts(parts: Parts, rows: Rows, tables_of: Callable[[Sequence[Part]], 
         return Summary(*parts.finish(len(rows), len(spans)), waiting, seconds)
 
 
+def check_engine(engine: str, address: str | None, batch_size: int, workers: int | None) -> None:
+    """One sentence where these do not go together."""
+    if batch_size < 1 or (workers is not None and workers < 1):
+        raise ValueError(f"batch size is {batch_size} and workers are {workers}, expected at least 1")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine is {engine!r}, expected 'local' or 'ray'")
+    if address is not None and engine != "ray":
+        raise ValueError("an address is that of a Ray cluster: say --engine ray (engine='ray') too")
+
+
 def open_rows(data: str, split: str = "test") -> Rows:
-    """What to score by what a user typed: a folder, a file of images or features, or the name of a dataset."""
-    return open_features(Path(data).expanduser()) if holds_features(data) else open_images(data, split)
+    """Rows by what a user typed: a folder, a file of images or features, or the name of a dataset. Their paths are
+    absolute: the workers of an engine may start in other folders."""
+    path = Path(data).expanduser()
+    data = str(path.absolute()) if path.exists() else data
+    return open_features(data) if holds_features(data) else open_images(data, split)
 
 
-def check_fit(opened: Opened, rows: Rows) -> None:
+def _check_fit(opened: Opened, rows: Rows) -> None:
     """One sentence where a guard cannot score these rows."""
     if opened.guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: calibrate it, then save it again")
@@ -149,7 +175,7 @@ def check_fit(opened: Opened, rows: Rows) -> None:
         raise ValueError(f"{rows.source} has {rows.width} features a row, the guard's head takes {width}")
 
 
-def parts_of(guard: str | os.PathLike[str], rows: Rows, out: Path, restart: bool) -> Parts:
+def _parts_of(guard: str | os.PathLike[str], rows: Rows, out: Path, restart: bool) -> Parts:
     """The parts of the output: the same run again when guard and rows are the same."""
     is_images = isinstance(rows, ImageRows)
     identity = {"guard": hash_file(Path(guard)), "data": rows.key, "rows": len(rows)}

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import nn
 
 from .. import artifact, models
 from ..bench.datasets import info
-from ..bench.datasets.store import hash_file
 from ..guard import Guard, load
 from ..heads import find_heads
 from ..models.checkpoint import read_weights
@@ -36,7 +36,7 @@ class Built(NamedTuple):
     class_names: tuple[str, ...]
     """One a class, or none."""
     origin: dict[str, Any]
-    """JSON-able: name, checkpoint and its SHA-256, number of classes."""
+    """JSON-able: name, checkpoint, number of classes, and a SHA-256 of the weights."""
 
 
 class Opened(NamedTuple):
@@ -73,12 +73,13 @@ def build_model(
     if checkpoint is not None:
         if not Path(checkpoint).is_file():
             raise FileNotFoundError(f"no checkpoint at {os.fspath(checkpoint)!r}: no such file")
-        origin |= {"checkpoint": os.path.abspath(checkpoint), "sha256": hash_file(Path(checkpoint))}
+        origin["checkpoint"] = os.path.abspath(checkpoint)
     model, own, class_names, num_classes = _build(name, checkpoint, num_classes, trust)
     if is_exported(name):
-        origin |= {"name": os.path.abspath(name), "sha256": hash_file(Path(name))}
+        origin["name"] = os.path.abspath(name)
     if num_classes is not None:
         origin["num_classes"] = num_classes
+    origin["weights"] = weights_hash(model)
     model = model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Built(model, parse_preprocess(preprocess) if preprocess else own, class_names, origin)
 
@@ -122,9 +123,9 @@ def open_guard(
     if checkpoint is None and origin.get("checkpoint"):
         checkpoint = _find(str(origin["checkpoint"]), Path(path))
     built = build_model(model, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device)
-    if origin.get("sha256") not in (None, built.origin.get("sha256")):
+    if origin.get("weights") not in (None, built.origin["weights"]):
         raise artifact.ArtifactError(
-            f"the weights in {os.fspath(checkpoint or model)!r} are not those that {os.fspath(path)!r} was fitted "
+            f"the weights of {os.fspath(checkpoint or model)!r} are not those that {os.fspath(path)!r} was fitted "
             "with: give the right --checkpoint, or fit a new guard"
         )
     return Opened(load(path, built.model), about.preprocess, about.class_names)
@@ -143,6 +144,17 @@ def parse_preprocess(text: str) -> Preprocess:
     except ValueError as error:
         raise ValueError(f"the preprocessing {text!r} is no JSON ({error})") from None
     return Preprocess.from_dict(fields)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers by name: tells whether two models are the same, whatever file or package
+    their weights come from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def is_exported(name: str) -> bool:

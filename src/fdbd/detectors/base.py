@@ -18,7 +18,7 @@ from typing_extensions import Self
 from .. import kernels
 from ..batch import Batch, Head
 from ..configured import Configured, NotFittedError, Paper, Passes, from_config
-from ..statistics import Count, NonFiniteRow, Statistic, check_finite
+from ..statistics import Bank, Count, NonFiniteRow, Statistic, check_finite
 
 __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
 
@@ -263,6 +263,9 @@ def fit_together(
         nonlocal source
         batches = source if source is not None else first.another_pass([type(detector).__name__ for detector in asking])
         source = None
+        for statistic in statistics:
+            if isinstance(statistic, Bank):
+                statistic.may_borrow = isinstance(data, (list, tuple))  # batches of a loader may share their memory
         update_all(statistics, batches, head, asking)
         return statistics if combine is None else [combine(statistic) for statistic in statistics]
 

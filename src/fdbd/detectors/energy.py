@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch
-from .base import Detector, Paper
-from .exponentials import logsumexp
+from .base import Paper
+from .exponentials import SoftmaxDetector, Sums
 
 
-class Energy(Detector):
+class Energy(SoftmaxDetector):
     """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) a sample.
 
     The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has none.
@@ -20,8 +19,6 @@ class Energy(Detector):
 
     name = "energy"
     paper = Paper("Energy-based Out-of-distribution Detection", "Liu et al.", "NeurIPS", 2020)
-    reads = ("logits",)
-    one_pass = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -29,8 +26,5 @@ class Energy(Detector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        if self.temperature == 1:
-            return logsumexp(batch.logits)
-        return self.temperature * logsumexp(batch.logits / self.temperature)
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+        return sums.largest + temperature * sums.total.log()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch
-from .base import Detector, Paper
-from .exponentials import bound_, gaps
+from .base import Paper
+from .exponentials import SoftmaxDetector, Sums
 
 
-class Entropy(Detector):
+class Entropy(SoftmaxDetector):
     """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) a sample.
 
     0 for a certain prediction, −log C for one that says nothing.
 
     >>> import torch
-    >>> from fdbd import Head
+    >>> from fdbd import Batch, Head
     >>> detector = Entropy().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.zeros(1, 2)))
     tensor([-0.6931])
@@ -28,13 +27,7 @@ class Entropy(Detector):
         "ICCV",
         2021,
     )
-    reads = ("logits",)
-    one_pass = True
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
         # Σ p log p with p = e^s / Σ e^s is Σ e^s s / Σ e^s − log Σ e^s: no p, no log p, and nothing to clip at 0
-        exponents = bound_(gaps(batch.logits))
-        weights = exponents.exp()
-        total = weights.sum(dim=1)
-        return exponents.mul_(weights).sum(dim=1) / total - total.log()
+        return sums.weighted / sums.total - sums.total.log()

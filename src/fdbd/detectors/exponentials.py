@@ -1,17 +1,75 @@
-"""Softmax's sums on a CPU: no exponential underflows, which takes libraries ten times as long; rows of few classes lie
-in memory by class, so that sums run over many samples at once; and new (N, C) tensors are few, since each costs a fetch
-of fresh pages."""
+"""Softmax's sums, and the detectors that are functions of them.
+
+A CPU kernel reads the logits once. Where it cannot (gradients, other devices, exported graphs), torch does the same: no
+exponential underflows, which takes libraries ten times as long; rows of few classes lie in memory by class, so that
+sums run over many samples at once; and new (N, C) tensors are few, since each costs a fetch of fresh pages.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import kernels
+from ..batch import Batch
+from .base import Detector, closes_itself
+
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
 """Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""
 _FEW_CLASSES = 16
+
+
+class Sums(NamedTuple):
+    """Of each row of logits, s being a logit less the largest, over the temperature."""
+
+    largest: Tensor
+    """(N,) the largest logit itself."""
+    total: Tensor
+    """(N,) Σ e^s."""
+    weighted: Tensor
+    """(N,) Σ s·e^s."""
+
+
+class SoftmaxDetector(Detector):
+    """A score that follows from softmax's `Sums`: a subclass writes `of_sums`."""
+
+    reads = ("logits",)
+    one_pass = True
+    largest_alone = False
+    """Whether `of_sums` looks at the largest logit only."""
+
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+        """(N,) scores."""
+        raise NotImplementedError(f"{type(self).__name__} defines no of_sums")
+
+    @closes_itself
+    def score(self, batch: Batch) -> Tensor:
+        prepared = self.prepare(batch)
+        assert prepared.logits is not None
+        temperature: float | Tensor = getattr(self, "temperature", 1.0)
+        found = None
+        if not kernels.tracing():
+            found = kernels.softmax_sums(prepared.logits, 1 / float(temperature), self.largest_alone)
+        if found is None:
+            scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone), temperature)
+            return self._fail_closed(batch, prepared, scores)
+        sums, is_clean = found
+        scores = self.of_sums(Sums(*sums.unbind()), temperature)
+        return scores if is_clean else self._fail_closed(batch, prepared, scores)
+
+
+def softmax_sums(logits: Tensor, temperature: float | Tensor = 1.0, largest_alone: bool = False) -> Sums:
+    """The sums of (N, C) logits, by torch; without the exponentials where nobody looks at them."""
+    largest = logits.amax(dim=1)
+    if largest_alone:
+        return Sums(largest, largest, largest)
+    exponents = gaps(logits)
+    exponents = bound_(exponents if isinstance(temperature, float) and temperature == 1 else exponents / temperature)
+    weights = exponents.exp()
+    return Sums(largest, weights.sum(dim=1), (weights * exponents).sum(dim=1))
 
 
 def gaps(logits: Tensor) -> Tensor:
@@ -27,5 +85,9 @@ def bound_(exponents: Tensor) -> Tensor:
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """(N,) log Σ_c exp(logits_c)."""
-    return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
+    """(N,) log Σ_c exp(logits_c); NaN where a logit is not finite."""
+    found = None if kernels.tracing() else kernels.softmax_sums(logits, 1.0)
+    if found is None:
+        return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
+    largest, total, _ = found[0].unbind()
+    return total.log_().add_(largest)

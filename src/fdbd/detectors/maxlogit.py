@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch
-from .base import Detector, Paper
+from .base import Paper
+from .exponentials import SoftmaxDetector, Sums
 
 
-class MaxLogit(Detector):
+class MaxLogit(SoftmaxDetector):
     """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) a sample.
 
     >>> import torch
-    >>> from fdbd import Head
+    >>> from fdbd import Batch, Head
     >>> detector = MaxLogit().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[3.0, 1.0]])))
     tensor([3.])
@@ -20,9 +20,7 @@ class MaxLogit(Detector):
 
     name = "maxlogit"
     paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
-    reads = ("logits",)
-    one_pass = True
+    largest_alone = True
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return batch.logits.amax(dim=1)
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+        return sums.largest

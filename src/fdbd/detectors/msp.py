@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch
-from .base import Detector, Paper
-from .exponentials import bound_, gaps
+from .base import Paper
+from .exponentials import SoftmaxDetector, Sums
 
 
-class MSP(Detector):
+class MSP(SoftmaxDetector):
     """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) a sample.
 
     Args:
@@ -23,8 +22,6 @@ class MSP(Detector):
         "ICLR",
         2017,
     )
-    reads = ("logits",)
-    one_pass = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -32,8 +29,5 @@ class MSP(Detector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        # e^max / Σ e^logit = 1 / Σ e^gap
-        scaled = batch.logits if self.temperature == 1 else batch.logits / self.temperature
-        return bound_(gaps(scaled)).exp_().sum(dim=1).reciprocal_()
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+        return sums.total.reciprocal()  # the largest logit's own term of the sum is e⁰

@@ -13,7 +13,7 @@ from ..batch import Batch, Head
 from ..geometry import squared_distances
 from ..kmeans import kmeans, nearest
 from ..linalg import in_blocks, unit, whitener
-from ..statistics import ROWS_AT_A_TIME, ClassMoments, Moments, Transformed, in_float64, labels_of
+from ..statistics import ClassMoments, Moments, Transformed, labels_of
 from .base import Detector, Paper, Passes
 
 LARGEST_TABLE = 1 << 27
@@ -129,11 +129,11 @@ class ClusterMoments:
         self.parts = [Moments(num_features) for _ in range(num_classes)]
 
     def update(self, batch: Batch) -> None:
-        for rows, classes in zip(in_float64(batch.features), torch.split(labels_of(batch), ROWS_AT_A_TIME)):
-            order = classes.argsort(stable=True)
-            counts = torch.bincount(classes, minlength=len(self.parts)).tolist()
-            for moments, some in zip(self.parts, torch.split(rows[order], counts)):
-                moments.add(some)
+        labels = labels_of(batch)
+        order = labels.argsort(stable=True)
+        counts = torch.bincount(labels, minlength=len(self.parts)).tolist()
+        for moments, rows in zip(self.parts, torch.split(order, counts)):
+            moments.add(batch.features[rows.to(batch.features.device)])
 
     def merge(self, other: Self) -> None:
         for mine, theirs in zip(self.parts, other.parts):

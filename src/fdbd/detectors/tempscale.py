@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..batch import Batch, Head
 from ..statistics import Sum, in_float64, labels_of
-from .base import Detector, Paper, Passes
-from .exponentials import bound_, gaps
+from .base import Paper, Passes
+from .exponentials import SoftmaxDetector, Sums, bound_
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
@@ -18,7 +18,7 @@ _NEIGHBOURHOOD = 1.05  # the second pass looks this far to either side of the fi
 _ELEMENTS_AT_A_TIME = 1 << 19  # float64 logits that are worked on at once: 4 MB
 
 
-class TemperatureScaling(Detector):
+class TemperatureScaling(SoftmaxDetector):
     """Probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
 
         score = max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
@@ -32,8 +32,8 @@ class TemperatureScaling(Detector):
 
     name = "tempscale"
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
-    reads = ("logits",)
     needs_labels = True
+    one_pass = False
     temperature: Tensor
 
     def passes(self, head: Head) -> Passes:
@@ -45,9 +45,8 @@ class TemperatureScaling(Detector):
             best, _ = minimum(around, fine.sum())
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return bound_(gaps(batch.logits).div_(self.temperature)).exp_().sum(dim=1).reciprocal()
+    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+        return sums.total.reciprocal()
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:

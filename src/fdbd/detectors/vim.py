@@ -49,9 +49,9 @@ class Residual(Detector):
         width, dim = head.num_features, self._dim(head.num_features)
         if dim >= width:
             raise ValueError(f"dim is {dim}, expected less than the {width} features, so that a residual is left")
-        # rtol: rows of a softmax head often sum to zero, and what is left of that direction is rounding error.
-        inverse = torch.linalg.pinv(head.weight.to("cpu", torch.float64), rtol=1e-10)
-        origin = -inverse @ head.bias.to("cpu", torch.float64)
+        # rcond: rows of a softmax head often sum to zero, and what is left of that direction is rounding error.
+        weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
+        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
         _, directions = torch.linalg.eigh(moments.second_moment(origin))  # ascending: the residual comes first
         directions = upright(directions)
         basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]

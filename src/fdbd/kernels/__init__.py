@@ -1,9 +1,9 @@
-"""The score of a folded head, twice: a fused CPU kernel and the plain torch definition that it must agree with.
+"""What is done sample by sample, twice: a fused CPU kernel and the plain torch definition that it must agree with.
 
 `folded_score` chooses: the kernel for CPU tensors, the twin for everything that traces, differentiates or sits on
-another device.
+another device. The twin of `softmax_sums` is in `detectors.exponentials`.
 """
 
-from .dispatch import column_sums, folded_score, tracing, warm_up
+from .dispatch import column_sums, folded_score, softmax_sums, tracing, warm_up
 
-__all__ = ["column_sums", "folded_score", "tracing", "warm_up"]
+__all__ = ["column_sums", "folded_score", "softmax_sums", "tracing", "warm_up"]

@@ -6,6 +6,7 @@ by the norm; and two findings of the kernel: a row came out as NaN, a class was 
 
 FEATURES, GIVEN, NORMALS, OFFSETS, CENTER, FLOOR, OUT = range(9, 16)
 """Addresses: features (N, P); classes (N,) int64, or logits (N, C); normals (C, P), offsets (C,), center (P,) and floor
-of the folded head; what is written: scores (N,), or float64 sums (chunks, P)."""
+of the folded head; what is written: scores (N,), or float64 sums (chunks, P). Where softmax is summed, FEATURES are
+logits (N, C), FLOOR is what multiplies them, DIVIDE asks for more than the largest, and (3, N) is written."""
 
 SLOTS = 16

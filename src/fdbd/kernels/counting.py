@@ -1,4 +1,4 @@
-"""Counts of float32 bit patterns, from which quantiles over training data are read.
+"""Float32 bit patterns: counts, from which quantiles over training data are read, and hashes.
 
 The leading bits of a float32, with negative numbers mirrored, ascend with its value; numba counts them ten times faster
 than ``torch.bincount``, which would need an int64 index for each value.
@@ -9,8 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from . import team
 
 
 def count_leading_bits(values: Tensor, counts: Tensor) -> None:
@@ -26,17 +29,25 @@ def count_feature_bits(features: Tensor, counts: Tensor, skip: int, cells: Tenso
     _kernels()[1](_bits(features), counts.numpy(), shift, 32 - skip, cells.numpy())
 
 
+def multilinear(bits: Tensor, keys: Tensor) -> Tensor:
+    """(N,) int64 Σ_j bits[i, j]·keys[j] modulo 2^64, a hash of each row; bits (N, P) int32, keys (P,) int64."""
+    out = torch.empty(bits.shape[0], dtype=torch.int64)
+    arrays = [tensor.numpy() for tensor in (bits, keys, out)]
+    team.over_rows(len(out), lambda start, stop: _kernels()[2](arrays[0][start:stop], arrays[1], arrays[2][start:stop]))
+    return out
+
+
 def _bits(values: Tensor) -> Any:
     return values.detach().to("cpu", torch.float32).contiguous().view(torch.int32).numpy()
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
+def _kernels() -> tuple[Any, Any, Any]:
     import numba  # takes a third of a second to import: only where something is counted
 
     from .fused import compiled
 
-    return compiled(numba.njit, _count), compiled(numba.njit, _count_features)
+    return compiled(numba.njit, _count), compiled(numba.njit, _count_features), compiled(numba.njit, _multilinear)
 
 
 def _count(bits: Any, counts: Any, shift: int) -> None:
@@ -55,3 +66,11 @@ def _count_features(bits: Any, counts: Any, shift: int, upper: int, cells: Any) 
                 key = (word + 2147483648) if word >= 0 else ~word  # int64: numba widens
                 if key >> upper == cells[j]:
                     counts[j, (key >> shift) & mask] += 1
+
+
+def _multilinear(bits: Any, keys: Any, out: Any) -> None:
+    for i in range(bits.shape[0]):
+        total = np.int64(0)
+        for j in range(bits.shape[1]):
+            total += np.int64(bits[i, j]) * keys[j]  # int64 wraps around
+        out[i] = total

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import team, twin
-from .block import FEATURES, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
+from .block import DIVIDE, FEATURES, FLOOR, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
 
 _CHUNK = 1 << 16
 """Elements that a thread takes at once: some ten microseconds of work."""
@@ -20,7 +20,8 @@ _WORTH_A_TEAM = 1 << 17
 _PARTS = 32
 """A sum over rows is that of at most so many parts, which depend on N alone: the number of threads changes no digit."""
 
-_compiled: dict[torch.dtype, team.Kernel] = {}
+_compiled: dict[torch.dtype, tuple[team.Kernel, team.Kernel]] = {}
+"""The score and softmax's sums, once they are warm."""
 
 
 def folded_score(
@@ -48,7 +49,7 @@ def folded_score(
     if given.shape != ((rows, classes) if from_logits else (rows,)):
         expected = f"logits of shape ({rows}, {classes})" if from_logits else f"predicted classes of shape ({rows},)"
         raise ValueError(f"{rows} rows of features need {expected}, got {tuple(given.shape)}")
-    kernel = _compiled.get(features.dtype)
+    kernel, _ = _compiled.get(features.dtype, (None, None))
     if kernel is None or not fits_kernel(features, normals, offsets, center, floor, given if from_logits else features):
         twin_score = twin.folded_score_of_logits if from_logits else twin.folded_score
         scores = twin_score(features, given, normals, offsets, center, floor, divide)
@@ -67,6 +68,23 @@ def folded_score(
     if slots[OUT_OF_RANGE]:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
     return out, not slots[UNTRUSTED]
+
+
+def softmax_sums(logits: Tensor, scale: float, largest_alone: bool = False) -> tuple[Tensor, bool] | None:
+    """(3, N) the largest logit m of each row, Σ e^s and Σ s·e^s with s = (logit − m)·scale, and whether all rows are
+    finite: the others are NaN. Only the first row is filled where that is all that is wanted. None where the kernel
+    cannot look at these logits (N, C)."""
+    _, kernel = _compiled.get(logits.dtype, (None, None))
+    if kernel is None or not logits.shape[1] or not fits_kernel(logits):
+        return None
+    rows, classes = logits.shape
+    logits = logits.contiguous()
+    out = logits.new_empty(3, rows)
+    factor = array("f" if logits.dtype is torch.float32 else "d", (scale,))
+    block = [0, max(1, _CHUNK // classes), rows, classes, *[0] * (SLOTS - 4)]
+    block[DIVIDE] = not largest_alone
+    block[FEATURES], block[FLOOR], block[OUT] = logits.data_ptr(), factor.buffer_info()[0], out.data_ptr()
+    return out, not _run(kernel, block, logits.numel())[UNTRUSTED]
 
 
 def column_sums(features: Tensor) -> Tensor:
@@ -89,7 +107,9 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
     if dtype not in _compiled:
         fused = _fused()
         fused.column_sums(dtype)
-        _compiled[dtype] = fused.score(dtype)
+        from . import softmax
+
+        _compiled[dtype] = fused.score(dtype), softmax.softmax(dtype)
 
 
 def tracing() -> bool:

@@ -52,11 +52,14 @@ def compiled(decorator: Any, function: Any, **options: Any) -> Any:
         return decorator(**options)(function)
 
 
-def _jit(function: Any) -> Any:
+def jit(function: Any) -> Any:
+    """A function for kernels to call."""
     return compiled(numba.njit, function, fastmath=_FASTMATH)
 
 
-def _kernel(function: Any) -> Kernel:
+def kernel_of(function: Any) -> Kernel:
+    """A function of one pointer, compiled."""
+
     def decorator(**options: Any) -> Any:
         return numba.cfunc(types.void(types.CPointer(types.int64)), **options)
 
@@ -64,7 +67,7 @@ def _kernel(function: Any) -> Kernel:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _take(_: Any, slots: Any) -> Any:
+def take(_: Any, slots: Any) -> Any:
     """slots[0], which is NEXT, and add one to it: atomically, so that each chunk goes to one thread."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -75,7 +78,7 @@ def _take(_: Any, slots: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _at(_: Any, address: Any) -> Any:
+def at(_: Any, address: Any) -> Any:
     """The pointer that an address stands for."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -84,7 +87,7 @@ def _at(_: Any, address: Any) -> Any:
     return types.voidptr(address), codegen
 
 
-@_jit
+@jit
 def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bool, overflow: Any) -> Any:
     distance = squares = row.dtype.type(0)
     for j in range(row.shape[0]):
@@ -99,7 +102,7 @@ def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bo
     return distance
 
 
-@_jit
+@jit
 def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: Any) -> int:
     """Index of the first maximum of a row; −1 when an entry is not finite. `bits` is the row as integers.
 
@@ -144,19 +147,19 @@ def score(dtype: torch.dtype) -> Kernel:
     def kernel(block: Any) -> None:
         slots = numba.carray(block, SLOTS)
         rows, width, classes = slots[ROWS], slots[WIDTH], slots[CLASSES]
-        features = numba.carray(_at(slots[FEATURES]), (rows, width), real)
-        given = numba.carray(_at(slots[GIVEN]), rows, np.int64)
-        logits = numba.carray(_at(slots[GIVEN]), (rows, classes), real)
-        bits = numba.carray(_at(slots[GIVEN]), (rows, classes), integer)
-        normals = numba.carray(_at(slots[NORMALS]), (classes, width), real)
-        offsets = numba.carray(_at(slots[OFFSETS]), classes, real)
-        center = numba.carray(_at(slots[CENTER]), width, real)
-        floor = numba.carray(_at(slots[FLOOR]), 1, real)[0]
-        out = numba.carray(_at(slots[OUT]), rows, real)
+        features = numba.carray(at(slots[FEATURES]), (rows, width), real)
+        given = numba.carray(at(slots[GIVEN]), rows, np.int64)
+        logits = numba.carray(at(slots[GIVEN]), (rows, classes), real)
+        bits = numba.carray(at(slots[GIVEN]), (rows, classes), integer)
+        normals = numba.carray(at(slots[NORMALS]), (classes, width), real)
+        offsets = numba.carray(at(slots[OFFSETS]), classes, real)
+        center = numba.carray(at(slots[CENTER]), width, real)
+        floor = numba.carray(at(slots[FLOOR]), 1, real)[0]
+        out = numba.carray(at(slots[OUT]), rows, real)
         from_logits, divide = slots[FROM_LOGITS] != 0, slots[DIVIDE] != 0
         untrusted = out_of_range = False
         while True:
-            start = _take(slots) * slots[CHUNK]
+            start = take(slots) * slots[CHUNK]
             if start >= rows:
                 break
             for i in range(start, min(start + slots[CHUNK], rows)):
@@ -172,7 +175,7 @@ def score(dtype: torch.dtype) -> Kernel:
         if out_of_range:
             slots[OUT_OF_RANGE] = 1
 
-    return _kernel(kernel)
+    return kernel_of(kernel)
 
 
 @cache
@@ -183,18 +186,18 @@ def column_sums(dtype: torch.dtype) -> Kernel:
     def kernel(block: Any) -> None:
         slots = numba.carray(block, SLOTS)
         rows, width, size = slots[ROWS], slots[WIDTH], slots[CHUNK]
-        features = numba.carray(_at(slots[FEATURES]), (rows, width), real)
-        totals = numba.carray(_at(slots[OUT]), ((rows + size - 1) // size, width), np.float64)
+        features = numba.carray(at(slots[FEATURES]), (rows, width), real)
+        totals = numba.carray(at(slots[OUT]), ((rows + size - 1) // size, width), np.float64)
         while True:
-            chunk = _take(slots)
+            chunk = take(slots)
             if chunk * size >= rows:
                 break
             _add_rows(features[chunk * size : min(chunk * size + size, rows)], totals[chunk])
 
-    return _kernel(kernel)
+    return kernel_of(kernel)
 
 
-@_jit
+@jit
 def _add_rows(rows: Any, out: Any) -> None:
     i = 0
     while i + 8 <= rows.shape[0]:  # eight rows at a time: `out` is read and written once for all of them

@@ -4,8 +4,9 @@ Every row counts once whatever happens to the nodes: blocks that were lost with 
 source, and each reaches the driver once.
 """
 
+from .files import fit_loaders
 from .fitting import fit
 from .pool import Workers, connect
-from .scoring import calibrate, score, score_files
+from .scoring import calibrate, file_tables, score
 
-__all__ = ["Workers", "calibrate", "connect", "fit", "score", "score_files"]
+__all__ = ["Workers", "calibrate", "connect", "file_tables", "fit", "fit_loaders", "score"]

@@ -47,6 +47,11 @@ class Workers:
         """A pool, or one of so many workers."""
         return workers if isinstance(workers, Workers) else cls(workers)
 
+    @classmethod
+    def on(cls, device: str | None, count: int | None, batch_size: int) -> Workers:
+        """So many workers on a device as torch names it; each on a GPU of its own where that is "cuda"."""
+        return cls(count, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
+
     @property
     def threads(self) -> int:
         """Torch threads of each."""

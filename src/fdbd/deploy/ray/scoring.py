@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...batch import Batch
 from ...extras import require
 from ...guard import Guard, NotCalibratedError
 from ...preprocess import Preprocess
+from ...sketch import Sketch, sample_hashes
 from ..images import ImageRows
 from ..rows import RowBatch, decide_rows, schema
-from ..scoring import Part, Rows, Summary, Tables, check_fit, image_tables, open_rows, parts_of, write_parts
-from ..spec import Opened, open_guard
-from .columns import INPUTS, Reader, column_values, refuse, tensor
-from .pool import Actor, Workers, connect, plain_errors, quiet
+from ..scoring import Part, Rows, Tables, image_tables
+from ..spec import Opened
+from .columns import INPUTS, SEEN, Reader, column_values, refuse, tensor
+from .pool import Actor, Workers, plain_errors, quiet
 
 
 def score(
@@ -80,65 +80,33 @@ def calibrate(
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     guard.detector._require_fitted()
     reader = Reader(guard, dataset, column, preprocess)
+    known = Sketch()
     scores, labels = [], []
     with plain_errors():
         for table in _tables(Workers.of(workers).map(dataset, Scores, (guard, reader))):
             scores.append(tensor(column_values(table, "score")))
             labels.append(tensor(column_values(table, "label")))
+            known.add_hashes(tensor(column_values(table, SEEN)))
     if not scores:
         raise ValueError("the calibration data hold no samples; give a dataset with rows")
+    guard._warn_if_seen(known)
     guard.set_threshold(torch.cat(scores), torch.cat(labels), tpr=tpr, alpha=alpha, per_class=per_class)
     return guard
 
 
-def score_files(
-    guard: str | os.PathLike[str],
-    data: str,
-    out: str | os.PathLike[str],
-    *,
-    address: str | None = None,
-    model: str | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    trust: bool = False,
-    device: str | None = None,
-    split: str = "test",
-    batch_size: int = 128,
-    workers: int | None = None,
-    restart: bool = False,
-    progress: bool = True,
-) -> Summary:
-    """`fdbd.deploy.scoring.score_files` on a cluster, with the same output. Every node reads `data` by the same path.
-
-    A part of the output is one piece of work. It is written here, once, when its rows are all there; a run that was
-    killed goes on with the parts that are missing.
-
-    Args:
-        address: of the cluster, as for `connect`.
-        workers: actors that hold the model; None: as many as the cluster's logical CPUs allow, less one.
-        device: ``"cuda"`` gives each actor a GPU.
-    The other arguments are as for `fdbd.deploy.scoring.score_files`.
-    """
-    pool = Workers(workers, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
-    path = Path(data).expanduser()
-    rows = open_rows(str(path.absolute()) if path.exists() else data, split)  # workers start in other folders
-    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device="cpu")
-    check_fit(opened, rows)
-    parts = parts_of(guard, rows, Path(out), restart)
-    connect(address)
-
-    def tables(todo: Sequence[Part]) -> Tables:
-        if not todo:
-            return
-        spans = dict(todo)
-        work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
-        dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
-        with quiet(), plain_errors():
-            for table in _tables(pool.map(dataset, FileDecisions, (opened, rows, batch_size), batch_size=1)):
-                for number in table.column("part").unique().to_pylist():
-                    mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
-                    yield number, spans[number], table.filter(mask).drop_columns("part")
-
-    return write_parts(parts, rows, tables, progress)
+def file_tables(opened: Opened, rows: Rows, todo: Sequence[Part], workers: Workers) -> Tables:
+    """Decisions on the rows of these parts of `score_files`' output, a table a part, in the order in which they get
+    ready. A part is one piece of work."""
+    if not todo:
+        return
+    spans = dict(todo)
+    work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
+    dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
+    with quiet(), plain_errors():
+        for table in _tables(workers.map(dataset, FileDecisions, (opened, rows, workers.batch_size), batch_size=1)):
+            for number in table.column("part").unique().to_pylist():
+                mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
+                yield number, spans[number], table.filter(mask).drop_columns("part")
 
 
 def _tables(dataset: Any) -> Generator[Any, None, None]:
@@ -162,7 +130,7 @@ class Decisions(Actor):
 
 
 class Scores(Actor):
-    """An actor that gives scores and predicted labels alone, to calibrate on."""
+    """An actor that gives scores, predicted labels and hashes of the samples, to calibrate on."""
 
     def start(self, guard: Guard, reader: Reader) -> None:
         self.guard, self.reader = guard.to(self.device), reader
@@ -173,7 +141,9 @@ class Scores(Actor):
         with torch.no_grad():
             plain, scored = self.guard._observe(inputs)
             labels = self.guard._logits(plain).argmax(dim=1)
-            return {"score": self.guard.detector.score(scored).cpu().numpy(), "label": labels.cpu().numpy()}
+            scores = self.guard.detector.score(scored)
+        seen = sample_hashes(inputs.features if isinstance(inputs, Batch) else inputs)
+        return {"score": scores.cpu().numpy(), "label": labels.cpu().numpy(), SEEN: seen.numpy()}
 
 
 class FileDecisions(Actor):

@@ -1,0 +1,30 @@
+"""Options that several commands have, declared once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Engine(str, Enum):
+    """Where the work is done."""
+
+    local = "local"
+    ray = "ray"
+
+
+GuardFile = Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)]
+Model = Annotated[str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Where the model's weights are now.")]
+TrustModel = Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")]
+Device = Annotated[str | None, typer.Option(help="Where the model runs; default: a GPU where there is one.")]
+BatchSize = Annotated[int, typer.Option(help="Images that the model sees at once.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes that decode images (with ray: model actors); default: by the machine."),
+]
+EngineName = Annotated[Engine, typer.Option("--engine", help="local, or ray for a cluster.")]
+Address = Annotated[str | None, typer.Option(help="Ray's address; default: Ray on this machine.")]
