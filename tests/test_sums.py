@@ -117,7 +117,7 @@ def test_torchs_sums_are_those_of_the_kernel():
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_products_about_a_pivot_equal_a_loop(rows, dtype):
     values, pivot = random(rows, 3, dtype=dtype), random(3, seed=1)
-    total, squares = products(values, pivot, at_a_time=4)
+    total, squares = products(values, pivot, elements=12)
     expected = torch.zeros(3, 3, dtype=torch.float64)
     for row in values.double():
         expected += torch.outer(row - pivot, row - pivot)
@@ -182,3 +182,32 @@ def test_either_library_multiplies(by_numpy, monkeypatch):
     out = torch.empty(5, 7)
     torch.testing.assert_close(blas.product(rows, points, out), rows @ points.T)
     torch.testing.assert_close(out, rows @ points.T)
+
+
+# ── logits ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    rows=st.integers(0, 20),
+    width=st.integers(1, 70),
+    classes=st.sampled_from([1, 2, 3, 4, 5, 10, 16, 17, 40]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_heads_product_is_the_matrix_product(rows, width, classes, dtype, seed):
+    features, weight = random(rows, width, seed=seed, dtype=dtype), random(classes, width, seed=seed + 1, dtype=dtype)
+    bias = random(classes, seed=seed + 2, dtype=dtype)
+    expected = features.double() @ weight.double().T + bias.double()
+    size = features.double().abs() @ weight.double().abs().T + bias.double().abs()
+    found = kernels.linear(features, weight, bias)
+    assert found.dtype == dtype
+    assert ((found - expected).abs() <= 4 * torch.finfo(dtype).eps * size).all()
+
+
+def test_a_heads_product_has_gradients_and_refuses_other_widths():
+    features, weight, bias = random(3, 4), random(2, 4, seed=1).requires_grad_(), random(2, seed=2)
+    kernels.linear(features, weight, bias).sum().backward()
+    torch.testing.assert_close(weight.grad, features.sum(dim=0).expand(2, 4))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        kernels.linear(random(3, 5), weight.detach(), bias)

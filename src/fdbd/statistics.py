@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from . import kernels
 from .batch import Batch
+from .kernels.blas import roomy
 from .kernels.counting import count_leading_bits, multilinear
 from .kernels.moments import add_by_class, products
 
@@ -124,7 +125,7 @@ class Moments:
         if not count:
             return
         pivot = self.average if self.count else next(in_float64(rows)).mean(dim=0)
-        total, squares = products(rows, pivot, ROWS_AT_A_TIME)
+        total, squares = products(rows, pivot)
         offset = total / count
         self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
 
@@ -336,8 +337,8 @@ class Bank:
         for rows, where in zip(pieces, torch.split(place, [len(piece) for piece in pieces])):
             rows = rows if transform is None else transform(rows)
             if not len(samples):  # the transform decides the width
-                samples = rows.new_empty(len(order), *rows.shape[1:])
-            samples[where] = rows
+                samples = roomy((len(order), *rows.shape[1:]), rows.dtype)
+            samples.index_copy_(0, where, rows)
         return samples
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
 
 from .. import kernels
@@ -142,7 +142,7 @@ class Detector(Configured):
         logits = batch.logits
         if "logits" in self.reads:
             if logits is None:
-                logits = nn.functional.linear(features, weight, self.head_bias)
+                logits = kernels.linear(features, weight, self.head_bias)
             else:
                 logits = as_matrix(logits, classes, "logits", "the head's classes", weight.dtype)
                 if logits.shape[0] != features.shape[0]:

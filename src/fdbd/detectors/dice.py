@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..batch import Batch, Head
 from ..statistics import Mean
 from .base import Detector, Paper, Passes
@@ -43,4 +44,4 @@ class DICE(Detector):
         self.set(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
     def score(self, batch: Batch) -> Tensor:
-        return logsumexp(torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias))
+        return logsumexp(kernels.linear(batch.features, self.sparse_weight, self.head_bias))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import team, twin
-from .block import DIVIDE, FEATURES, FLOOR, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
+from .block import DIVIDE, FEATURES, FLOOR, NORMALS, OFFSETS, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
 
 _CHUNK = 1 << 16
 """Elements that a thread takes at once: some ten microseconds of work."""
@@ -20,8 +20,11 @@ _WORTH_A_TEAM = 1 << 17
 _PARTS = 32
 """A sum over rows is that of at most so many parts, which depend on N alone: the number of threads changes no digit."""
 
-_compiled: dict[torch.dtype, tuple[team.Kernel, team.Kernel]] = {}
-"""The score and softmax's sums, once they are warm."""
+_FEW_CLASSES = 16
+"""Up to so many inner products a row are faster one by one than as a matrix product."""
+
+_compiled: dict[torch.dtype, tuple[team.Kernel, team.Kernel, team.Kernel]] = {}
+"""The score, softmax's sums and a head's product, once they are warm."""
 
 
 def folded_score(
@@ -49,7 +52,7 @@ def folded_score(
     if given.shape != ((rows, classes) if from_logits else (rows,)):
         expected = f"logits of shape ({rows}, {classes})" if from_logits else f"predicted classes of shape ({rows},)"
         raise ValueError(f"{rows} rows of features need {expected}, got {tuple(given.shape)}")
-    kernel, _ = _compiled.get(features.dtype, (None, None))
+    kernel = _warm(features.dtype, 0)
     if kernel is None or not fits_kernel(features, normals, offsets, center, floor, given if from_logits else features):
         twin_score = twin.folded_score_of_logits if from_logits else twin.folded_score
         scores = twin_score(features, given, normals, offsets, center, floor, divide)
@@ -74,7 +77,7 @@ def softmax_sums(logits: Tensor, scale: float, largest_alone: bool = False) -> t
     """(3, N) the largest logit m of each row, Σ e^s and Σ s·e^s with s = (logit − m)·scale, and whether all rows are
     finite: the others are NaN. Only the first row is filled where that is all that is wanted. None where the kernel
     cannot look at these logits (N, C)."""
-    _, kernel = _compiled.get(logits.dtype, (None, None))
+    kernel = _warm(logits.dtype, 1)
     if kernel is None or not logits.shape[1] or not fits_kernel(logits):
         return None
     rows, classes = logits.shape
@@ -85,6 +88,27 @@ def softmax_sums(logits: Tensor, scale: float, largest_alone: bool = False) -> t
     block[DIVIDE] = not largest_alone
     block[FEATURES], block[FLOOR], block[OUT] = logits.data_ptr(), factor.buffer_info()[0], out.data_ptr()
     return out, not _run(kernel, block, logits.numel())[UNTRUSTED]
+
+
+def linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(N, C) features (N, P) · weightᵀ (C, P) + bias (C,)."""
+    kernel = _warm(features.dtype, 2)
+    if (
+        kernel is None
+        or not 0 < weight.shape[0] <= _FEW_CLASSES
+        or features.ndim != 2
+        or features.shape[1] != weight.shape[1]
+        or not fits_kernel(features, weight, bias)
+    ):
+        return torch.nn.functional.linear(features, weight, bias)
+    rows, (classes, width) = features.shape[0], weight.shape
+    tensors = [tensor.contiguous() for tensor in (features, weight, bias)]
+    out = features.new_empty(rows, classes)
+    block = [0, max(1, _CHUNK // max(width, 1)), rows, width, classes, *[0] * (SLOTS - 5)]
+    block[FEATURES], block[NORMALS], block[OFFSETS] = (tensor.data_ptr() for tensor in tensors)
+    block[OUT] = out.data_ptr()
+    _run(kernel, block, features.numel())
+    return out
 
 
 def column_sums(features: Tensor) -> Tensor:
@@ -102,14 +126,14 @@ def column_sums(features: Tensor) -> Tensor:
 
 
 def warm_up(dtype: torch.dtype = torch.float32) -> None:
-    """Compile the kernels for `dtype`, or read them from the disk cache. A score whose kernel was never warmed up takes
-    the twin's path: no user's call waits for a compiler."""
+    """Compile the kernels for `dtype`, or read them from the disk cache. What was never warmed up takes the twin's
+    path."""
     if dtype not in _compiled:
         fused = _fused()
         fused.column_sums(dtype)
-        from . import softmax
+        from . import product, softmax
 
-        _compiled[dtype] = fused.score(dtype), softmax.softmax(dtype)
+        _compiled[dtype] = fused.score(dtype), softmax.softmax(dtype), product.linear(dtype)
 
 
 def tracing() -> bool:
@@ -144,6 +168,12 @@ def _run(kernel: team.Kernel, block: list[int], elements: int) -> Any:
     slots = array("q", block)
     team.share(kernel, slots.buffer_info()[0], torch.get_num_threads() if elements >= _WORTH_A_TEAM else 1)
     return slots
+
+
+def _warm(dtype: torch.dtype, number: int) -> team.Kernel | None:
+    """One of the compiled kernels, or None: no user's call waits for a compiler."""
+    kernels = _compiled.get(dtype)
+    return None if kernels is None else kernels[number]
 
 
 @cache

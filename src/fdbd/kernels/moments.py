@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 
-def products(rows: Tensor, pivot: Tensor, at_a_time: int) -> tuple[Tensor, Tensor]:
-    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), `at_a_time` of them in float64."""
+def products(rows: Tensor, pivot: Tensor, elements: int = 1 << 21) -> tuple[Tensor, Tensor]:
+    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), of which about so many elements are in
+    float64 at a time."""
     count, width = rows.shape
+    at_a_time = max(1, elements // width)
     values, around = _array(rows), pivot.numpy()
     buffer = np.empty((min(count, at_a_time), width))
     total, squares = np.zeros(width), np.zeros((width, width))

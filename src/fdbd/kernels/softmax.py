@@ -19,6 +19,9 @@ from .block import CHUNK, DIVIDE, FEATURES, FLOOR, OUT, ROWS, SLOTS, UNTRUSTED, 
 from .fused import at, compiled, jit, kernel_of, take
 from .team import Kernel
 
+_FEW, _ROWS = 16, 64
+"""Classes up to which as many rows are worked on at once."""
+
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _as_real(_: Any, bits: Any) -> Any:
@@ -99,6 +102,38 @@ def _sums(row: Any, largest: Any, scale: Any, least: Any) -> Any:
     return total, weighted
 
 
+@jit
+def _few_classes(logits: Any, start: int, scale: Any, least: Any, out: Any, tile: Any) -> bool:
+    """OUT of up to `_ROWS` rows of few classes from `start` on, and whether all are finite. They are turned first, so
+    that neighbours in memory are samples, of which there are enough to vectorise."""
+    count, classes = min(_ROWS, logits.shape[0] - start), logits.shape[1]
+    largest, zeros, total, weighted = tile[classes], tile[classes + 1], tile[classes + 2], tile[classes + 3]
+    for i in range(count):
+        for c in range(classes):
+            tile[c, i] = logits[start + i, c]
+    for i in range(_ROWS):
+        largest[i], zeros[i] = tile[0, i], tile[0, i] * 0
+        total[i] = weighted[i] = 0
+    for c in range(1, classes):
+        for i in range(_ROWS):
+            largest[i] = tile[c, i] if tile[c, i] > largest[i] else largest[i]
+            zeros[i] += tile[c, i] * 0
+    for c in range(classes):
+        for i in range(_ROWS):
+            exponent = max((tile[c, i] - largest[i]) * scale, least)
+            power = _power(exponent)
+            total[i] += power
+            weighted[i] += power * exponent
+    is_clean = True
+    for i in range(count):
+        if zeros[i] == 0:
+            out[0, start + i], out[1, start + i], out[2, start + i] = largest[i], total[i], weighted[i]
+        else:
+            out[0, start + i] = out[1, start + i] = out[2, start + i] = np.nan
+            is_clean = False
+    return is_clean
+
+
 @cache
 def softmax(dtype: torch.dtype) -> Kernel:
     """OUT (3, N): of each row the largest logit m, Σ e^s and Σ s·e^s with s = (logit − m)·FLOOR; only the first unless
@@ -113,11 +148,17 @@ def softmax(dtype: torch.dtype) -> Kernel:
         scale = numba.carray(at(slots[FLOOR]), 1, real)[0]
         out = numba.carray(at(slots[OUT]), (3, rows), real)
         has_sums, untrusted = slots[DIVIDE] != 0, False
+        tile = np.zeros((_FEW + 4, _ROWS), real)
         while True:
             start = take(slots) * slots[CHUNK]
             if start >= rows:
                 break
-            for i in range(start, min(start + slots[CHUNK], rows)):
+            stop = min(start + slots[CHUNK], rows)
+            if has_sums and width <= _FEW:
+                for i in range(start, stop, _ROWS):
+                    untrusted |= not _few_classes(logits[:stop], i, scale, least, out, tile)
+                continue
+            for i in range(start, stop):
                 if not _is_finite(logits[i]):
                     untrusted = True
                     out[0, i] = out[1, i] = out[2, i] = np.nan
