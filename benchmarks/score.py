@@ -258,7 +258,7 @@ def guarded(quick: bool) -> str:
     rows = []
     for name, (model, guard), images, rounds, target in [
         ("ResNet-50", large, torch.randn(1, 3, 224, 224), 61, "2 %"),
-        ("ResNet-50", large, torch.randn(32, 3, 224, 224), 11, "2 %"),
+        ("ResNet-50", large, torch.randn(32, 3, 224, 224), 31, "2 %"),
         ("CIFAR ResNet-20", small, torch.randn(1, 3, 32, 32), 301, "5 %"),
     ]:
         contenders = {"model": lambda m=model, x=images: m(x), "guard": lambda g=guard, x=images: g(x)}

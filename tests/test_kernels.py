@@ -167,6 +167,21 @@ def test_no_digit_depends_on_the_number_of_threads(threads, dtype):
         assert torch.equal(sums, results[0][1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_that_no_cache_holds_is_scored_alike_and_each_row_by_itself(dtype):
+    features, logits, folded = problem(23, 64, 70_000, dtype)
+    logits[5, 7] = np.nan
+    together, clean = kernels.folded_score(features, *folded, True, logits=logits)
+    assert not clean
+    expected = twin.folded_score(features, logits.nan_to_num().argmax(dim=1), *folded, True)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    assert together.isnan().nonzero().tolist() == [[5]]
+    torch.testing.assert_close(together[6:], expected[6:], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(together[:5], expected[:5], rtol=tolerance, atol=tolerance)
+    alone = [kernels.folded_score(features[i : i + 1], *folded, True, logits=logits[i : i + 1])[0] for i in range(23)]
+    torch.testing.assert_close(torch.cat(alone), together, rtol=0, atol=0, equal_nan=True)
+
+
 def test_as_many_threads_as_torch_has_work_on_large_inputs_and_one_on_small(threads, monkeypatch):
     asked = []
 

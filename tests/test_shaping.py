@@ -176,7 +176,8 @@ def test_scores_equal_those_of_pytorch_ood(name: str) -> None:
     detector = fdbd.create(name, **options).fit(Batch(train), make_head(48, dtype=torch.float32))
     theirs = peer.predict_features(new) if name == "lts" else peer.predict_feature_maps(new[:, :, None, None])
     # ReAct's and VRA's thresholds come from histograms, right to a relative 5e-4.
-    tolerance = 2e-3 if name in ("react", "vra") else 1e-5
+    # SCALE multiplies features: logits in the hundreds, whose float32 digits end at 1e-5, cancel.
+    tolerance = 2e-3 if name in ("react", "vra") else 1e-4 if name == "scale" else 1e-5
     torch.testing.assert_close(detector.score(Batch(new)), -theirs.detach(), rtol=tolerance, atol=tolerance)
 
 

@@ -211,3 +211,5 @@ def test_a_heads_product_has_gradients_and_refuses_other_widths():
     torch.testing.assert_close(weight.grad, features.sum(dim=0).expand(2, 4))
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         kernels.linear(random(3, 5), weight.detach(), bias)
+    with pytest.raises(RuntimeError, match="size"):
+        kernels.linear(features, weight.detach(), random(3))

@@ -422,5 +422,6 @@ def test_plain_tensors_are_scored_by_the_kernel_in_one_call(monkeypatch):
     run = kernels.dispatch._run
     monkeypatch.setattr(kernels.dispatch, "_run", lambda *a: (calls.append(1), run(*a))[1])
     features = random(5, 9, dtype=torch.float32)
-    detector.score(Batch(features, detector.head(features)))
+    batch = Batch(features, torch.nn.functional.linear(features, detector.head_weight, detector.head_bias))
+    detector.score(batch)
     assert calls == [1]

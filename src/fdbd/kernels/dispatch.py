@@ -64,7 +64,7 @@ def folded_score(
         given = given.to("cpu", torch.int64)
     out = features.new_empty(rows)
     tensors = [tensor.contiguous() for tensor in (features, given, normals, offsets, center, floor)]
-    block = [0, max(1, _CHUNK // max(width, 1)), rows, width, classes, from_logits, divide, 0, 0]
+    block = [0, max(4, _CHUNK // max(width, 1) // 4 * 4), rows, width, classes, from_logits, divide, 0, 0]
     block += [tensor.data_ptr() for tensor in tensors]
     block.append(out.data_ptr())
     slots = _run(kernel, block, rows * (width + classes * from_logits))
@@ -98,6 +98,7 @@ def linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         or not 0 < weight.shape[0] <= _FEW_CLASSES
         or features.ndim != 2
         or features.shape[1] != weight.shape[1]
+        or bias.shape != weight.shape[:1]
         or not fits_kernel(features, weight, bias)
     ):
         return torch.nn.functional.linear(features, weight, bias)

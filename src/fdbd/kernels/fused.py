@@ -40,6 +40,7 @@ from .team import Kernel
 # squared norm is not below `overflow` is handed back as NaN, and the caller finds out why.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
+_CACHED = 16 << 20  # bytes of normals that stay in a processor's cache
 _PIECE = 128  # logits searched at once: enough to vectorise, few enough to go through the best piece again
 
 
@@ -88,18 +89,31 @@ def at(_: Any, address: Any) -> Any:
 
 
 @jit
-def _row(row: Any, normal: Any, center: Any, offset: Any, floor: Any, divide: bool, overflow: Any) -> Any:
-    distance = squares = row.dtype.type(0)
+def _row(row: Any, normal: Any, center: Any) -> Any:
+    """Of a row less the center: the inner product with its normal, and the squared norm."""
+    inner = squares = row.dtype.type(0)
     for j in range(row.shape[0]):
         deviation = row[j] - center[j]
-        distance += normal[j] * deviation
+        inner += normal[j] * deviation
         squares += deviation * deviation
-    if not squares < overflow:
-        return row.dtype.type(np.nan)
-    distance += offset
-    if divide:
-        return distance / max(np.sqrt(squares), floor)
-    return distance
+    return inner, squares
+
+
+@jit
+def _four_rows(a: Any, b: Any, c: Any, d: Any, u: Any, v: Any, w: Any, x: Any, center: Any) -> Any:
+    """`_row` of four rows a to d, whose normals are u to x."""
+    ua = vb = wc = xd = aa = bb = cc = dd = a.dtype.type(0)
+    for j in range(a.shape[0]):
+        aj, bj, cj, dj = a[j] - center[j], b[j] - center[j], c[j] - center[j], d[j] - center[j]
+        ua += u[j] * aj
+        vb += v[j] * bj
+        wc += w[j] * cj
+        xd += x[j] * dj
+        aa += aj * aj
+        bb += bj * bj
+        cc += cj * cj
+        dd += dj * dj
+    return (ua, vb, wc, xd), (aa, bb, cc, dd)
 
 
 @jit
@@ -142,7 +156,8 @@ def score(dtype: torch.dtype) -> Kernel:
     real, integer = (np.float32, np.int32) if dtype == torch.float32 else (np.float64, np.int64)
     sign = np.iinfo(integer).bits - 1
     mask, infinity = integer(np.iinfo(integer).max), real(np.inf).view(integer)
-    overflow = real(twin.OVERFLOW[dtype])
+    overflow, nan, zero = real(twin.OVERFLOW[dtype]), real(np.nan), real(0)
+    far = _CACHED // np.dtype(real).itemsize
 
     def kernel(block: Any) -> None:
         slots = numba.carray(block, SLOTS)
@@ -158,18 +173,42 @@ def score(dtype: torch.dtype) -> Kernel:
         out = numba.carray(at(slots[OUT]), rows, real)
         from_logits, divide = slots[FROM_LOGITS] != 0, slots[DIVIDE] != 0
         untrusted = out_of_range = False
+        # Normals that no cache holds come from memory in no order: with four rows at once, more are on their way.
+        # Otherwise features are there soonest one after the other. A row's digits depend on the head alone.
+        is_far = classes * width > far
+        predicted, found = np.zeros(4, np.int64), ((zero, zero, zero, zero), (zero, zero, zero, zero))
         while True:
             start = take(slots) * slots[CHUNK]
             if start >= rows:
                 break
-            for i in range(start, min(start + slots[CHUNK], rows)):
-                k = _argmax(logits[i], bits[i], integer, sign, mask, infinity) if from_logits else given[i]
-                if 0 <= k < classes:
-                    out[i] = _row(features[i], normals[k], center, offsets[k], floor, divide, overflow)
-                else:
-                    out[i] = np.nan
-                    out_of_range = not from_logits
-                untrusted = untrusted or np.isnan(out[i])
+            stop = min(start + slots[CHUNK], rows)
+            for first in range(start, stop, 4):
+                last = min(4, stop - first) - 1
+                for i in range(last + 1):
+                    row = first + i
+                    k = _argmax(logits[row], bits[row], integer, sign, mask, infinity) if from_logits else given[row]
+                    predicted[i] = k if 0 <= k < classes else -1
+                if is_far:
+                    # Where fewer than four are left, the last one stands in for the others.
+                    r0, r1, r2, r3 = first, first + min(1, last), first + min(2, last), first + last
+                    k0, k1, k2, k3 = predicted[0], predicted[r1 - first], predicted[r2 - first], predicted[last]
+                    found = _four_rows(
+                        features[r0], features[r1], features[r2], features[r3],
+                        normals[max(k0, 0)], normals[max(k1, 0)], normals[max(k2, 0)], normals[max(k3, 0)], center,
+                    )  # fmt: skip
+                for i in range(last + 1):
+                    k = predicted[i]
+                    if is_far:
+                        inner, squares = found[0][i], found[1][i]
+                    else:
+                        inner, squares = _row(features[first + i], normals[max(k, 0)], center)
+                    if k < 0:
+                        out_of_range = not from_logits
+                    is_right = k >= 0 and squares < overflow
+                    distance = inner + offsets[max(k, 0)]
+                    score = distance / max(np.sqrt(squares), floor) if divide else distance
+                    out[first + i] = score if is_right else nan
+                    untrusted = untrusted or np.isnan(out[first + i])
         if untrusted:  # several threads may write, but all write the same
             slots[UNTRUSTED] = 1
         if out_of_range:
