@@ -94,8 +94,8 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
         rows.append([kind, f"{rate:,.0f}/s", f"{share:.0%}", f"{IMAGE_SHARE:.0%}", peaks, f"{large / small - 1:+.1%}"])
     return (
         f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` against the model alone over "
-        f"tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after each; medians of {rounds}. Peak "
-        f"memory of the scoring process for {count // 10:,} and {count:,} images, to differ by less than "
+        f"tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after; medians of {rounds}. "
+        f"Peak memory of the scoring process for {count // 10:,} and {count:,} images, to differ by less than "
         f"{MEMORY_SHARE - 1:.0%}.\n\n"
         + table(["input", "rate", "of the bare model", "target", "peak memory", "difference"], rows)
     )

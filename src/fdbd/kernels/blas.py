@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +31,9 @@ def numpy_is_faster() -> bool:
     """Whether torch has MKL on a processor of AMD's, and numpy has OpenBLAS, which is a quarter faster there."""
     if not torch.backends.mkl.is_available():
         return False
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"]
-    return "openblas" in blas.lower() and "AuthenticAMD" in _processor()
+    config: Any = np.show_config(mode="dicts")
+    blas = config.get("Build Dependencies", {}).get("blas", {}).get("name", "")
+    return "openblas" in str(blas).lower() and "AuthenticAMD" in _processor()
 
 
 def _processor() -> str:
