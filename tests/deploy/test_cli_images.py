@@ -12,6 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fdbd
+from fdbd import artifact
+from fdbd.deploy.spec import weights_hash
 from fdbd.preprocess import Preprocess
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -141,6 +143,19 @@ def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> 
     assert code == 2
     assert "not those" in err
     assert not (tiny / "scores.parquet").exists()
+
+
+def test_a_zoo_model_whose_weights_are_others_now_is_refused(tmp_path, monkeypatch, run, result) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "images", CIFAR, 40, 32)
+    result("fit", "cifar10-ce", "images")
+    description, tensors = artifact.read("guard.safetensors")
+    assert description["about"]["model"]["weights"] == weights_hash(fdbd.models.zoo("cifar10-ce"))
+    description["about"]["model"]["weights"] = "0" * 64
+    artifact.write("guard.safetensors", description, tensors)
+    code, _, err = run("score", "guard.safetensors", "images")
+    assert code == 2
+    assert "the weights of 'cifar10-ce' are not those that 'guard.safetensors' was fitted with" in err
 
 
 def test_a_guard_does_not_choose_which_code_runs(tiny, run, result) -> None:
