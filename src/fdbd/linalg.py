@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .kernels.blas import product
+from .kernels.blas import numpy_multiplies, product
+from .kernels.selection import GROUP, largest
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
 
 _QUERIES, _POINTS = 512, 1 << 16  # a block of inner products takes 128 MB
-_GROUP = 16  # inner products that are first represented by their maximum
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
@@ -119,15 +119,18 @@ def _largest_of_block(rows: Tensor, points: Tensor, k: int, buffer: Tensor | Non
 def _top(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """topk of (N, M) products, min(k, M) of them."""
     count, width = products.shape
-    groups = width // _GROUP
+    groups = width // GROUP
     if k * 4 > groups:
         values, indices = products.topk(min(k, width), dim=1, sorted=False)
         return values, indices
+    if products.is_cpu and not products.requires_grad and numpy_multiplies():
+        # numpy's threads go on to keep the cores busy for a while: one thread of ours, then, is faster than torch's.
+        return largest(products, k)
     # Group g holds the columns g, g + groups, g + 2·groups, …, so that maxima are taken over contiguous rows.
-    body = products[:, : groups * _GROUP].view(count, _GROUP, groups)
+    body = products[:, : groups * GROUP].view(count, GROUP, groups)
     best = body.amax(dim=1).topk(k, dim=1, sorted=False).indices
-    columns = (best[:, None, :] + groups * torch.arange(_GROUP, device=best.device)[:, None]).flatten(1)
-    rest = torch.arange(groups * _GROUP, width, device=best.device).expand(count, -1)
+    columns = (best[:, None, :] + groups * torch.arange(GROUP, device=best.device)[:, None]).flatten(1)
+    rest = torch.arange(groups * GROUP, width, device=best.device).expand(count, -1)
     columns = torch.cat([columns, rest], dim=1)
     values, chosen = products.gather(1, columns).topk(k, dim=1, sorted=False)
     return values, columns.gather(1, chosen)
