@@ -264,11 +264,14 @@ def guarded(quick: bool) -> str:
         contenders = {"model": lambda m=model, x=images: m(x), "guard": lambda g=guard, x=images: g(x)}
         with torch.inference_mode():
             timings = interleaved(contenders, rounds=max(3, rounds // 10) if quick else rounds, calls=1, dropped=0)
-        extra = f"{(timings.ratio('guard', 'model') - 1) * 100:+.1f} %"
+        fastest = {contender: min(times) for contender, times in timings.rounds.items()}
+        extras = timings.ratio("guard", "model"), fastest["guard"] / fastest["model"]
         seconds = [seconds_text(timings.seconds(contender)) for contender in contenders]
-        rows.append([name, str(len(images)), *seconds, extra, target])
-    return "A guarded model, `Guard(model)(x)` against `model(x)`, call by call in turns:\n\n" + table(
-        ["model", "batch", "model", "guard", "extra", "target"], rows
+        rows.append([name, str(len(images)), *seconds, *(f"{100 * extra - 100:+.1f} %" for extra in extras), target])
+    return (
+        "A guarded model, `Guard(model)(x)` against `model(x)`, call by call in turns: medians, and what the fastest "
+        "call of each says, which other programs on the machine disturb least:\n\n"
+        + table(["model", "batch", "model", "guard", "extra", "extra, fastest", "target"], rows)
     )
 
 
