@@ -72,6 +72,17 @@ def test_p_values_and_standing_are_the_counted_ones(calibration: list[float], dt
 
 
 @unhurried
+@given(calibrations, dtypes, dtypes, tprs, st.lists(st.floats(width=32), max_size=20))
+def test_one_search_decides_as_two_questions(
+    calibration: list[float], dtype: torch.dtype, asked: torch.dtype, tpr: float, others: list[float]
+) -> None:
+    threshold = Threshold.quantile(torch.tensor(calibration, dtype=dtype), tpr)
+    scores = torch.tensor([*calibration, *others, math.nan, math.inf, -math.inf], dtype=asked)
+    p_values, is_ood = threshold.decide(scores)
+    assert torch.equal(p_values, threshold.p_values(scores))
+    assert torch.equal(is_ood, threshold.is_ood(scores))
+
+
 @given(calibrations, dtypes, dtypes, alphas)
 def test_conformal_decision_is_p_at_most_alpha(
     calibration: list[float], dtype: torch.dtype, asked_dtype: torch.dtype, alpha: float

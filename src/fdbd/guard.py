@@ -255,8 +255,7 @@ class Guard(nn.Module):
             )
         labels = logits.argmax(dim=1)
         predicted = labels if self.threshold.per_class else None
-        p_values = self.threshold.p_values(scores, predicted)
-        return Decision(logits, labels, scores, p_values, self.threshold.is_ood(scores, predicted))
+        return Decision(logits, labels, scores, *self.threshold.decide(scores, predicted))
 
     # ── batches ────────────────────────────────────────────────────────────────────────────────────────────────────
 

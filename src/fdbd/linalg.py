@@ -63,8 +63,19 @@ def whitener(covariance: Tensor) -> Tensor:
     return symmetric
 
 
-def upright(directions: Tensor) -> Tensor:
-    """Eigenvectors (P, R) with the sign that makes their largest component positive, so that a fit is reproducible."""
+def eigenvectors(matrix: Tensor) -> Tensor:
+    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue.
+
+    They do not hang on how the matrix was rounded, as far as that can be: the largest component of each is positive,
+    and where eigenvalues vanish, so that any basis would do, it is the one in which diag(1, …, 2) is diagonal.
+    """
+    values, directions = torch.linalg.eigh(matrix)
+    count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
+    if count > 1:
+        null = directions[:, :count]
+        distinct = torch.linspace(1, 2, len(matrix), dtype=matrix.dtype)
+        rotation = torch.linalg.eigh(null.T @ (distinct[:, None] * null)).eigenvectors
+        directions = torch.cat([null @ rotation, directions[:, count:]], dim=1)
     largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
     return torch.where(largest < 0, -directions, directions)
 

@@ -313,6 +313,42 @@ def test_files_are_fitted_and_scored_as_by_the_local_engine(cluster, kind, tmp_p
     assert other.drop_columns(["score", "p_value"]).equals(one.drop_columns(["score", "p_value"]))
 
 
+@SLOW
+def test_reading_waits_for_the_model(cluster, tmp_path):
+    """100 blocks of 8 MB through nodes that hold 300 MB together: a read that went on while the model is busy would
+    spill to disk."""
+    read, scored = tmp_path / "read", tmp_path / "scored"
+    read.mkdir()
+    scored.mkdir()
+
+    def block(batch):
+        [number] = batch["id"]
+        (read / str(number)).touch()
+        return {"id": [number] * 100, "inputs": np.random.default_rng(number).standard_normal((100, 10_000))}
+
+    class Busy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 4).double()
+
+        def forward(self, inputs):
+            time.sleep(0.2)
+            (scored / str(time.time_ns())).touch()
+            return self.head(inputs[:, :6])
+
+    model = Busy().eval()
+    guard = fdbd.Guard(model).fit([torch.randn(50, 10).double()]).calibrate([torch.randn(50, 10).double()])
+    # Half a CPU for a task: tasks with the needs of the actors would become one with them, and prove nothing.
+    dataset = ray.data.range(100, override_num_blocks=100).map_batches(block, batch_size=1, num_cpus=0.5)
+    decisions = on_ray.score(guard, dataset, column="inputs", workers=on_ray.Workers(1, batch_size=100))
+    seen, ahead = [], []
+    for batch in decisions.iter_batches(batch_size=100):
+        seen += batch["id"].tolist()
+        ahead.append(len(list(read.iterdir())) - len(list(scored.iterdir())))
+    assert sorted(seen) == sorted(list(range(100)) * 100)
+    assert max(ahead[:50]) <= 25
+
+
 def page_blocks() -> list[tuple[str, str]]:
     """Language and code of the blocks in the section on clusters of docs/production.md."""
     page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")

@@ -140,6 +140,20 @@ def test_training_data_of_low_rank_and_fewer_samples_than_features_are_defined(d
     assert torch.isfinite(scores).all()
 
 
+@pytest.mark.parametrize("dim", [30, 90, 150])
+def test_fewer_samples_than_features_give_one_result_whatever_the_split(dim: int) -> None:
+    """40 samples leave 140 directions without variance, where rounding would choose the eigenvectors."""
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(40, 180, generator=generator, dtype=torch.float64)
+    head = Head(torch.randn(4, 180, generator=generator, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+    whole = Residual(dim).fit(Batch(features), head)
+    split = Residual(dim).fit([Batch(part) for part in features.flip(0).split(7)], head)
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(split.state_dict()[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+    basis = whole.basis
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
+
+
 def test_a_residual_is_precise_where_it_is_small_against_the_feature() -> None:
     generator = torch.Generator().manual_seed(0)
     spread = torch.tensor([1000.0] * 2 + [1e-2] * 8, dtype=torch.float64)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import in_blocks, upright
+from ..linalg import eigenvectors, in_blocks
 from ..statistics import Moments, Sum, check_finite
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -52,8 +52,7 @@ class Residual(Detector):
         # rcond: rows of a softmax head often sum to zero, and what is left of that direction is rounding error.
         weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
         origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
-        _, directions = torch.linalg.eigh(moments.second_moment(origin))  # ascending: the residual comes first
-        directions = upright(directions)
+        directions = eigenvectors(moments.second_moment(origin))  # ascending: the residual comes first
         basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
         self.set(origin=origin, basis=basis, shift=-origin @ basis)
 

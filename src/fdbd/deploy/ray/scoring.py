@@ -32,8 +32,8 @@ def score(
 ) -> Any:
     """A Dataset with the guard's decision on each row, computed when it is read or written.
 
-    Rows come as blocks get ready, in any order: keep a column that names them. How far reading runs ahead of the actors
-    is Ray Data's to decide; what its object store cannot hold goes to disk.
+    Rows come as blocks get ready, in any order: keep a column that names them. Reading waits for the actors: blocks on
+    their way to them take at most their share of Ray's object store.
 
     Args:
         guard: fitted and calibrated.
