@@ -146,8 +146,8 @@ def test_fewer_samples_than_features_give_one_result_whatever_the_split(dim: int
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(40, 180, generator=generator, dtype=torch.float64)
     head = Head(torch.randn(4, 180, generator=generator, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
-    whole = Residual(dim).fit(Batch(features), head)
-    split = Residual(dim).fit([Batch(part) for part in features.flip(0).split(7)], head)
+    whole = ViM(dim).fit(Batch(features), head)
+    split = ViM(dim).fit([Batch(part) for part in features.flip(0).split(7)], head)
     for name, tensor in whole.state_dict().items():
         torch.testing.assert_close(split.state_dict()[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
     basis = whole.basis

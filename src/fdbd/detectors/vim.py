@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import eigenvectors, in_blocks
+from ..linalg import VARIANCE_FLOOR, eigenvectors, in_blocks
 from ..statistics import Moments, Sum, check_finite
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -109,8 +109,8 @@ class ViM(Residual):
         self._set_space(head, moments)
         sums = yield Sum(partial(_logit_and_residual, self))
         logit, residual = sums.sum()
-        # Training data that lie in the principal space leave no residual: rounding decides then, not a division by 0.
-        floor = torch.finfo(self.basis.dtype).eps * sums.count * moments.second_moment(self.origin).trace().sqrt()
+        # Training data that lie in the principal space leave no residual but rounding errors, which must not decide.
+        floor = VARIANCE_FLOOR**0.5 * sums.count * moments.second_moment(self.origin).trace().sqrt()
         self.set(alpha=logit / residual.clamp_min(floor))
 
     def score(self, batch: Batch) -> Tensor:
