@@ -16,7 +16,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, softmax_sums
 from fdbd.kernels import blas
 from fdbd.kernels.counting import multilinear
 from fdbd.kernels.moments import add_by_class, products
-from fdbd.kernels.selection import largest
+from fdbd.kernels.selection import Largest
 from fdbd.statistics import Bank, Moments
 
 DTYPES = [torch.float32, torch.float64]
@@ -177,23 +177,29 @@ def test_a_bank_borrows_a_batch_that_stays_and_copies_one_that_may_change():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("width", "k"), [(64, 1), (647, 40), (5000, 1), (5003, 7), (5003, 300)])
-def test_the_largest_of_rows_are_torchs(width, k, dtype):
+@pytest.mark.parametrize("block", [1, 50, 1000, 10_000])
+@pytest.mark.parametrize(("width", "k"), [(1, 1), (64, 64), (647, 40), (5000, 1), (5003, 7), (5003, 300)])
+def test_the_largest_of_rows_are_torchs(width, k, block, dtype):
     values = random(9, width, dtype=dtype)
     values[3] = values[3].round()  # ties
     values[4] = 0
-    values[5, 2] = math.nan
-    found, columns = largest(values, k)
+    values[5, 0] = math.nan
+    values[6] = torch.arange(width)  # each is a new largest
+    values[7, :] = -math.inf
+    largest = Largest(9, k, dtype)
+    for start in range(0, width, block):
+        largest.add(values[:, start : start + block].contiguous(), start)
+    found, columns = largest.result()
     assert torch.equal(values.gather(1, columns)[:5], found[:5])
-    assert all(len(set(row.tolist())) == k for row in columns)
     rows = [0, 1, 2, 3, 4, 6, 7, 8]
+    assert all(len(set(row.tolist())) == k for row in columns[rows])
     expected = values[rows].topk(k, dim=1).values
     assert torch.equal(found[rows].sort(dim=1, descending=True).values, expected)
 
 
 @pytest.mark.parametrize("by_numpy", [False, True])
 def test_neighbours_are_the_same_whichever_library_multiplies(by_numpy, monkeypatch):
-    monkeypatch.setattr(linalg, "numpy_multiplies", lambda: by_numpy)
+    monkeypatch.setattr(blas, "numpy_is_faster", lambda: by_numpy)
     rows, points = random(6, 5), random(3000, 5, seed=1)
     values, columns = linalg.largest_products(rows, points, 4)
     exact = (rows @ points.T).topk(4, dim=1)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .kernels.blas import numpy_multiplies, product
-from .kernels.selection import GROUP, largest
+from .kernels.blas import product
+from .kernels.selection import Largest
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
 
-_QUERIES, _POINTS = 512, 1 << 16  # a block of inner products takes 128 MB
+_QUERIES, _POINTS = 2048, 1 << 16  # a block of inner products takes 128 MB where it is not searched in the cache
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
@@ -91,57 +91,38 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
-    no particular order.
+    no particular order; M of them where k is more.
 
-    Exact. Blocks of one matrix product are searched while they are in the cache: groups of products are represented by
-    their maximum first, since the k largest products lie in the k groups with the largest maxima. Memory is bounded
-    whatever N and M.
+    Exact. Blocks of the matrix product are searched while they are in the cache; memory is bounded whatever N and M.
     """
+    k = min(k, points.shape[0])
     if kernels.tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    # One buffer for all blocks: fresh pages cost as much as a fifth of the product.
-    shape = min(_QUERIES, rows.shape[0]), min(_POINTS, points.shape[0])
     is_plain = rows.is_cpu and points.is_cpu and not (rows.requires_grad or points.requires_grad)
-    buffer = rows.new_empty(shape) if is_plain else None
-    found = [_largest_of_block(block, points, k, buffer) for block in torch.split(rows, _QUERIES)]
+    search = _search_cache if is_plain and rows.dtype in (torch.float32, torch.float64) else _search_blocks
+    found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
 
-def _largest_of_block(rows: Tensor, points: Tensor, k: int, buffer: Tensor | None) -> tuple[Tensor, Tensor]:
-    best: tuple[Tensor, Tensor] | None = None
+def _search_cache(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """On the CPU, without gradients."""
+    width = min(points.shape[0], max(2 * k, _ELEMENTS // max(rows.shape[0], 1)))
+    buffer = rows.new_empty(rows.shape[0] * width)
+    found = Largest(rows.shape[0], k, rows.dtype)
+    for start in range(0, points.shape[0], width):
+        some = points[start : start + width]
+        products = buffer[: len(rows) * len(some)].view(len(rows), len(some))
+        found.add(product(rows, some, products), start)
+    return found.result()
+
+
+def _search_blocks(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    found = []
     for start in range(0, points.shape[0], _POINTS):
-        some = points[start : start + _POINTS]
-        if buffer is None:
-            products = rows @ some.T
-        else:
-            products = product(rows, some, buffer.view(-1)[: len(rows) * len(some)].view(len(rows), len(some)))
-        values, indices = _top(products, k)
-        if best is None:
-            best = values, indices
-        else:
-            values, indices = torch.cat([best[0], values], dim=1), torch.cat([best[1], indices + start], dim=1)
-            values, chosen = values.topk(min(k, values.shape[1]), dim=1, sorted=False)
-            best = values, indices.gather(1, chosen)
-    assert best is not None, "there are no points"
-    return best
-
-
-def _top(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """topk of (N, M) products, min(k, M) of them."""
-    count, width = products.shape
-    groups = width // GROUP
-    if k * 4 > groups:
-        values, indices = products.topk(min(k, width), dim=1, sorted=False)
-        return values, indices
-    if products.is_cpu and not products.requires_grad and numpy_multiplies():
-        # numpy's threads go on to keep the cores busy for a while: one thread of ours, then, is faster than torch's.
-        return largest(products, k)
-    # Group g holds the columns g, g + groups, g + 2·groups, …, so that maxima are taken over contiguous rows.
-    body = products[:, : groups * GROUP].view(count, GROUP, groups)
-    best = body.amax(dim=1).topk(k, dim=1, sorted=False).indices
-    columns = (best[:, None, :] + groups * torch.arange(GROUP, device=best.device)[:, None]).flatten(1)
-    rest = torch.arange(groups * GROUP, width, device=best.device).expand(count, -1)
-    columns = torch.cat([columns, rest], dim=1)
-    values, chosen = products.gather(1, columns).topk(k, dim=1, sorted=False)
-    return values, columns.gather(1, chosen)
+        products = rows @ points[start : start + _POINTS].T
+        values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
+        found.append((values, indices + start))
+    values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
+    values, chosen = values.topk(k, dim=1, sorted=False)
+    return values, indices.gather(1, chosen)

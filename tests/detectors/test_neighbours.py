@@ -119,15 +119,18 @@ def test_the_largest_products_are_those_of_a_full_sort(points: int, k: int, seed
     assert all(len(set(row)) == k for row in indices.tolist())
 
 
-def test_the_search_in_blocks_is_the_search_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_the_search_in_blocks_is_the_search_in_one(with_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from fdbd import linalg
 
     rows, bank = torch.randn(30, 4), torch.randn(1000, 4)
-    whole = largest_products(rows, bank, 20)[0].sort(dim=1).values
+    whole = (rows @ bank.T).topk(20, dim=1).values.flip(1)
     monkeypatch.setattr(linalg, "_QUERIES", 7)
     monkeypatch.setattr(linalg, "_POINTS", 110)
-    values, indices = largest_products(rows, bank, 20)
-    torch.testing.assert_close(values.sort(dim=1).values, whole)
+    monkeypatch.setattr(linalg, "_ELEMENTS", 500)
+    values, indices = largest_products(rows.requires_grad_(with_gradient), bank, 20)
+    assert values.requires_grad == with_gradient
+    torch.testing.assert_close(values.detach().sort(dim=1).values, whole)
     torch.testing.assert_close((rows @ bank.T).gather(1, indices), values)
 
 

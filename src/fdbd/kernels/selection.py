@@ -1,4 +1,4 @@
-"""The largest of many: each row is read once, and only what may belong to the largest is looked at again."""
+"""The largest of many, block by block: what cannot be among them is passed over at the speed of reading."""
 
 from __future__ import annotations
 
@@ -9,67 +9,99 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GROUP = 16
-"""Values that are first represented by their maximum."""
+_AT_ONCE = 32
+"""Values that are compared with the bound together."""
+_ROOM = 64
+"""Candidates beyond 2k that a row takes before the k largest of them are kept."""
 
 
-def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of (N, M) and their columns, (N, k) each, in no particular order; by one thread. CPU
-    tensors with at least k groups of `GROUP` values a row."""
-    found, columns = values.new_empty(len(values), k), torch.empty(len(values), k, dtype=torch.int64)
-    _kernels()[0](_kernels()[1], *[tensor.numpy() for tensor in (values, found, columns)])
-    return found, columns
+class Largest:
+    """The k largest values of each of N rows, and their columns, which come in blocks of columns; CPU, by one thread:
+    others are still busy, after a matrix product, with waiting for the next.
+
+    >>> largest = Largest(1, 2, torch.float32)
+    >>> largest.add(torch.tensor([[3.0, 5.0, 1.0]]), 0)
+    >>> largest.add(torch.tensor([[4.0, 2.0, 0.0]]), 3)
+    >>> values, columns = largest.result()
+    >>> sorted(zip(columns[0].tolist(), values[0].tolist()))
+    [(1, 5.0), (3, 4.0)]
+    """
+
+    def __init__(self, rows: int, k: int, dtype: torch.dtype) -> None:
+        self.k = k
+        self.values = torch.empty(rows, 2 * k + _ROOM, dtype=dtype)
+        self.columns = torch.empty(rows, 2 * k + _ROOM, dtype=torch.int64)
+        self.counts = torch.zeros(rows, dtype=torch.int64)
+        self.bounds = torch.full((rows,), -torch.inf, dtype=dtype)
+        self._state = [tensor.numpy() for tensor in (self.values, self.columns, self.counts, self.bounds)]
+
+    def add(self, block: Tensor, first: int) -> None:
+        """Look at a block (N, W) of columns that starts at column `first`."""
+        _kernels()[0](_kernels()[1], block.numpy(), first, self.k, *self._state)
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Values and columns, (N, k) each, in no particular order. A row with NaN or −∞ may have any columns."""
+        _kernels()[2](_kernels()[1], self.k, *self._state)
+        return self.values[:, : self.k], self.columns[:, : self.k]
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
+def _kernels() -> tuple[Any, Any, Any]:
     import numba  # takes a third of a second to import: only where something is selected
 
     from .fused import compiled
 
-    # No NaN and no −0 is what lets maxima vectorise; a row with NaN gives any of its columns.
-    return compiled(numba.njit, _select), compiled(numba.njit, _maxima, fastmath={"nnan", "nsz"})
+    return compiled(numba.njit, _add), compiled(numba.njit, _keep), compiled(numba.njit, _finish)
 
 
-def _select(maxima: Any, values: Any, found: Any, columns: Any) -> None:
-    k, width = found.shape[1], values.shape[1]
-    groups = width // GROUP
-    parties = groups // GROUP  # groups of groups
-    best, leaders = np.empty(groups, values.dtype), np.empty(parties, values.dtype)
-    candidates, places = np.empty(width, values.dtype), np.empty(width, np.int64)
+def _add(keep: Any, block: Any, first: int, k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
+    width, room = block.shape[1], values.shape[1]
+    for i in range(block.shape[0]):
+        row, found, places, count, bound = block[i], values[i], columns[i], counts[i], bounds[i]
+        for start in range(0, width, _AT_ONCE):
+            stop = min(start + _AT_ONCE, width)
+            above = 0
+            for j in range(start, stop):
+                above += row[j] > bound
+            if above:
+                if count + above >= room:
+                    bound = keep(found, places, count, k)
+                    count = k
+                for j in range(start, stop):  # a branch would be guessed wrongly: what is not kept is written over
+                    found[count], places[count] = row[j], first + j
+                    count += row[j] > bound
+        counts[i], bounds[i] = count, bound
+
+
+def _finish(keep: Any, k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
     for i in range(values.shape[0]):
-        row = values[i]
-        maxima(row, best)
-        # The k-th largest of the maxima of parties, where there are enough, or of groups: k values reach it.
-        if parties >= 2 * k:
-            maxima(best, leaders)
-            bound = np.sort(leaders)[parties - k]
+        if counts[i] > k:
+            keep(values[i], columns[i], counts[i], k)
+        for n in range(counts[i], k):  # NaN and −∞ are above nothing
+            values[i, n], columns[i, n] = -np.inf, n
+
+
+def _keep(values: Any, columns: Any, count: int, k: int) -> Any:
+    """Bring the k largest of the first `count` values to the front, with their columns; returns the smallest of them.
+    Hoare's selection."""
+    low, high = 0, count - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] > pivot:
+                i += 1
+            while values[j] < pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                columns[i], columns[j] = columns[j], columns[i]
+                i += 1
+                j -= 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
         else:
-            bound = np.sort(best)[groups - k]
-        count = 0
-        for g in range(groups):
-            if best[g] >= bound:
-                for j in range(g, groups * GROUP, groups):
-                    if row[j] >= bound:
-                        candidates[count], places[count] = row[j], j
-                        count += 1
-        for j in range(groups * GROUP, width):
-            if row[j] >= bound:
-                candidates[count], places[count] = row[j], j
-                count += 1
-        if count < k:  # NaN
-            for n in range(k):
-                candidates[n], places[n] = row[n], n
-            count = k
-        chosen = np.argsort(candidates[:count])[count - k :]
-        for n in range(k):
-            found[i, n], columns[i, n] = candidates[chosen[n]], places[chosen[n]]
-
-
-def _maxima(row: Any, best: Any) -> None:
-    """Group g holds the columns g, g + groups, g + 2·groups, …, so that neighbours are worked on at once."""
-    groups = best.shape[0]
-    best[:] = row[:groups]
-    for start in range(groups, groups * GROUP, groups):
-        for g in range(groups):
-            best[g] = max(best[g], row[start + g])
+            break
+    return values[:k].min()
