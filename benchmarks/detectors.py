@@ -200,7 +200,7 @@ def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
     spent = sum(map(first.seconds, contenders))
     if spent > 30:
         return first
-    rounds, calls = (9, 3) if spent < 0.2 else (5, 1) if spent < 3 else (1, 1)
+    rounds, calls = (9, 3) if spent < 0.2 else (5, 1) if spent < 6 else (1, 1)
     return interleaved(contenders, rounds=rounds, calls=calls)
 
 

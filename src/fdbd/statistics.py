@@ -23,6 +23,9 @@ from .kernels.moments import add_by_class, products
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
 
+PIVOT_ROWS = 256
+"""Rows whose mean the first products are taken about."""
+
 S = TypeVar("S", bound="Statistic")
 
 
@@ -111,6 +114,8 @@ class Moments:
     LeVeque (1983): nothing cancels when the mean is large against the spread.
     """
 
+    finds_non_finite = True
+
     def __init__(self, num_features: int) -> None:
         self.count = 0
         self.average = torch.zeros(num_features, dtype=torch.float64)
@@ -124,8 +129,10 @@ class Moments:
         count = rows.shape[0]
         if not count:
             return
-        pivot = self.average if self.count else next(in_float64(rows)).mean(dim=0)
+        pivot = self.average if self.count else next(in_float64(rows[:PIVOT_ROWS])).mean(dim=0)
         total, squares = products(rows, pivot)
+        if not np.isfinite(total.numpy()).all():
+            check_finite(rows, "its features")
         offset = total / count
         self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
 

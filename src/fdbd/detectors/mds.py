@@ -156,6 +156,8 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
 class PartMoments:
     """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch."""
 
+    finds_non_finite = True
+
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
         self.num_classes = num_classes
         self.layers = layers
