@@ -136,7 +136,7 @@ class Detector(Configured):
     def prepare(self, batch: Batch) -> Batch:
         """The batch as `score` wants it: checked shapes, the detector's dtype, logits where it reads them."""
         self._require_fitted()
-        weight: Any = self._buffers["head_weight"]  # as an attribute of a module it would cost a microsecond
+        weight = self.head_weight
         classes, width = weight.shape
         features = as_matrix(batch.features, width, "features", "the head's input", weight.dtype)
         logits = batch.logits
