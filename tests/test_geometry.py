@@ -335,3 +335,15 @@ def test_squared_distances_are_those_of_the_differences():
     torch.testing.assert_close(geometry.squared_distances(rows, points), expected)
     torch.testing.assert_close(geometry.squared_distances(rows, points, points.square().sum(dim=1)), expected)
     assert (geometry.squared_distances(rows, rows).diagonal() >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_half_precision_and_integers_are_scored_in_the_heads_dtype(dtype):
+    head = Head(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.randn(5))
+    features = (3 * torch.randn(9, 7, generator=torch.Generator().manual_seed(1))).to(dtype)
+    folded, logits = geometry.Folded(head, torch.zeros(7)), head(features)
+    expected = folded.score(features.float(), head(features.float()).argmax(dim=1))
+    assert torch.equal(folded.score(features, head(features.float()).argmax(dim=1)), expected)
+    assert torch.equal(folded.score_logits(features, head(features.float())), expected)
+    if dtype == torch.int64:
+        assert torch.equal(logits, head(features.float()))

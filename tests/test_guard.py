@@ -45,6 +45,29 @@ def test_a_guarded_model_decides_in_three_lines() -> None:
     assert torch.equal(decision.labels, decision.logits.argmax(dim=1))
 
 
+@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")])
+def test_mixed_precision_is_for_the_network_not_for_the_score(name: str) -> None:
+    head = fdbd.Head(torch.randn(20, 12, generator=torch.Generator().manual_seed(0)))
+    features = torch.randn(400, 12, generator=torch.Generator().manual_seed(1)).relu()
+    batch = fdbd.Batch(features, None, torch.arange(400) % 20)
+    plain = fdbd.create(name).fit(batch, head)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = fdbd.create(name).fit(batch, head)
+        scores = mixed.score(fdbd.Batch(features))
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, plain.score(fdbd.Batch(features)))
+
+
+@pytest.mark.parametrize("name", ["fdbd", "energy", "mds", "knn", "nnguide", "vim", "react+energy"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_model_on_a_gpu_is_guarded_there(name: str) -> None:
+    guard = fdbd.Guard(make_model().cuda(), name).fit(make_loader(200, 1)).calibrate(make_loader(100, 2))
+    images = torch.randn(9, 3, 2, 2)
+    here = fdbd.Guard(make_model(), name).fit(make_loader(200, 1)).score(images)
+    assert guard(images.cuda()).scores.is_cuda
+    torch.testing.assert_close(guard.score(images.cuda()).cpu(), here, rtol=1e-3, atol=1e-4)
+
+
 def test_decision_logits_are_the_models_own(guard: fdbd.Guard) -> None:
     images = torch.randn(9, 3, 2, 2)
     assert torch.equal(guard(images).logits, make_model()(images))
@@ -118,14 +141,39 @@ def test_a_generator_is_enough_for_a_detector_of_several_passes() -> None:
     assert guard.detector.is_fitted
 
 
-def test_calibrating_on_the_data_of_the_fit_warns() -> None:
+@pytest.mark.parametrize("name", ["fdbd", "energy"])
+def test_calibrating_on_the_data_of_the_fit_warns(name: str) -> None:
     loader = make_loader(200, 1)
-    guard = fdbd.Guard(make_model()).fit(loader)
+    guard = fdbd.Guard(make_model(), name).fit(loader)
     with pytest.warns(UserWarning, match="also used for the fit"):
         guard.calibrate(loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         guard.calibrate(make_loader(200, 2))
+
+
+def test_nothing_to_fit_on_is_an_error_also_for_a_detector_that_learns_nothing() -> None:
+    for name in ("fdbd", "energy"):
+        with pytest.raises(ValueError, match="hold no samples"):
+            fdbd.Guard(make_model(), name).fit([])
+
+
+def test_guards_that_read_more_than_features_are_loaded(tmp_path) -> None:
+    head, path = fdbd.Head(torch.randn(3, 5)), tmp_path / "guard.safetensors"
+    views = fdbd.Batch(torch.randn(30, 5), views=torch.randn(2, 30, 5))
+    guard = fdbd.Guard(head, "csi").fit([views])
+    guard.save(path)
+    torch.testing.assert_close(fdbd.load(path).score(views), guard.score(views))
+    fdbd.Guard(head, fdbd.Ensemble(["energy", "fdbd"])).fit([fdbd.Batch(torch.randn(30, 5))]).save(path)
+    with pytest.raises(RuntimeError, match="not calibrated"):
+        fdbd.load(path).score(fdbd.Batch(torch.randn(2, 5)))
+
+
+def test_where_all_boundaries_meet_they_have_equal_shares() -> None:
+    guard = fdbd.Guard(fdbd.Head(torch.randn(4, 5))).fit([fdbd.Batch(torch.randn(30, 5))])
+    guard.calibrate([fdbd.Batch(torch.randn(30, 5))])
+    explanation = guard.explain(fdbd.Batch(torch.zeros(1, 5)))
+    assert sorted(explanation.shares[0].tolist()) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
 
 
 def test_the_warning_survives_saving(tmp_path) -> None:

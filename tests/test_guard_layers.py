@@ -44,6 +44,27 @@ def test_the_guard_takes_layers_from_the_network_and_weighs_them(guard: fdbd.Gua
     torch.testing.assert_close(guard.score(images), guard.detector.score(batch).detach())
 
 
+def test_layers_are_weighed_behind_a_shaping_and_in_an_ensemble_too(tmp_path) -> None:
+    several = fdbd.MDS(layers=("0", "4"))
+    for detector in (fdbd.Shaped(fdbd.ReAct(90), several), fdbd.Ensemble([several, "energy"])):
+        made = fdbd.Guard(make_model(), detector).fit(loader(240, 1))
+        mds = made.detector.detector if isinstance(detector, fdbd.Shaped) else made.detector.members[0]
+        assert not torch.allclose(mds.weights, torch.full((3,), 1 / 3))
+        made.save(tmp_path / "guard.safetensors")
+        again = fdbd.load(tmp_path / "guard.safetensors", make_model())
+        images = torch.randn(5, 3, 5, 5)
+        if isinstance(detector, fdbd.Ensemble):
+            for one in (made, again):
+                one.detector.calibrate([one.classifier(images) for images, _ in loader(120, 2)])
+        torch.testing.assert_close(again.score(images), made.score(images))
+
+
+def test_a_layer_with_other_rows_is_refused() -> None:
+    batch = fdbd.Batch(torch.randn(6, 4), None, torch.arange(6) % 2, {"a": torch.randn(9, 3)})
+    with pytest.raises(ValueError, match=r"layer 'a' has shape \(9, 3\), expected \(6, P\)"):
+        fdbd.MDS(layers=["a"]).fit(batch, fdbd.Head(torch.randn(2, 4)))
+
+
 def test_the_weights_tell_clean_samples_from_their_adversarial_copies(guard: fdbd.Guard) -> None:
     images, labels = (torch.cat(part) for part in zip(*loader(240, 1)))
     moved = adversarial(images, labels, fdbd.Classifier(make_model()), ADVERSARIAL_STEP)

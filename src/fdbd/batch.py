@@ -5,6 +5,7 @@ A Batch is what a classifier says of N samples, a Head is its last linear layer.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -34,6 +35,12 @@ class Batch(NamedTuple):
     """Pooled features of earlier layers, name to (N, P_layer), for multi-layer MDS."""
     views: Tensor | None = None
     """(V, N, P) features of transformed copies, for CSI; None: the one view there is."""
+
+    def cpu(self) -> Batch:
+        """The same batch in the CPU's memory."""
+        layers = self.layers and {name: _to_cpu(part) for name, part in self.layers.items()}
+        features, logits, labels = map(_to_cpu, self[:3])
+        return Batch(features, logits, labels, layers, _to_cpu(self.views))
 
 
 class Head:
@@ -101,8 +108,16 @@ class Head:
         """P."""
         return int(self.weight.shape[1])
 
+    def cpu(self) -> Head:
+        """The same head in the CPU's memory."""
+        head = copy.copy(self)
+        head.weight, head.bias = self.weight.cpu(), self.bias.cpu()
+        return head
+
     def __call__(self, features: Tensor) -> Tensor:
-        """(N, P) features to (N, C) logits, in the features' dtype and on their device."""
+        """(N, P) features to (N, C) logits, in the features' dtype and on their device; integers, in the head's."""
+        if not features.is_floating_point():
+            features = features.to(self.weight.dtype)
         weight = self.weight.to(features.device, features.dtype)
         return kernels.linear(features, weight, self.bias.to(features.device, features.dtype))
 
@@ -115,6 +130,10 @@ class Head:
 
     def __repr__(self) -> str:
         return f"Head({self.num_classes} classes, {self.num_features} features)"
+
+
+def _to_cpu(part: Any) -> Any:
+    return part.cpu() if isinstance(part, Tensor) else part
 
 
 def two_rows(logit: Tensor) -> Tensor:

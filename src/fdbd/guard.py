@@ -15,7 +15,7 @@ from . import artifact, distributed, geometry
 from .batch import Batch, Head
 from .classifier import Classifier, split_batch
 from .detectors import Shaped, as_detector, create_shaping
-from .detectors.base import Detector, as_batch, fit_together, from_config
+from .detectors.base import Detector, as_batch, fit_together, from_config, full_precision
 from .perturb import InputPerturbation, adversarial
 from .progress import track
 from .shaping import Shaping
@@ -128,15 +128,19 @@ class Guard(nn.Module):
         combine = distributed.combine if distributed.is_active() else None
         head = self._find_head()
         with torch.no_grad(), Spool() as spool, Spool() as perturbed:
-            stream = self._training_batches(data, progress, perturbed)
+            items = iter(track(_items(data), "fitting", enabled=progress))
+            stream = self._training_batches(items, perturbed)
             if self.detector.one_pass:
                 fit_together([self.detector], stream, head, combine)
+                for item in items:  # left where nothing is learnt: the network need not look, but `calibrate` will ask
+                    self._seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
             else:
                 for batch in stream:
                     spool.append(batch)
                 fit_together([self.detector], spool, head, combine)
             if self._weighs_layers:
-                self.detector.fit_combination(spool, perturbed, combine)  # type: ignore[operator]
+                with full_precision():
+                    self.detector.fit_combination(spool, perturbed, combine)  # type: ignore[operator]
         if combine is not None:
             self._seen = combine(self._seen)
         return self
@@ -242,7 +246,10 @@ class Guard(nn.Module):
                 scored, inner = inner.shape(scored), inner.detector
             distances = geometry.distances(scored.features, self.detector.head)
             nearest_distance, nearest = geometry.nearest_boundary(distances)
-            reachable = torch.where(torch.isfinite(distances), distances, 0)
+            is_there = torch.isfinite(distances)
+            reachable = torch.where(is_there, distances, 0)
+            # On a point where all boundaries meet, all have an equal share in a distance of zero.
+            reachable = torch.where(reachable.sum(dim=1, keepdim=True) > 0, reachable, is_there.to(reachable))
             shares = reachable / reachable.sum(dim=1, keepdim=True)
             assert self.threshold is not None
             standing = self.threshold.standing(decision.scores, decision.labels)
@@ -275,11 +282,11 @@ class Guard(nn.Module):
         score = self.detector.score if self.perturb.needs_score else None
         return plain, classifier(self.perturb(split_batch(images)[0], classifier, score))
 
-    def _training_batches(self, data: Any, progress: bool, perturbed: Spool) -> Iterator[Batch]:
+    def _training_batches(self, items: Iterator[Any], perturbed: Spool) -> Iterator[Batch]:
         """Batches that the detector learns from. Noise that follows a score can only be added once there is one, so
         images are plain here; where layers are to be weighed, an adversarial copy of each batch goes to `perturbed`."""
         assert self._seen is not None
-        for item in track(_items(data), "fitting", enabled=progress):
+        for item in items:
             if isinstance(item, Batch):
                 self._seen.add(item.features)
                 yield self._features_alone(item)
@@ -419,13 +426,11 @@ def _items(data: Any) -> Any:
 
 def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
     """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
-    guard = Guard(None, detector, perturb=perturb)
-    guard.threshold = threshold
-    if detector.needs_network or perturb is not None or getattr(detector, "layers", None):
+    if detector.needs_network or perturb is not None or not getattr(detector, "is_calibrated", True):
         return
-    weight = detector.head.weight
-    batch = Batch(torch.zeros(2, weight.shape[1], dtype=weight.dtype))
-    answers = [guard.score(batch)] if threshold is None else guard.decide(batch)[1:]
+    answers = [detector.score(detector.example())]
+    if threshold is not None:
+        answers += threshold.decide(answers[0], torch.tensor([0, detector.head.num_classes - 1]))
     if any(answer.shape != (2,) for answer in answers):
         raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
 

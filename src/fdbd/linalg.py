@@ -12,10 +12,12 @@ from torch import Tensor
 
 from . import kernels
 from .kernels.blas import product
-from .kernels.selection import Largest
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
+
+ROUNDING = 1e-13
+"""Variances below this share of the total one are rounding errors of float64 sums."""
 
 _QUERIES, _POINTS = 2048, 1 << 16  # a block of inner products takes 128 MB where it is not searched in the cache
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
@@ -32,11 +34,12 @@ def unit(rows: Tensor) -> Tensor:
     return rows / norms.clamp_min(1e-12)
 
 
-def whitener(covariance: Tensor) -> Tensor:
+def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the Mahalanobis distance.
 
     Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out, as ``pinv`` and scikit-learn's
-    ``EmpiricalCovariance`` do: the distance does not see them, whatever the rank of Σ.
+    ``EmpiricalCovariance`` do: the distance does not see them, whatever the rank of Σ. Where Σ is what a subtraction
+    left of a larger covariance, `total` is the trace of that: below `ROUNDING` of it a variance is none either.
 
     >>> whitener(torch.diag(torch.tensor([4.0, 0.0])))
     tensor([[0.5000, 0.0000],
@@ -49,10 +52,10 @@ def whitener(covariance: Tensor) -> Tensor:
             factor, torch.eye(len(factor), dtype=torch.float64), upper=False
         )
         # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
-        if covariance.trace() * inverse.square().sum() * VARIANCE_FLOOR < 1:
+        if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
             return inverse
     variances, directions = torch.linalg.eigh(covariance)
-    kept = variances > VARIANCE_FLOOR * variances[-1].clamp_min(0)
+    kept = variances > max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
     if not kept.any():
         raise ValueError(
             "the training features do not vary within their classes or clusters, so no distance can be scaled by their "
@@ -105,8 +108,15 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
 
+def warm_up_search(dtype: torch.dtype) -> None:
+    """Have compiled what `largest_products` needs."""
+    largest_products(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), 1)
+
+
 def _search_cache(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """On the CPU, without gradients."""
+    from .kernels.selection import Largest  # with numba, which takes a third of a second to import
+
     width = min(points.shape[0], max(2 * k, _ELEMENTS // max(rows.shape[0], 1)))
     buffer = rows.new_empty(rows.shape[0] * width)
     found = Largest(rows.shape[0], k, rows.dtype)

@@ -47,6 +47,9 @@ class Shaping(Configured):
         return
         yield
 
+    def warm_up(self) -> None:
+        """Have compiled what `forward` will need; a fit does."""
+
     def forward(self, features: Tensor) -> Tensor:
         """Shaped features (N, P) of features (N, P)."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
@@ -127,6 +130,10 @@ class VRA(Shaping):
         fine = yield _FeatureBins(head.num_features, torch.stack([cell for cell, _ in places]))
         self.set(**{name: fine.value(i, places[i][1]) for i, name in enumerate(("alpha", "beta"))})
 
+    def warm_up(self) -> None:
+        one = torch.zeros(1, dtype=self.fit_dtype)
+        keep_between(one[None], one, one)
+
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = self._fitted("alpha").to(features.device), self._fitted("beta").to(features.device)
         if fits_kernel(features, alpha, beta):
@@ -140,6 +147,9 @@ class _TopShare(Shaping):
     def __init__(self, percentile: float) -> None:
         super().__init__()
         self.percentile = _percent("percentile", percentile)
+
+    def warm_up(self) -> None:
+        self(torch.zeros(1, 2, dtype=self.fit_dtype))
 
     def kept(self, features: Tensor) -> int:
         """k, how many of P activations are not pruned: P − round(P · percentile / 100), at least one."""

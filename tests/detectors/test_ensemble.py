@@ -99,6 +99,14 @@ def test_a_higher_member_never_lowers_the_score(member: int, rise: float, combin
     assert (ensemble.score(Batch(raised)) >= ensemble.score(Batch(new)) - 1e-12).all()
 
 
+def test_members_that_are_sure_of_the_distribution_are_sure_together_in_single_precision() -> None:
+    ensemble = columns(2, "cauchy").float()
+    high, middle = torch.full((1, 2), 100.0), torch.zeros(1, 2)
+    assert ensemble.p_values(Batch(high)).min() == 1
+    assert ensemble.score(Batch(high)) > 0.999
+    assert ensemble.score(Batch(torch.tensor([[100.0, 0.0]]))) > ensemble.score(Batch(middle))
+
+
 def test_it_sees_what_any_one_member_sees() -> None:
     ensemble = columns(2)
     normal, high, low = make_data(2000, 2, seed=11)[0], make_data(2000, 2, seed=12)[0], make_data(2000, 2, seed=13)[0]

@@ -217,9 +217,11 @@ def test_more_features_than_samples_and_empty_classes_are_defined(detector: MDS)
 
 
 def test_features_that_do_not_vary_within_classes_are_an_error() -> None:
-    batch = Batch(torch.eye(3), None, torch.arange(3))
-    with pytest.raises(ValueError, match="do not vary within their classes"):
-        MDS().fit(batch, Head(torch.eye(3)))
+    for features in (torch.eye(3), torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) * 100):
+        batch, head = Batch(features, None, torch.arange(3)), Head(torch.eye(3, features.shape[1]))
+        for detector in (MDS(), RMDS()):
+            with pytest.raises(ValueError, match="do not vary within their classes"):
+                detector.fit(batch, head)
 
 
 @pytest.mark.parametrize("detector", OPTIONS, ids=repr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 import sys
 
@@ -132,6 +133,18 @@ def test_the_search_in_blocks_is_the_search_in_one(with_gradient: bool, monkeypa
     assert values.requires_grad == with_gradient
     torch.testing.assert_close(values.detach().sort(dim=1).values, whole)
     torch.testing.assert_close((rows @ bank.T).gather(1, indices), values)
+
+
+def test_an_index_is_never_that_of_another_bank() -> None:
+    pytest.importorskip("faiss")
+    head, z = Head(torch.eye(4)), Batch(torch.randn(20, 4))
+    detector = KNN(3, index="flat")
+    for seed in range(5):
+        bank = torch.randn(200, 4, generator=torch.Generator().manual_seed(seed))
+        detector.fit(Batch(bank), head)
+        torch.testing.assert_close(detector.score(z), KNN(3).fit(Batch(bank), head).score(z))
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            detector.fit(Batch(torch.full((200, 4), math.nan)), head)
 
 
 @pytest.mark.parametrize("index", ["flat", "ivf", "hnsw"])

@@ -6,6 +6,7 @@ closed: a row with a NaN or an infinity in what the detector reads scores −inf
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,11 @@ __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_t
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 """Magnitudes whose squares, summed over any feature width, still fit the dtype."""
+
+_NO_SAMPLES = "the training data hold no samples; give at least one non-empty batch"
+
+_KINDS = ("cpu", "cuda")
+"""Devices that autocast is known for."""
 
 
 class Detector(Configured):
@@ -94,7 +100,7 @@ class Detector(Configured):
             raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
         self.fit_dtype = head.weight.dtype if dtype is None else torch.promote_types(head.weight.dtype, dtype)
         self.set(head_weight=head.weight, head_bias=head.bias)
-        kernels.warm_up(self.fit_dtype)
+        self._warm_up()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -106,7 +112,11 @@ class Detector(Configured):
 
     def _warm_up(self) -> None:
         if self.is_fitted:
-            kernels.warm_up(self.head_weight.dtype)
+            self.warm_up(self.head_weight.dtype)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Have compiled what a score will need, so that no score waits for a compiler; a fit and a file do."""
+        kernels.warm_up(dtype)
 
     @property
     def is_fitted(self) -> bool:
@@ -120,6 +130,11 @@ class Detector(Configured):
         head = Head.__new__(Head)  # checked when it was kept
         head.weight, head.bias, head.is_binary = self.head_weight, self.head_bias, False
         return head
+
+    def example(self) -> Batch:
+        """Two rows of zeros with all that a score reads, to try a fitted detector on."""
+        weight = self.head_weight
+        return Batch(weight.new_zeros(2, weight.shape[1]))
 
     def forget(self) -> None:
         """Drop everything that was learnt."""
@@ -195,14 +210,37 @@ def _checked(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Te
             return prepared.features.new_zeros(0)
         return self._fail_closed(batch, prepared, score(self, prepared))
 
-    checked._checked = True  # type: ignore[attr-defined]
-    return checked
+    return closes_itself(checked)
 
 
 def closes_itself(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch], Tensor]:
-    """Marks a `score` that prepares its batch and handles non-finite rows without the base class."""
-    score._checked = True  # type: ignore[attr-defined]
-    return score
+    """Marks a `score` that prepares its batch and handles non-finite rows without the base class. Under autocast it
+    still computes in the dtype of the fit: mixed precision is for the network."""
+
+    @functools.wraps(score)
+    def exact(self: Detector, batch: Batch) -> Tensor:
+        if not autocasts():
+            return score(self, batch)
+        with full_precision():
+            return score(self, batch)
+
+    exact._checked = True  # type: ignore[attr-defined]
+    return exact
+
+
+def autocasts() -> bool:
+    """Whether operations choose their precision by themselves now; a graph under construction has none of that."""
+    return not kernels.tracing() and any(map(torch.is_autocast_enabled, _KINDS))
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Operations keep the dtype of their arguments, whatever autocast surrounds them."""
+    with contextlib.ExitStack() as without:
+        if autocasts():
+            for kind in filter(torch.is_autocast_enabled, _KINDS):
+                without.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -257,6 +295,10 @@ def fit_together(
     """
     data = [batches] if isinstance(batches, Batch) else batches
     first = _Peek(data)
+    if not first.head and combine is None:  # of several processes, one may have nothing
+        for detector in detectors:
+            detector.forget()
+        raise ValueError(_NO_SAMPLES)
     source: Iterable[Batch] | None = first.first_pass()
 
     def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
@@ -288,6 +330,7 @@ def fit_by(
         dtype: of the features.
     """
     running: dict[int, tuple[Passes, Any]] = {}
+    device, head = head.weight.device, head.cpu()
     try:
         for index, detector in enumerate(detectors):
             _advance(running, index, detector.start(head, dtype), None)
@@ -295,9 +338,12 @@ def fit_by(
             asked = [Count(), *(statistic for _, statistic in running.values())]
             seen, *sums = sum_up(asked, [detectors[index] for index in running])
             if not seen.count:
-                raise ValueError("the training data hold no samples; give at least one non-empty batch")
+                raise ValueError(_NO_SAMPLES)
             for (index, (program, _)), statistic in zip(list(running.items()), sums):
                 _advance(running, index, program, statistic)
+        if device.type != "cpu":  # sums are taken there, scores where the model is
+            for detector in detectors:
+                detector.to(device)
     except BaseException:
         for detector in detectors:
             detector.forget()  # half fitted is not fitted
@@ -308,15 +354,18 @@ def update_all(statistics: list[Any], batches: Iterable[Batch], head: Head, aski
     """Add batches of training data to the statistics that these detectors ask for, each batch checked before."""
     # A sum that meets NaN shows it: where every statistic tells by itself, the features are read only once.
     look = not all(getattr(statistic, "finds_non_finite", False) for statistic in statistics)
+    head = head.cpu()
     for number, batch in enumerate(batches):
-        batch = check_training_batch(batch, number, head, asking, look)
-        for statistic in statistics:
-            _update(statistic, batch, number)
+        with full_precision():
+            batch = check_training_batch(batch, number, head, asking, look)
+            for statistic in statistics:
+                _update(statistic, batch, number)
 
 
 def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:
     try:
-        running[index] = (program, program.send(statistic))
+        with full_precision():
+            running[index] = (program, program.send(statistic))
     except StopIteration:
         running.pop(index, None)
 
@@ -377,9 +426,9 @@ def as_batch(value: Any) -> Batch:
 def check_training_batch(
     batch: Batch, number: int, head: Head, detectors: Sequence[Detector], look: bool = True
 ) -> Batch:
-    """A batch fit for the statistics of these detectors: shapes, labels and finite numbers checked, logits there.
-    Without `look` the search for non-finite features is left to the statistics."""
-    batch = as_batch(batch)
+    """A batch fit for the statistics of these detectors, on the CPU: shapes, labels and finite numbers checked, logits
+    there. Without `look` the search for non-finite features is left to the statistics."""
+    batch = as_batch(batch).cpu()
     features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
     reads = {part for detector in detectors for part in (detector.fit_reads or detector.reads)}
     logits = batch.logits

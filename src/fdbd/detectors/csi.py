@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import largest_products, unit
+from ..linalg import largest_products, unit, warm_up_search
 from ..statistics import Bank, check_finite
 from .base import Detector, Paper, Passes
 from .knn import check_neighbours, require_samples
@@ -53,6 +53,14 @@ class CSI(Detector):
             norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
             weights = torch.where(norms > 0, 1 / norms, 0)
         self.set(bank=unit(views), weights=weights)
+
+    def example(self) -> Batch:
+        example = super().example()
+        return example._replace(views=example.features.expand(len(self.bank), -1, -1))
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        super().warm_up(dtype)
+        warm_up_search(dtype)
 
     def score(self, batch: Batch) -> Tensor:
         views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)

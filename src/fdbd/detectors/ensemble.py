@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -95,6 +95,31 @@ class Ensemble(Detector):
     @property
     def one_pass(self) -> bool:  # type: ignore[override]
         return all(member.one_pass for member in self.members)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Inner layers that members read."""
+        return tuple(dict.fromkeys(name for member in self.members for name in getattr(member, "layers", ())))
+
+    @property
+    def needs_combination(self) -> bool:
+        """Whether a member weighs its layers."""
+        return any(getattr(member, "needs_combination", False) for member in self.members)
+
+    def fit_combination(
+        self, clean: Iterable[Batch], perturbed: Iterable[Batch], combine: Callable[[Any], Any] | None = None
+    ) -> Self:
+        """`MDS.fit_combination` of each member that has several layers; iterables start anew for each."""
+        for member in self.members:
+            if getattr(member, "needs_combination", False):
+                member.fit_combination(clean, perturbed, combine)  # type: ignore[operator]
+        return self
+
+    def example(self) -> Batch:
+        examples = [member.example() for member in self.members]
+        layers = {name: part for example in examples for name, part in (example.layers or {}).items()}
+        views = next((example.views for example in examples if example.views is not None), None)
+        return examples[0]._replace(layers=layers or None, views=views)
 
     def begin(self, head: Head, dtype: torch.dtype | None = None) -> None:
         for member in self.members:
@@ -188,7 +213,9 @@ class Ensemble(Detector):
         elif self.combine == "fisher":
             combined = p.log().mean(dim=0).exp()
         else:
-            combined = 0.5 - ((0.5 - p) * math.pi).tan().mean(dim=0).atan() / math.pi
+            # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it should be small.
+            angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
+            combined = 0.5 - angles.tan().mean(dim=0).atan() / math.pi
         return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..batch import Batch, Head
-from ..linalg import largest_products, unit
+from ..linalg import largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
 
@@ -52,12 +52,17 @@ class KNN(Detector):
         self.k = k
         self.alpha = alpha
         self.index = index
-        self._built: tuple[int, Any] | None = None
+        self._built: tuple[Tensor, Any] | None = None
 
     def passes(self, head: Head) -> Passes:
+        self._built = None
         bank = yield Bank(self.alpha)
         require_samples(bank, self.k)
         self._set_buffer("bank", bank.samples(lambda rows: unit(rows.to(self.fit_dtype))))  # without another copy
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        super().warm_up(dtype)
+        warm_up_search(dtype)
 
     def score(self, batch: Batch) -> Tensor:
         rows = unit(batch.features)
@@ -89,8 +94,8 @@ class KNN(Detector):
     def _faiss_index(self) -> Any:
         if self.index == "exact":
             return None
-        if self._built is None or self._built[0] != self.bank.data_ptr():
-            self._built = (self.bank.data_ptr(), build_index(self.bank, self.index, self.k))
+        if self._built is None or self._built[0] is not self.bank:
+            self._built = (self.bank, build_index(self.bank, self.index, self.k))
         return self._built[1]
 
     def __getstate__(self) -> dict[str, Any]:

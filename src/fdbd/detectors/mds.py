@@ -65,7 +65,7 @@ class MDS(Detector):
     def passes(self, head: Head) -> Passes:
         moments = yield PartMoments(head.num_classes, self.layers)
         for part, of_part in enumerate(moments.parts):
-            whitening = whitener(of_part.within_class_covariance())
+            whitening = whitener(of_part.within_class_covariance(), of_part.covariance().trace())
             means = of_part.means()[of_part.counts > 0] - of_part.mean()
             fitted = {"center": of_part.mean(), "whitener": whitening, "means": means @ whitening.T}
             self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
@@ -76,6 +76,11 @@ class MDS(Detector):
             count = len(self.layers) + 1
             weights = torch.full((count,), 1 / count, dtype=torch.float64)
             self.set(shift=mean, scale=torch.where(scale > 0, scale, 1), weights=weights, intercept=torch.zeros(()))
+
+    def example(self) -> Batch:
+        widths = [getattr(self, buffer_name("means", part)).shape[1] for part in range(1, len(self.layers) + 1)]
+        layers = {name: self.means.new_zeros(2, width) for name, width in zip(self.layers, widths)}
+        return super().example()._replace(layers=layers or None)
 
     @property
     def needs_combination(self) -> bool:
@@ -150,7 +155,13 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
             f"the batch lacks the layers {missing}: give Batch(features, layers={{name: (N, P) tensor}}), or use "
             "fdbd.Guard(model, detector), which takes them from the network"
         )
-    return [batch.features, *((batch.layers or {})[name] for name in layers)]
+    parts = [batch.features, *((batch.layers or {})[name] for name in layers)]
+    for name, part in zip(layers, parts[1:]):
+        if part.ndim != 2 or part.shape[0] != batch.features.shape[0]:
+            raise ValueError(
+                f"layer {name!r} has shape {tuple(part.shape)}, expected ({batch.features.shape[0]}, P): a row a sample"
+            )
+    return parts
 
 
 class PartMoments:

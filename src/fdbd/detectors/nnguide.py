@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import largest_products, unit
+from ..linalg import largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -47,6 +48,10 @@ class NNGuide(Detector):
     def _guides(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.head_weight)
         return unit(rows) * logsumexp(self.head(rows))[:, None]
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        super().warm_up(dtype)
+        warm_up_search(dtype)
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None

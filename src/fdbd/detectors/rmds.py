@@ -39,7 +39,7 @@ class RMDS(Detector):
     def passes(self, head: Head) -> Passes:
         moments = yield ClassMoments(head.num_classes, head.num_features)
         seen = moments.counts > 0
-        whitening = whitener(moments.within_class_covariance())
+        whitening = whitener(moments.within_class_covariance(), moments.covariance().trace())
         offsets = (moments.means()[seen] - moments.mean()) @ whitening.T  # (C, P), whitened
         # Whitened, Σ is I and Σ₀ is I + SᵀS, and I − (I + SᵀS)⁻¹ = Sᵀ(I + SSᵀ)⁻¹S: no difference of inverses, and
         # whatever S is, I + SSᵀ is well conditioned. The smaller of two such S is taken.

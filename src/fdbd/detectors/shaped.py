@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..batch import Batch, Head
 from ..shaping import Shaping
@@ -88,9 +89,31 @@ class Shaped(Detector):
     def one_pass(self) -> bool:  # type: ignore[override]
         return self.detector.one_pass and not self.shaping.learns
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Inner layers that the detector reads, which are not shaped."""
+        return tuple(getattr(self.detector, "layers", ()))
+
+    @property
+    def needs_combination(self) -> bool:
+        """Whether the detector weighs its layers."""
+        return bool(getattr(self.detector, "needs_combination", False))
+
+    def fit_combination(
+        self, clean: Iterable[Batch], perturbed: Iterable[Batch], combine: Callable[[Any], Any] | None = None
+    ) -> Self:
+        """`MDS.fit_combination` on shaped samples."""
+        shaped = (map(self._shape_for_fit, map(Batch.cpu, batches)) for batches in (clean, perturbed))
+        self.detector.fit_combination(*shaped, combine)  # type: ignore[operator]
+        return self
+
+    def example(self) -> Batch:
+        return self.detector.example()
+
     def begin(self, head: Head, dtype: torch.dtype | None = None) -> None:
         self.detector.begin(head, dtype)  # the detector keeps the head for both
         self.fit_dtype = self.shaping.fit_dtype = self.detector.fit_dtype
+        self.shaping.warm_up()
 
     @property
     def is_fitted(self) -> bool:

@@ -79,7 +79,7 @@ class SSD(Detector):
             self._set_own(summed.statistic)
 
     def _set_shared(self, moments: ClassMoments) -> None:
-        whitening = whitener(moments.within_class_covariance())
+        whitening = whitener(moments.within_class_covariance(), moments.covariance().trace())
         means = moments.means()[moments.counts > 0] - moments.mean()
         self.set(
             center=moments.mean(), whitener=whitening, means=means @ whitening.T, shrinkages=torch.ones(len(means))

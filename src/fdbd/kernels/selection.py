@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
+
+from .fused import compiled
 
 _AT_ONCE = 32
 """Values that are compared with the bound together."""
@@ -37,50 +39,19 @@ class Largest:
 
     def add(self, block: Tensor, first: int) -> None:
         """Look at a block (N, W) of columns that starts at column `first`."""
-        _kernels()[0](_kernels()[1], block.numpy(), first, self.k, *self._state)
+        _add(block.numpy(), first, self.k, *self._state)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Values and columns, (N, k) each, in no particular order. A row with NaN or −∞ may have any columns."""
-        _kernels()[2](_kernels()[1], self.k, *self._state)
+        _finish(self.k, *self._state)
         return self.values[:, : self.k], self.columns[:, : self.k]
 
 
-@cache
-def _kernels() -> tuple[Any, Any, Any]:
-    import numba  # takes a third of a second to import: only where something is selected
-
-    from .fused import compiled
-
-    return compiled(numba.njit, _add), compiled(numba.njit, _keep), compiled(numba.njit, _finish)
+def _jit(function: Any) -> Any:
+    return compiled(numba.njit, function)
 
 
-def _add(keep: Any, block: Any, first: int, k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
-    width, room = block.shape[1], values.shape[1]
-    for i in range(block.shape[0]):
-        row, found, places, count, bound = block[i], values[i], columns[i], counts[i], bounds[i]
-        for start in range(0, width, _AT_ONCE):
-            stop = min(start + _AT_ONCE, width)
-            above = 0
-            for j in range(start, stop):
-                above += row[j] > bound
-            if above:
-                if count + above >= room:
-                    bound = keep(found, places, count, k)
-                    count = k
-                for j in range(start, stop):  # a branch would be guessed wrongly: what is not kept is written over
-                    found[count], places[count] = row[j], first + j
-                    count += row[j] > bound
-        counts[i], bounds[i] = count, bound
-
-
-def _finish(keep: Any, k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
-    for i in range(values.shape[0]):
-        if counts[i] > k:
-            keep(values[i], columns[i], counts[i], k)
-        for n in range(counts[i], k):  # NaN and −∞ are above nothing
-            values[i, n], columns[i, n] = -np.inf, n
-
-
+@_jit
 def _keep(values: Any, columns: Any, count: int, k: int) -> Any:
     """Bring the k largest of the first `count` values to the front, with their columns; returns the smallest of them.
     Hoare's selection."""
@@ -105,3 +76,32 @@ def _keep(values: Any, columns: Any, count: int, k: int) -> Any:
         else:
             break
     return values[:k].min()
+
+
+@_jit
+def _add(block: Any, first: int, k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
+    width, room = block.shape[1], values.shape[1]
+    for i in range(block.shape[0]):
+        row, found, places, count, bound = block[i], values[i], columns[i], counts[i], bounds[i]
+        for start in range(0, width, _AT_ONCE):
+            stop = min(start + _AT_ONCE, width)
+            above = 0
+            for j in range(start, stop):
+                above += row[j] > bound
+            if above:
+                if count + above >= room:
+                    bound = _keep(found, places, count, k)
+                    count = k
+                for j in range(start, stop):  # a branch would be guessed wrongly: what is not kept is written over
+                    found[count], places[count] = row[j], first + j
+                    count += row[j] > bound
+        counts[i], bounds[i] = count, bound
+
+
+@_jit
+def _finish(k: int, values: Any, columns: Any, counts: Any, bounds: Any) -> None:
+    for i in range(values.shape[0]):
+        if counts[i] > k:
+            _keep(values[i], columns[i], counts[i], k)
+        for n in range(counts[i], k):  # NaN and −∞ are above nothing
+            values[i, n], columns[i, n] = -np.inf, n
