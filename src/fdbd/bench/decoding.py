@@ -20,6 +20,7 @@ from ..preprocess import Preprocess
 from .shards import Failure
 
 CRASHED = "the decoder crashed on it"
+TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
 
 S = TypeVar("S")
@@ -47,7 +48,7 @@ class Decoded(torch.utils.data.Dataset[Span]):
         return self.decode(self.spans[index])
 
     def decode(self, rows: Sequence[int]) -> Span:
-        """These rows; an ImageError becomes a failure."""
+        """These rows; an ImageError or a lack of memory becomes a failure."""
         size = self.preprocess.size
         images = np.empty((len(rows), size, size, 3), np.uint8)
         failures: list[Failure] = []
@@ -58,6 +59,8 @@ class Decoded(torch.utils.data.Dataset[Span]):
                 count += 1
             except ImageError as error:
                 failures.append(Failure(row, str(error)))
+            except MemoryError:
+                failures.append(Failure(row, TOO_LARGE))
         return Span(images[:count], failures)
 
 
@@ -91,23 +94,23 @@ def by_processes(decoded: Decoded, workers: int) -> Generator[Span, None, None]:
             del spans, loader  # ends the other workers
             for rows in decoded.spans[done : done + _AHEAD * workers]:
                 done += 1
-                yield _apart(decoded, rows)
+                yield apart(decoded, rows)
 
 
-def _apart(decoded: Decoded, rows: Sequence[int]) -> Span:
+def apart(decoded: Decoded, rows: Sequence[int]) -> Span:
     """Some rows in a process of their own; where that crashes, each half of them in one of its own."""
     try:
-        with ProcessPoolExecutor(1) as pool:
+        with ProcessPoolExecutor(1, initializer=_leave_with_parent, initargs=(os.getpid(),)) as pool:
             return pool.submit(decoded.decode, rows).result()
     except BrokenProcessPool:
         if len(rows) == 1:
             size = decoded.preprocess.size
             return Span(np.empty((0, size, size, 3), np.uint8), [Failure(rows[0], CRASHED)])
-        first, second = (_apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
+        first, second = (apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
         return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
 
 
-def _leave_with_parent(parent: int, _: int) -> None:
+def _leave_with_parent(parent: int, _: int = 0) -> None:
     """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
     room in its pipe would keep files and locks for good."""
 
