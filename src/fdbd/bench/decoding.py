@@ -22,6 +22,8 @@ from .shards import Failure
 CRASHED = "the decoder crashed on it"
 TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
+_served: Decoded
+"""What a process that decodes apart works on."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -100,14 +102,25 @@ def by_processes(decoded: Decoded, workers: int) -> Generator[Span, None, None]:
 def apart(decoded: Decoded, rows: Sequence[int]) -> Span:
     """Some rows in a process of their own; where that crashes, each half of them in one of its own."""
     try:
-        with ProcessPoolExecutor(1, initializer=_leave_with_parent, initargs=(os.getpid(),)) as pool:
-            return pool.submit(decoded.decode, rows).result()
+        # As an argument of the initializer a fork has the images as they are; with each call they would be pickled.
+        with ProcessPoolExecutor(1, initializer=_serve, initargs=(decoded, os.getpid())) as pool:
+            return pool.submit(_decode, rows).result()
     except BrokenProcessPool:
         if len(rows) == 1:
             size = decoded.preprocess.size
             return Span(np.empty((0, size, size, 3), np.uint8), [Failure(rows[0], CRASHED)])
         first, second = (apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
         return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
+
+
+def _serve(decoded: Decoded, parent: int) -> None:
+    global _served
+    _served = decoded
+    _leave_with_parent(parent)
+
+
+def _decode(rows: Sequence[int]) -> Span:
+    return _served.decode(rows)
 
 
 def _leave_with_parent(parent: int, _: int = 0) -> None:
