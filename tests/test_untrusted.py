@@ -230,6 +230,19 @@ def _parts_of(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 GUARDS = {name: _parts_of(name) for name in ("react+fdbd", "knn", "vim", "odin")}
 
 
+@pytest.mark.parametrize(
+    "fields", [{"size": 9000}, {"size": 8, "resize": 10**6}, {"size": 1e200}, {"size": float("nan")}]
+)
+def test_a_guard_cannot_ask_for_images_beyond_the_limit(fields: dict[str, Any], tmp_path: Path) -> None:
+    from fdbd.deploy.spec import open_guard
+
+    description, tensors = GUARDS["react+fdbd"]
+    path = tmp_path / "huge.safetensors"
+    artifact.write(path, {**description, "about": {"model": {"name": "cifar10-ce"}, "preprocess": fields}}, tensors)
+    with pytest.raises(artifact.ArtifactError, match=r"huge.safetensors.*pixel"):
+        open_guard(path)
+
+
 def test_a_threshold_of_nan_is_refused(tmp_path: Path) -> None:
     description, tensors = GUARDS["react+fdbd"]
     calibration = tensors["threshold.calibration"].clone()
@@ -459,12 +472,13 @@ def test_links_and_devices_in_archives_are_refused(kind: bytes, tmp_path: Path) 
 
 
 def read_features(path: Path) -> list[Any]:
-    from fdbd.deploy.features import holds_features, open_features
+    from fdbd.deploy.features import Widths, holds_features, open_features
 
     if not holds_features(str(path)):
         raise ValueError(f"{path} holds no features")
-    rows = open_features(path)
-    return [batch for span in rows.spans(4) for batch in rows.read(span)]
+    rows, widths = open_features(path), Widths(6, 3)
+    rows.check(widths, labels=True)
+    return [batch for span in rows.spans(4) for batch in rows.read(span, widths, labels=True)]
 
 
 def test_pickled_arrays_in_an_npz_are_refused_and_not_run(tmp_path: Path) -> None:
@@ -482,6 +496,56 @@ def test_an_npz_header_that_claims_another_size_is_refused(shape: str, tmp_path:
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("features.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(48))
     assert settled(lambda: read_features(path), path.name) is None
+
+
+def test_an_npz_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "features.npz"
+    for text in (b"{'descr': (((", b"{[]: 1}", b"  1\n 2", b"(" * 3000):
+        header = text.ljust(117) + b"\n"
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("features.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+        with pytest.raises(ValueError, match="not a readable NPZ file"):
+            read_features(path)
+
+
+@pytest.mark.parametrize("prefix", ["", "npz:"])
+def test_an_npz_with_a_damaged_lzma_stream_is_refused(prefix: str, tmp_path: Path) -> None:
+    from fdbd.deploy.images import open_images
+
+    path, array = tmp_path / "images.npz", io.BytesIO()
+    np.save(array, np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), np.uint8))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("x.npy", array.getvalue())
+    data = bytearray(path.read_bytes())
+    data[45:60] = b"\xff" * 15
+    path.write_bytes(bytes(data))
+    with pytest.raises((ValueError, RuntimeError), match="not a readable NPZ file"):
+        open_images(f"{prefix}{path}").pixels[0:4]
+
+
+def test_sizes_in_an_npz_of_images_have_limits(tmp_path: Path, monkeypatch: Any) -> None:
+    from fdbd.deploy import npz
+    from fdbd.deploy.images import open_images
+
+    path = tmp_path / "images.npz"
+    np.savez_compressed(path, x=np.zeros((1, 8001, 8000, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"8000 × 8001 pixels, more than the limit of 64,000,000"):
+        open_images(str(path))
+    np.savez_compressed(path, x=np.zeros((100, 1, 1, 3), np.uint8), y=np.zeros(100, np.int64))
+    assert len(open_images(str(path))) == 100
+    monkeypatch.setattr(npz, "MAX_WHOLE_BYTES", 799)
+    with pytest.raises(ValueError, match="'y' has 800 bytes, more than the limit of 799"):
+        open_images(str(path))
+
+
+def test_a_zip_that_claims_more_than_its_bytes_can_stand_for_is_refused(tmp_path: Path) -> None:
+    path, header = tmp_path / "features.npz", io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000, 6)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("features.npy", header.getvalue() + bytes(48))
+        file.getinfo("features.npy").file_size = len(header.getvalue()) + 40_000_000 * 24
+    with pytest.raises(ValueError, match="not what its header says"):
+        read_features(path)
 
 
 @few

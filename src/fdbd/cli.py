@@ -51,6 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
             show(file=sys.stderr)
         elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
             _complain(str(error) or type(error).__name__)
+        elif isinstance(error, MemoryError):
+            why = f" ({error})" if str(error) else ""
+            _complain(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
         elif type(error).__name__ == "Abort":
             _complain("aborted")
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,15 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_beside(path: Path, target: Path) -> bool:
+    """Whether `beside` gave `path` its name, for a file in the place of `target`.
+
+    >>> is_beside(Path("out/.00c0ffee.a.csv"), Path("a.csv")), is_beside(Path(".coffee.a.csv"), Path("a.csv"))
+    (True, False)
+    """
+    return re.fullmatch(rf"\.[0-9a-f]{{8}}\.{re.escape(target.name)}", path.name) is not None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:

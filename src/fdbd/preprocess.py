@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .images import Pixels, resize
+from .images import MAX_PIXELS, ImageError, Pixels, resize
 
 Channels = tuple[float, ...]
 
@@ -55,8 +55,10 @@ class Preprocess:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        if self.size < 1:
+        if not self.size >= 1:  # NaN, too
             raise ValueError(f"size is {self.size}, expected at least 1 pixel")
+        if (side := max(self.size, self.resize or 0)) * side > MAX_PIXELS:
+            raise ValueError(f"images of {side} × {side} pixels have more than the limit of {MAX_PIXELS:,}")
         if len(self.mean) != 3 or len(self.std) != 3:
             raise ValueError(f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each")
         if min(self.std) <= 0 or self.scale <= 0:
@@ -95,20 +97,27 @@ class Preprocess:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def fit(self, image: Pixels) -> Pixels:
-        """One image (H, W, 3) to (size, size, 3), still uint8."""
+        """One image (H, W, 3) to (size, size, 3), still uint8.
+
+        Raises:
+            ImageError: a long and narrow image has more than MAX_PIXELS when its short side is brought to size.
+        """
         height, width = image.shape[:2]
         size = self.size
         if self.crop == "tf":
-            side = int(size / (size + 32) * min(height, width))
+            side = max(1, int(size / (size + 32) * min(height, width)))
             top, left = (height - side + 1) // 2, (width - side + 1) // 2
             return resize(image[top : top + side, left : left + side], size, size, self.interpolation)
         if self.crop == "none":
             return resize(image, size, size, self.interpolation)
         short = size if self.resize is None else self.resize
-        if height <= width:
-            image = resize(image, short, int(short * width / height), self.interpolation)
-        else:
-            image = resize(image, int(short * height / width), short, self.interpolation)
+        target = (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
+        if target[0] * target[1] > MAX_PIXELS:
+            raise ImageError(
+                f"the image has {width} × {height} pixels and, resized to a short side of {short}, more than the limit "
+                f"of {MAX_PIXELS:,}"
+            )
+        image = resize(image, *target, self.interpolation)
         top, left = (round((side - size) / 2) for side in image.shape[:2])
         return image[top : top + size, left : left + size]
 

@@ -160,7 +160,7 @@ def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, result) -> None:
         ({"features": pa.array([1.0, 2.0])}, "expected lists of numbers"),
         ({"features": pa.array([["a"], ["b"]])}, "expected lists of numbers"),
         ({"features": fixed(features(3)[:, :5].copy())}, "5 features a row"),
-        ({"features": pa.array([[1.0, 2.0]])}, "2 features a row"),
+        ({"features": fixed(features(3)), "logits": fixed(features(3))}, "6 logits a row"),
     ],
 )
 def test_a_file_of_another_shape_is_one_clear_sentence(columns, words, guard, place, run) -> None:
@@ -201,3 +201,72 @@ def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, r
         assert code == 2, arguments
         assert words in err, (arguments, err)
         assert len(err.strip().splitlines()) == 1, err
+
+
+def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result, run) -> None:
+    values = features(8, seed=1)
+    logits = (values @ np.load("head.npz")["weight"].T).tolist()
+    rows: list = values.tolist()
+    rows[0], rows[1] = [], rows[1] + [0.0]
+    logits[2], logits[3] = logits[3][:3], None
+    lists = pa.list_(pa.float32())
+    write(place / "new.parquet", features=pa.array(rows, lists), logits=pa.array(logits, lists))
+    assert result("score", "guard.safetensors", "new.parquet")["unreadable"] == 4
+    table = pq.read_table("scores.parquet")
+    assert table["error"].to_pylist()[:5] == [
+        "it has 0 features, expected 6",
+        "it has 7 features, expected 6",
+        "it has 3 logits, expected 4",
+        "its logits are null",
+        None,
+    ]
+    decision = guard.decide(fdbd.Batch(torch.from_numpy(values[4:]), torch.tensor(logits[4:])))
+    np.testing.assert_allclose(table["score"].to_numpy()[4:], decision.scores, rtol=1e-5)
+
+    write(place / "none.parquet", features=pa.array(values.tolist(), lists), logits=pa.nulls(8, lists))
+    assert result("score", "guard.safetensors", "none.parquet")["unreadable"] == 8
+    write(place / "short.parquet", features=pa.array([[1.0, 2.0]] * 5, lists))
+    assert result("score", "guard.safetensors", "short.parquet")["unreadable"] == 5
+    code, _, err = run("fit", "short.parquet", "--head", "head.npz")
+    assert code == 2
+    assert "no row that can be read; the first: row 0: it has 2 features, expected 6" in err
+
+
+@pytest.mark.parametrize("form", ["parquet", "npz"])
+def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run) -> None:
+    values, names = features(20, seed=1), np.array(["ant", "bee"] * 10)
+    if form == "npz":
+        np.savez(place / "new.npz", features=values, label=names)
+    else:
+        write(place / "new.parquet", features=fixed(values), label=pa.array(names))
+    result("score", "guard.safetensors", f"new.{form}")
+    assert_equals(pq.read_table("scores.parquet"), guard.decide(fdbd.Batch(torch.from_numpy(values))))
+    code, _, err = run("fit", f"new.{form}", "--head", "head.npz")
+    assert code == 2
+    assert "the column 'label' is" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_rows_that_would_not_fit_in_memory_are_refused_by_the_footer(guard, place, run, monkeypatch) -> None:
+    lists = pa.list_(pa.float32())
+    write(place / "long.parquet", features=pa.array([[0.0] * 500, [0.0] * 6], lists))
+    write(place / "many.parquet", 200_000, features=pa.nulls(200_000, lists))
+    monkeypatch.setattr("fdbd.deploy.features.SPARE_VALUES", 100)
+    monkeypatch.setattr("fdbd.deploy.features.FREE_ROWS", 1000)
+    for arguments in (("score", "guard.safetensors"), ("fit", "--head", "head.npz")):
+        code, _, err = run(*arguments, "long.parquet")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "506 features are far more than 6 a row" in err
+        code, _, err = run(*arguments, "many.parquet")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "claims 200,000 rows in" in err
+
+
+def test_a_lack_of_memory_is_one_clear_sentence(run, monkeypatch) -> None:
+    def score_files(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 9 PiB")
+
+    monkeypatch.setattr("fdbd.deploy.scoring.score_files", score_files)
+    code, _, err = run("score", "guard.safetensors", "new.parquet")
+    assert code == 2
+    assert err.startswith("fdbd: there is not enough memory (Unable to allocate 9 PiB): give a smaller --batch-size")

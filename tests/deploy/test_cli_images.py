@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 import fdbd
 from fdbd import artifact
+from fdbd.deploy.images import open_images
 from fdbd.deploy.spec import weights_hash
 from fdbd.preprocess import Preprocess
 
@@ -277,3 +279,62 @@ def test_a_wrong_ending_of_the_output_is_told_before_any_work(tiny, run, result)
     code, _, err = run("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx")
     assert code == 2
     assert ".parquet or .csv" in err
+
+
+def test_a_long_and_narrow_image_is_a_row_with_an_error(tiny, result) -> None:
+    fit_tiny(result)
+    folder = make_folder(tiny / "new", (), 3, 8)
+    Image.new("RGB", (3_000_000, 1)).save(folder / "0001.png")
+    summary = result("score", "guard.safetensors", "new", "--model", "tinyfactory:tiny")
+    assert (summary["rows"], summary["unreadable"]) == (3, 1)
+    errors = pq.read_table("scores.parquet")["error"].to_pylist()
+    assert errors[0] is errors[2] is None
+    assert "3000000 × 1 pixels" in errors[1]
+
+
+def test_names_that_are_no_utf8_are_escaped(tiny, result) -> None:
+    folder = make_folder(tiny / "new" / os.fsdecode(b"\xe9t\xe9"), (), 2, 8)
+    try:
+        (folder / os.fsdecode(b"caf\xe9.png")).write_bytes(b"broken")
+    except OSError:
+        pytest.skip("this file system takes only UTF-8")
+    (tiny / "images" / "ant").rename(tiny / "images" / os.fsdecode(b"f\xfcnf"))
+    fit_tiny(result)
+    result("score", "guard.safetensors", "new", "--model", "tinyfactory:tiny", "--out", "scores.csv")
+    result("score", "guard.safetensors", "new", "--model", "tinyfactory:tiny")
+    rows = pq.read_table("scores.parquet").to_pylist()
+    assert [row["path"] for row in rows] == [
+        rf"\udce9t\udce9/{name}" for name in ("0000.png", "0001.png", r"caf\udce9.png")
+    ]
+    assert rows[2]["error"].startswith(r"\udce9t\udce9/caf\udce9.png is not a readable image")
+    assert {row["class"] for row in rows[:2]} <= {"bee", "cat", r"f\udcfcnf"}
+
+
+def test_a_guard_that_names_no_model_takes_the_preprocessing_of_the_one_that_is_named(
+    tmp_path, monkeypatch, run, result
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tinyfactory.py").write_text(FACTORY)
+    folder = make_folder(tmp_path / "images", (), 30, 40)
+    card, model = fdbd.models.zoo_card("cifar10-ce"), fdbd.models.zoo("cifar10-ce")
+    files = sorted(folder.iterdir())
+    inputs = card.preprocess([np.asarray(Image.open(file)) for file in files])
+    fdbd.Guard(model).fit([inputs[:15]]).calibrate([inputs[15:]]).save("guard.safetensors")
+    result("score", "guard.safetensors", "images", "--model", "cifar10-ce", "--batch-size", 30)
+    rows = pq.read_table("scores.parquet").to_pylist()
+    assert_rows_are(rows, fdbd.load("guard.safetensors", model)(inputs))
+    assert {row["class"] for row in rows} <= set(CIFAR)
+    code, _, err = run("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")
+    assert code == 2
+    assert "neither 'guard.safetensors' nor tinyfactory:tiny says how images are prepared" in err
+
+
+def test_an_array_of_other_images_under_the_same_name_is_other_data(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
+    keys = []
+    for value in (0, 1, 0):
+        np.savez("day.npz", x=np.full((3, 4, 4, 3), value, np.uint8))
+        keys.append(open_images("npz:day.npz").key)
+    assert keys[0] == keys[2] != keys[1]

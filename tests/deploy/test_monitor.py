@@ -169,6 +169,18 @@ def test_a_capital_beyond_every_float_stays_a_number():
     assert test.log_martingale > math.log(1e250)
 
 
+def test_a_fortune_that_is_lost_again_stays_a_number():
+    test = DriftTest(normal(20, 0), horizon=1_000_000)
+    for p, count in ((1e-12, 100), (0.5, 12_000)):
+        for _ in range(count):
+            test._bet(p)
+    (epsilon, kappa), *_ = _BETS  # the bet that wins most here, and loses least
+    logs = [math.log(1 - epsilon + epsilon * kappa * p ** (kappa - 1)) for p in (1e-12, 0.5)]
+    expected = math.log(0.25 / len(_BETS)) + 100 * logs[0] + 12_000 * logs[1]
+    assert test.log_martingale == pytest.approx(expected, rel=1e-6)
+    assert DriftTest.from_state(test.state(), normal(20, 0), sorted(normal(20, 0) + [0.0] * 12_100)).count == 12_100
+
+
 def test_nan_and_minus_infinity_rank_lowest():
     test = DriftTest(normal(100, 0))
     assert test.update(NEG_INF) <= 1 / 101
@@ -325,6 +337,10 @@ def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
         lambda d, t: d["test"].pop("stakes"),
         lambda d, t: d["test"].update(count=3),
         lambda d, t: d["test"].update(stakes=[float("nan")] * 8),
+        lambda d, t: d["test"].update(stakes=[-1.0] * 8),
+        lambda d, t: d["test"].update(stakes=[0.0] * 8, unit=0.0),
+        lambda d, t: d["test"].update(stakes=[1e308] * 8),
+        lambda d, t: d["test"].update(unit=-1.0),
         lambda d, t: d["test"].update(random=[3, [1, 2], None]),
         lambda d, t: d.pop("samples"),
         lambda d, t: t.pop("recent"),

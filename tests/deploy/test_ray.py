@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,9 @@ Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
 from fdbd.deploy import ray as on_ray  # noqa: E402
 from fdbd.deploy import scoring  # noqa: E402
+from fdbd.deploy.images import ImageRows  # noqa: E402
+from fdbd.deploy.ray.scoring import whole_parts  # noqa: E402
+from fdbd.deploy.spec import Opened  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
@@ -311,6 +316,41 @@ def test_files_are_fitted_and_scored_as_by_the_local_engine(cluster, kind, tmp_p
     assert len(one) == (41 if kind == "images" else 1003)
     np.testing.assert_allclose(*[table["score"].to_numpy() for table in (other, one)], rtol=1e-6, atol=1e-6)
     assert other.drop_columns(["score", "p_value"]).equals(one.drop_columns(["score", "p_value"]))
+
+
+class Hostile(Sequence):
+    """Images of which two end the process that decodes them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if row in (7, 30):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full((4, 4, 3), 6 * row, np.uint8)
+
+
+@SLOW
+@pytest.mark.timeout(300)  # a hang is a failure
+def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval(), torch.rand(50, 3, 4, 4)
+    guard = fdbd.Guard(model).fit([inputs[:25]]).calibrate([inputs[25:]])
+    rows = ImageRows(Hostile(), [f"{row:02}.png" for row in range(40)], None, (), "key", "hostile")
+    tables = on_ray.file_tables(Opened(guard, Preprocess(4), ()), rows, [(0, range(40))], on_ray.Workers(1))
+    with pytest.raises(RuntimeError, match="a worker died 4 times over the same piece of work"):
+        list(tables)
+
+
+def test_pieces_of_parts_that_come_in_any_order_are_put_together():
+    spans = {3: range(0, 4), 5: range(4, 7), 6: range(7, 8)}
+    table = pa.table({"part": [3] * 4 + [5] * 3 + [6], "place": np.arange(8), "row": np.arange(8)})
+    pieces = [table.take(rows) for rows in ([2], [4, 0], [6, 3], [7, 1], [5])]
+    found = list(whole_parts(pieces, spans))
+    assert [(number, span) for number, span, _ in found] == [(6, spans[6]), (3, spans[3]), (5, spans[5])]
+    for _, span, part in found:
+        assert part.column_names == ["row"]
+        assert part["row"].to_pylist() == list(span)
 
 
 @SLOW

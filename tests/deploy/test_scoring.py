@@ -139,6 +139,17 @@ def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
         pass
 
 
+def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> None:
+    out = tmp_path / "out.parquet"
+    drafts = [tmp_path / ".0badcafe.out.parquet", tmp_path / "out.parquet.parts" / ".0badcafe.part-000001.parquet"]
+    others = [tmp_path / ".0badcafe.other.parquet", tmp_path / ".my.out.parquet", tmp_path / "0badcafe.out.parquet"]
+    (tmp_path / "out.parquet.parts").mkdir()
+    for path in (*drafts, *others):
+        path.touch()
+    with Parts(out, {}, pa.schema([("row", pa.int64())]), {}).hold():
+        assert [path.exists() for path in (*drafts, *others)] == [False, False, True, True, True]
+
+
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from(["fine", "unread", "nan"]), max_size=12), st.booleans())
 def test_each_row_has_its_own_decision_whatever_its_neighbours_are(kinds: list[str], has_names: bool) -> None:

@@ -20,7 +20,10 @@ from ..preprocess import Preprocess
 from .shards import Failure
 
 CRASHED = "the decoder crashed on it"
+TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
+_served: Decoded
+"""What a process that decodes apart works on."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -47,7 +50,7 @@ class Decoded(torch.utils.data.Dataset[Span]):
         return self.decode(self.spans[index])
 
     def decode(self, rows: Sequence[int]) -> Span:
-        """These rows; an ImageError becomes a failure."""
+        """These rows; an ImageError or a lack of memory becomes a failure."""
         size = self.preprocess.size
         images = np.empty((len(rows), size, size, 3), np.uint8)
         failures: list[Failure] = []
@@ -58,6 +61,8 @@ class Decoded(torch.utils.data.Dataset[Span]):
                 count += 1
             except ImageError as error:
                 failures.append(Failure(row, str(error)))
+            except MemoryError:
+                failures.append(Failure(row, TOO_LARGE))
         return Span(images[:count], failures)
 
 
@@ -91,23 +96,34 @@ def by_processes(decoded: Decoded, workers: int) -> Generator[Span, None, None]:
             del spans, loader  # ends the other workers
             for rows in decoded.spans[done : done + _AHEAD * workers]:
                 done += 1
-                yield _apart(decoded, rows)
+                yield apart(decoded, rows)
 
 
-def _apart(decoded: Decoded, rows: Sequence[int]) -> Span:
+def apart(decoded: Decoded, rows: Sequence[int]) -> Span:
     """Some rows in a process of their own; where that crashes, each half of them in one of its own."""
     try:
-        with ProcessPoolExecutor(1) as pool:
-            return pool.submit(decoded.decode, rows).result()
+        # As an argument of the initializer a fork has the images as they are; with each call they would be pickled.
+        with ProcessPoolExecutor(1, initializer=_serve, initargs=(decoded, os.getpid())) as pool:
+            return pool.submit(_decode, rows).result()
     except BrokenProcessPool:
         if len(rows) == 1:
             size = decoded.preprocess.size
             return Span(np.empty((0, size, size, 3), np.uint8), [Failure(rows[0], CRASHED)])
-        first, second = (_apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
+        first, second = (apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
         return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
 
 
-def _leave_with_parent(parent: int, _: int) -> None:
+def _serve(decoded: Decoded, parent: int) -> None:
+    global _served
+    _served = decoded
+    _leave_with_parent(parent)
+
+
+def _decode(rows: Sequence[int]) -> Span:
+    return _served.decode(rows)
+
+
+def _leave_with_parent(parent: int, _: int = 0) -> None:
     """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
     room in its pipe would keep files and locks for good."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fdbd.batch import Batch, Head
 
-from ..images import Pixels
+from ..images import MAX_PIXELS, Pixels
 from ..preprocess import Preprocess
 from .datasets.collection import Images
 from .decoding import Decoded, by_processes, by_threads
@@ -58,6 +58,9 @@ class Prepared(NamedTuple):
 
 class Sliceable(Protocol):
     """Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
     def __len__(self) -> int: ...
 
@@ -178,8 +181,11 @@ def _prepare(
     pixels: Sequence[Pixels] | Sliceable, preprocess: Preprocess, spans: Sequence[range], workers: int, processes: bool
 ) -> Generator[Prepared, None, None]:
     if not isinstance(pixels, Sequence):
+        # Large images come in slices that are no larger than one image may be.
+        step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
         for rows in spans:
-            yield Prepared(rows, preprocess(pixels[rows.start : rows.stop]), [])
+            parts = [preprocess(pixels[part.start : part.stop]) for part in cut(rows, step)]
+            yield Prepared(rows, parts[0] if len(parts) == 1 else torch.cat(parts), [])
         return
     decoded = Decoded(pixels, preprocess, spans)
     results = by_processes(decoded, workers) if processes else by_threads(decoded, workers)

@@ -97,11 +97,16 @@ class DriftTest:
         capital = sum(stakes) + 0.5 * (1 - self.count / self.horizon) * self._unit
         self.log_martingale = math.log(capital) + self._log_unit
         if capital > _HUGE:
-            self._stakes = [stake / _HUGE for stake in stakes]
-            self._unit /= _HUGE
-            self._log_unit += math.log(_HUGE)
+            self._rescale(1 / _HUGE)
+        elif capital < 1 / _HUGE and self._log_unit > 0:  # a fortune that is lost again; zero would have no logarithm
+            self._rescale(_HUGE)
         self.peak = max(self.peak, self.log_martingale)
         self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
+
+    def _rescale(self, factor: float) -> None:
+        self._stakes = [stake * factor for stake in self._stakes]
+        self._log_unit = max(0.0, self._log_unit - math.log(factor))
+        self._unit = math.exp(-self._log_unit)
 
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit for bit."""
@@ -138,6 +143,9 @@ class DriftTest:
         if (
             len(test._stakes) != 2 * len(_BETS)
             or not all(map(math.isfinite, numbers))
+            or min(*test._stakes, test._log_unit, test._unit) < 0
+            or test._unit > 1
+            or not 1 / _HUGE <= sum(test._stakes) + test._unit <= _HUGE
             or not 0 <= test.count <= test.horizon
             or len(reference) != len(calibration) + test.count
             or any(b < a for a, b in zip(test.reference, test.reference[1:]))

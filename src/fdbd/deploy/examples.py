@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..images import decode
-from .features import holds_features, open_features
+from .features import Widths, holds_features, open_features
 from .spec import Opened
 
 ROWS = 4
@@ -24,8 +24,9 @@ def example_for(opened: Opened, source: Path | None) -> Tensor | Batch:
             return Batch(torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0)).abs())
         if not holds_features(str(source)):
             raise ValueError(f"{str(source)!r} is no file of features, and the graph takes features")
-        rows = open_features(source)
-        first = next(iter(rows.read(rows.spans(1)[0])), None) if len(rows) else None
+        rows, widths = open_features(source), Widths.of(opened.guard.detector.head)
+        rows.check(widths)
+        first = next(iter(rows.read(rows.spans(1)[0], widths)), None) if len(rows) else None
         if first is None or not isinstance(first.inputs, Batch) or not len(first.inputs.features):
             raise ValueError(f"{str(source)!r} holds no features to verify the graph on")
         return Batch(first.inputs.features[:ROWS].clone())

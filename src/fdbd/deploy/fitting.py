@@ -19,7 +19,7 @@ from ..bench.extraction import cut, prepare
 from ..guard import Guard
 from ..images import Pixels
 from ..preprocess import Preprocess
-from .features import FeatureRows
+from .features import FeatureRows, Widths
 from .images import ImageRows
 from .npz import array_names, read_array
 from .scoring import Engine, Rows, check_engine, open_rows
@@ -164,6 +164,7 @@ class Loader:
         workers: int | None,
     ) -> None:
         self.rows, self.chosen = rows, chosen
+        self.widths = Widths.of(head)
         self.preprocess, self.workers = preprocess, workers
         self.num_given = 0
         self.errors: list[str] = []
@@ -177,16 +178,17 @@ class Loader:
         else:
             if preprocess is not None:
                 raise ValueError(f"{rows.source} are features, expected images like those of the fit")
-            if rows.width != head.num_features:
-                raise ValueError(f"{rows.source} has {rows.width} features a row, the head takes {head.num_features}")
+            rows.check(self.widths, labels=True)
             self.spans = rows.spans(65_536)
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def __iter__(self) -> Iterator[Any]:
-        """(images, labels) or `Batch`es of features."""
-        return self.read(self.spans)
+        """(images, labels) or `Batch`es of features. Where no row can be read, an error says why the first cannot."""
+        yield from self.read(self.spans)
+        if self.errors and not self.num_given:
+            raise ValueError(f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}")
 
     def read(self, spans: Sequence[range], processes: bool = True) -> Iterator[Any]:
         """The batches of some spans; images are decoded by `workers` processes, or by threads."""
@@ -220,7 +222,7 @@ class Loader:
 
     def _features(self, rows: FeatureRows, spans: Sequence[range]) -> Iterator[Batch]:
         for span in spans:
-            for batch in rows.read(span):
+            for batch in rows.read(span, self.widths, labels=True):
                 assert isinstance(batch.inputs, Batch)
                 self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]
                 assert isinstance(batch.names, range)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..bench.datasets import load
 from ..bench.extraction import Sliceable, cut
 from ..images import EXTENSIONS, Pixels, decode
-from .npz import NpzImages, array_names, read_array
+from .npz import NpzArray, NpzImages, array_names, read_array
 from .rows import Names
 
 
@@ -69,8 +69,9 @@ def open_images(data: str, split: str = "test") -> ImageRows:
     if path.is_dir():
         return _from_folder(path)
     if path.suffix.lower() == ".npz" and path.is_file():
-        labels = read_array(path, "y").astype(np.int64) if "y" in array_names(path) else None
-        pixels = NpzImages(path)
+        pixels, labels = NpzImages(path), None
+        if "y" in array_names(path) and NpzArray(path, "y").dtype.kind in "biuf":  # text is no class index
+            labels = read_array(path, "y").astype(np.int64)
         if not len(pixels) or (labels is not None and labels.shape != (len(pixels),)):
             raise ValueError(
                 f"{path}: x holds {len(pixels)} images and y {0 if labels is None else len(labels)} labels"
@@ -78,7 +79,7 @@ def open_images(data: str, split: str = "test") -> ImageRows:
         return ImageRows(pixels, range(len(pixels)), labels, (), stamp([path]), str(path))
     images = load(data, split)
     names = range(len(images)) if images.paths is None else [str(file) for file in images.paths]
-    key = f"{images.name} {split} {len(images)}" if images.paths is None else stamp(images.paths)
+    key = images.content_key() if images.paths is None else stamp(images.paths)
     return ImageRows(images.images, names, images.labels, images.classes, key, images.source)
 
 

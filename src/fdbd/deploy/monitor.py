@@ -126,7 +126,12 @@ class Monitor:
             return self._snapshot()
 
     def reset(self) -> None:
-        """Start window and drift test anew and take the alarm back; the totals go on. The bound then holds afresh."""
+        """Start window and drift test anew and take the alarm back; the totals go on.
+
+        The bound holds again where the time of the reset was fixed beforehand. It does not after a reset that answers
+        an alarm: the calibration scores are the same, and those that gave one false alarm are likely to give another.
+        For the bound anew, calibrate the guard on fresh data and start a new Monitor.
+        """
         with self._lock:
             self._recent.clear()
             self._recent_ood = 0

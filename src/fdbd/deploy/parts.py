@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..bench.datasets.store import lock, read_json, write_json
 from ..extras import require
-from ..files import beside
+from ..files import beside, is_beside
 
 PATIENCE_SECONDS = 10.0
 """How long a run waits for another to let go of the output: the workers of a killed one take a moment to notice."""
@@ -70,6 +70,8 @@ class Parts:
             with lock(path, wait=False) as is_held:
                 if is_held is not False:
                     try:
+                        if is_held:
+                            self._clean()
                         self._open()
                         yield
                         return
@@ -79,9 +81,15 @@ class Parts:
                 raise RuntimeError(f"another run is writing {str(self.out)!r}; wait for it or choose another --out")
             time.sleep(0.2)
 
-    def _open(self) -> None:
-        for draft in self.folder.glob(".*.part-*.parquet"):  # a killed run's
+    def _clean(self) -> None:
+        """Removes what a killed run was writing. Not without the lock: another run may be writing it now."""
+        for draft in self.folder.glob(".*.part-*.parquet"):
             draft.unlink()
+        for path in self.out.absolute().parent.iterdir():
+            if is_beside(path, self.out):
+                path.unlink()
+
+    def _open(self) -> None:
         about = read_json(self._about)
         if self._restart or about is None or about.get("identity") != self._identity:
             parts = list(self.folder.glob("part-*.parquet"))

@@ -3,8 +3,8 @@
 `decide_rows(guard, RowBatch(names, inputs, errors), class_names)` gives a `pyarrow.Table` of `schema(names)`:
 
 =========  =======  ====================================================================================
-path, row  string,  the image's path below its folder; or, where rows have no files, their number from 0
-           int64
+path, row  string,  the image's path below its folder, with bytes that are no UTF-8 escaped; or, where rows
+           int64    have no files, their number from 0
 label      int64    predicted class; null where the row could not be read
 class      string   its name, where names are known
 score      double   higher is more in-distribution; −inf where a number was not finite; null if unread
@@ -54,7 +54,7 @@ def schema(names: Names) -> Any:
 def decide_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> Any:
     """The guard's decision on every row of the batch as a `pyarrow.Table`, in order; it fails closed row by row."""
     pa = require("pyarrow", "report")
-    count = len(batch.names)
+    names, count = batch.names, len(batch.names)
     read = np.ones(count, bool)
     read[list(batch.errors)] = False
     labels, scores, p_values, is_ood = _decide(guard, batch.inputs)
@@ -75,23 +75,32 @@ def decide_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) 
         return pa.array(spread, kind, mask=None if where.all() else ~where)
 
     label = column(labels, known, pa.int64())
-    classes = pa.array(class_names, pa.string()).take(label) if class_names else pa.nulls(count, pa.string())
+    classes = _texts(class_names).take(label) if class_names else pa.nulls(count, pa.string())
     decisions = column(is_ood, np.ones(count, bool), pa.bool_())
     if not read.all():
         decisions = pa.array(decisions.to_numpy(zero_copy_only=False) | ~read)
-    keys = np.arange(batch.names.start, batch.names.stop) if isinstance(batch.names, range) else batch.names
     return pa.Table.from_arrays(
         [
-            pa.array(keys, pa.int64() if isinstance(batch.names, range) else pa.string()),
+            pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
             label,
             classes,
             column(scores, read, pa.float64()),
             column(p_values, read, pa.float64()),
             decisions,
-            pa.array(errors, pa.string()),
+            _texts(errors),
         ],
-        schema=schema(batch.names),
+        schema=schema(names),
     )
+
+
+def _texts(values: Sequence[str | None]) -> Any:
+    """Strings for Arrow, which takes only UTF-8: a file may have any bytes for a name, and those are escaped."""
+    pa = require("pyarrow", "report")
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        escaped = [text and text.encode("utf-8", "backslashreplace").decode() for text in values]
+        return pa.array(escaped, pa.string())
 
 
 def _decide(guard: Guard, inputs: Tensor | Batch) -> tuple[Any, ...]:

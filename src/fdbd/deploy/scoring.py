@@ -21,7 +21,7 @@ from ..bench.extraction import cut, prepare
 from ..extras import require
 from ..guard import NotCalibratedError
 from ..progress import Bar
-from .features import FeatureRows, holds_features, open_features
+from .features import FeatureRows, Widths, holds_features, open_features
 from .images import ImageRows, open_images
 from .parts import Parts
 from .rows import RowBatch, decide_rows, schema
@@ -171,8 +171,8 @@ def _check_fit(opened: Opened, rows: Rows) -> None:
                 f"the guard takes features, not images such as {rows.source}: it was fitted without a model; name the "
                 "model with --model, or give a Parquet or NPZ file of features"
             )
-    elif rows.width != (width := opened.guard.detector.head.num_features) and len(rows):
-        raise ValueError(f"{rows.source} has {rows.width} features a row, the guard's head takes {width}")
+    else:
+        rows.check(Widths.of(opened.guard.detector.head))
 
 
 def _parts_of(guard: str | os.PathLike[str], rows: Rows, out: Path, restart: bool) -> Parts:
@@ -211,10 +211,16 @@ def image_tables(
             yield number, span, decide_rows(opened.guard, named, opened.class_names)
 
 
+def feature_table(opened: Opened, rows: FeatureRows, span: range) -> Any:
+    """Decisions on the features of a span."""
+    batches = rows.read(span, Widths.of(opened.guard.detector.head))
+    tables = [decide_rows(opened.guard, batch, opened.class_names) for batch in batches]
+    return require("pyarrow", "report").concat_tables(tables)
+
+
 def _feature_tables(opened: Opened, rows: FeatureRows, todo: Sequence[Part]) -> Tables:
     def decide(part: Part) -> Any:
-        tables = [decide_rows(opened.guard, batch, opened.class_names) for batch in rows.read(part[1])]
-        return require("pyarrow", "report").concat_tables(tables)
+        return feature_table(opened, rows, part[1])
 
     # Each thread reads and scores a part by itself: torch's own threads would only get in their way.
     threads = torch.get_num_threads()

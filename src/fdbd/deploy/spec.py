@@ -96,8 +96,9 @@ def open_guard(
 
     Args:
         path: what `fdbd fit` or `Guard.save` wrote.
-        model: another name for the model, as for `build_model`. Needed where the file names none, and where it names a
-            factory or a ``.pt2`` file: those run code, and a file does not choose what code runs.
+        model: another name for the model, as for `build_model`. Needed where the file names none (images are then
+            prepared as the model itself says), and where it names a factory or a ``.pt2`` file: those run code, and a
+            file does not choose what code runs.
         checkpoint: where the weights lie now. Without it: where they lay at the fit, or beside the guard.
         trust, device: as for `build_model`.
 
@@ -108,10 +109,6 @@ def open_guard(
     about = _About(description, path)
     if about.origin is None and model is None:
         return Opened(load(path), None, about.class_names)
-    if about.preprocess is None:
-        raise ValueError(
-            f"{os.fspath(path)!r} does not say how images are prepared for its model; fit the guard with fdbd fit"
-        )
     origin = about.origin or {}
     if model is None:
         model = str(origin["name"])
@@ -128,7 +125,13 @@ def open_guard(
             f"the weights of {os.fspath(checkpoint or model)!r} are not those that {os.fspath(path)!r} was fitted "
             "with: give the right --checkpoint, or fit a new guard"
         )
-    return Opened(load(path, built.model), about.preprocess, about.class_names)
+    preprocess = about.preprocess or built.preprocess
+    if preprocess is None:
+        raise ValueError(
+            f"neither {os.fspath(path)!r} nor {model} says how images are prepared; fit the guard with fdbd fit, and "
+            "say there with --preprocess"
+        )
+    return Opened(load(path, built.model), preprocess, about.class_names or built.class_names)
 
 
 def parse_preprocess(text: str) -> Preprocess:
@@ -174,7 +177,7 @@ class _About:
             fields = about.get("preprocess")
             self.preprocess = None if fields is None else Preprocess.from_dict(fields)
             self.class_names = tuple(map(str, about.get("class_names") or ()))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
 
 

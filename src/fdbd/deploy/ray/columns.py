@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch
+from ...bench.decoding import Decoded
 from ...extras import require
 from ...guard import Guard
-from ...images import ImageError, decode
+from ...images import Pixels, decode
 from ...preprocess import Preprocess
 from ..features import matrix
 
@@ -58,14 +60,9 @@ class Reader:
             raise ValueError(f"column {self.column!r} holds images: give the preprocess of the model's training")
         if values.dtype == np.uint8:
             return self.preprocess(values), {}
-        pixels, errors = [], {}
-        for row, value in enumerate(values):
-            try:
-                image = value if isinstance(value, np.ndarray) else decode(value, name=_name(table, row))
-                pixels.append(self.preprocess.fit(image))
-            except ImageError as error:
-                errors[row] = str(error)
-        return self.preprocess.normalise_all(pixels), errors
+        names = table.column("path").to_pylist() if "path" in table.column_names else None
+        images, failures = Decoded(_Encoded(values, names), self.preprocess, ()).decode(range(len(values)))
+        return self.preprocess.normalise(images), {failure.row: failure.reason for failure in failures}
 
     def _features(self, table: Any) -> tuple[Batch, dict[int, str]]:
         features, errors = _matrix(table, self.column, self._width)
@@ -150,5 +147,17 @@ def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
     return tensor(values), {}
 
 
-def _name(table: Any, row: int) -> str | None:
-    return str(table.column("path")[row]) if "path" in table.column_names else None
+class _Encoded(Sequence[Pixels]):
+    """Images of a column: arrays, or encoded ones that are decoded when asked for."""
+
+    def __init__(self, values: Any, names: Sequence[str] | None) -> None:
+        self.values, self.names = values, names
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: Any) -> Any:
+        value = self.values[row]
+        if isinstance(value, np.ndarray):
+            return value
+        return decode(value, name=None if self.names is None else str(self.names[row]))

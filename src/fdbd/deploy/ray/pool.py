@@ -13,6 +13,9 @@ import torch
 
 from ...extras import require
 
+TASK_RETRIES = 3
+"""How often a piece of work is done again after its actor died: enough for dying nodes, and an end where the work
+itself is what kills, such as an image that crashes its decoder. Ray Data would go on for ever."""
 _RAYS_ADVICE = "\nFailed to apply UDF transform"
 """How a text begins that Ray Data appends to the errors of workers."""
 
@@ -79,6 +82,7 @@ class Workers:
             compute=data.ActorPoolStrategy(size=count),
             num_cpus=self.cpus,
             num_gpus=self.gpus,
+            max_task_retries=TASK_RETRIES,
             batch_size=batch_size or self.batch_size,
             batch_format="pyarrow",
         )
@@ -152,6 +156,11 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
+        if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)):
+            raise RuntimeError(
+                f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may crash its decoder, "
+                "which --engine local makes a row with an error, or memory is short"
+            ) from None
         cause = _cause(error)
         if len(cause.args) == 1 and isinstance(cause.args[0], str):
             cause.args = (cause.args[0].partition(_RAYS_ADVICE)[0],)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...batch import Batch
@@ -14,7 +15,7 @@ from ...preprocess import Preprocess
 from ...sketch import Sketch, sample_hashes
 from ..images import ImageRows
 from ..rows import RowBatch, decide_rows, schema
-from ..scoring import Part, Rows, Tables, image_tables
+from ..scoring import Part, Rows, Tables, feature_table, image_tables
 from ..spec import Opened
 from .columns import INPUTS, SEEN, Reader, column_values, refuse, tensor
 from .pool import Actor, Workers, plain_errors, quiet
@@ -103,10 +104,22 @@ def file_tables(opened: Opened, rows: Rows, todo: Sequence[Part], workers: Worke
     work = [{"part": number, "start": span.start, "stop": span.stop} for number, span in todo]
     dataset = require("ray.data", "ray").from_items(work, override_num_blocks=len(work))
     with quiet(), plain_errors():
-        for table in _tables(workers.map(dataset, FileDecisions, (opened, rows, workers.batch_size), batch_size=1)):
-            for number in table.column("part").unique().to_pylist():
-                mask = require("pyarrow.compute", "ray").equal(table.column("part"), number)
-                yield number, spans[number], table.filter(mask).drop_columns("part")
+        tables = _tables(workers.map(dataset, FileDecisions, (opened, rows, workers.batch_size), batch_size=1))
+        yield from whole_parts(tables, spans)
+
+
+def whole_parts(tables: Iterable[Any], spans: Mapping[int, range]) -> Tables:
+    """Number, rows and table of each part once all of its rows have come, in order. Ray cuts large tables, and gives
+    the pieces of several parts in any order; their columns ``part`` and ``place`` say where a row belongs."""
+    pa, compute = require("pyarrow", "ray"), require("pyarrow.compute", "ray")
+    pieces: dict[int, list[Any]] = {}
+    for table in tables:
+        for number in table.column("part").unique().to_pylist():
+            own = pieces.setdefault(number, [])
+            own.append(table.filter(compute.equal(table.column("part"), number)))
+            if sum(map(len, own)) == len(spans[number]):
+                whole = pa.concat_tables(pieces.pop(number)).sort_by("place")
+                yield number, spans[number], whole.drop_columns(["part", "place"])
 
 
 def _tables(dataset: Any) -> Generator[Any, None, None]:
@@ -156,12 +169,12 @@ class FileDecisions(Actor):
     def __call__(self, work: Any) -> Any:
         [part] = work.to_pylist()
         span = range(part["start"], part["stop"])
-        if isinstance(self.rows, ImageRows):
-            found = image_tables(self.opened, self.rows, [(part["part"], span)], self.batch_size, 1, processes=False)
-            tables = [table for _, _, table in found]
-        else:
-            guard, names = self.opened.guard, self.opened.class_names
-            tables = [decide_rows(guard, batch, names) for batch in self.rows.read(span)]
         pa = require("pyarrow", "ray")
-        table = pa.concat_tables(tables)
-        return table.append_column("part", pa.array([part["part"]] * len(table), pa.int64()))
+        if isinstance(self.rows, ImageRows):
+            # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
+            found = image_tables(self.opened, self.rows, [(part["part"], span)], self.batch_size, 1, processes=False)
+            table = pa.concat_tables([table for _, _, table in found])
+        else:
+            table = feature_table(self.opened, self.rows, span)
+        numbers, places = np.full(len(span), part["part"]), np.arange(span.start, span.stop)
+        return table.append_column("part", pa.array(numbers)).append_column("place", pa.array(places))
