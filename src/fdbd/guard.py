@@ -428,7 +428,8 @@ def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Thres
     """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
     if detector.needs_network or perturb is not None or not getattr(detector, "is_calibrated", True):
         return
-    answers = [detector.score(detector.example())]
+    batch = detector.example()
+    answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
     if threshold is not None:
         answers += threshold.decide(answers[0], torch.tensor([0, detector.head.num_classes - 1]))
     if any(answer.shape != (2,) for answer in answers):
