@@ -19,7 +19,7 @@ VARIANCE_FLOOR = 1e-12
 ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
 
-_QUERIES, _POINTS = 2048, 1 << 16  # a block of inner products takes 128 MB where it is not searched in the cache
+_QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where it is not searched in the cache
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 

@@ -14,15 +14,10 @@ from torch import Tensor
 
 def product(rows: Tensor, points: Tensor, out: Tensor) -> Tensor:
     """rows @ points.T into `out`, CPU tensors of one dtype without gradients."""
-    if numpy_multiplies():
+    if torch.get_num_threads() > 1 and numpy_is_faster():  # numpy does not know how many threads torch was given
         np.matmul(rows.detach().numpy(), points.detach().numpy().T, out=out.numpy())
         return out
     return torch.mm(rows, points.T, out=out)
-
-
-def numpy_multiplies() -> bool:
-    """Whether `product` is numpy's, which does not know how many threads torch was given."""
-    return torch.get_num_threads() > 1 and numpy_is_faster()
 
 
 def roomy(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
