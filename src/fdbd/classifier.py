@@ -136,14 +136,15 @@ class Classifier(nn.Module):
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
         call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
-        is_borrowed = _enter_eval(self.model)
-        self._recorder.local.calls = calls
+        model, local = self.model, self._recorder.local
+        is_borrowed = _enter_eval(model)
+        local.calls = calls
         try:
-            return call(self.model, inputs)
+            return call(model, inputs)
         finally:
-            self._recorder.local.calls = None
+            local.calls = None
             if is_borrowed:
-                _leave_eval(self.model)
+                _leave_eval(model)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
         if len(calls) != len(self._watched):
@@ -245,6 +246,8 @@ def split_batch(batch: Any) -> tuple[Any, Tensor | None]:
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as positional ones."""
+    if isinstance(inputs, Tensor):
+        return model(inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):

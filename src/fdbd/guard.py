@@ -213,14 +213,14 @@ class Guard(nn.Module):
 
     def forward(self, images: Any) -> Decision:
         """The decision on a batch of whatever the model takes."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self._forward(images)
         with torch.no_grad():
             return self._forward(images)
 
     def _forward(self, images: Any) -> Decision:
         plain, scored = self._observe(images)
-        return self._decide(self._logits(plain), self.detector.score(scored))
+        return self._answer(plain, scored)
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
@@ -239,7 +239,7 @@ class Guard(nn.Module):
         """
         with torch.no_grad():
             plain, scored = self._observe(images)
-            decision = self._decide(self._logits(plain), self.detector.score(scored))
+            decision = self._answer(plain, scored)
             inner = self.detector
             scored = inner.prepare(scored)
             while isinstance(inner, Shaped):
@@ -254,6 +254,14 @@ class Guard(nn.Module):
             assert self.threshold is not None
             standing = self.threshold.standing(decision.scores, decision.labels)
             return Explanation(decision, distances, nearest, nearest_distance, shares, standing)
+
+    def _answer(self, plain: Batch, scored: Batch) -> Decision:
+        detector, threshold = self.detector, self.threshold
+        if threshold is not None and plain is scored and plain.logits is not None:
+            at_once = detector.decide_at_once(plain, threshold)
+            if at_once is not None:
+                return Decision(plain.logits, *at_once)
+        return self._decide(self._logits(plain), detector.score(scored))
 
     def _decide(self, logits: Tensor, scores: Tensor) -> Decision:
         if self.threshold is None:
@@ -272,14 +280,14 @@ class Guard(nn.Module):
         if isinstance(images, Batch):
             batch = self._features_alone(images)
             return batch, batch
-        classifier = self._require_classifier()
-        if self.detector.needs_network:
-            batch = self.detector.network_batch(split_batch(images)[0], classifier)
+        classifier, detector = self._require_classifier(), self.detector
+        if detector.needs_network:
+            batch = detector.network_batch(split_batch(images)[0], classifier)
             return batch, batch
         plain = classifier(images)
         if self.perturb is None:
             return plain, plain
-        score = self.detector.score if self.perturb.needs_score else None
+        score = detector.score if self.perturb.needs_score else None
         return plain, classifier(self.perturb(split_batch(images)[0], classifier, score))
 
     def _training_batches(self, items: Iterator[Any], perturbed: Spool) -> Iterator[Batch]:
@@ -336,12 +344,13 @@ class Guard(nn.Module):
         raise ValueError("the guard has neither a model nor a head: give Guard(model) or Guard(Head(weight, bias))")
 
     def _require_classifier(self) -> Classifier:
-        if self.classifier is None:
+        classifier = self.classifier
+        if classifier is None:
             raise ValueError(
                 "the guard has no model, so it takes features: call decide(fdbd.Batch(features)), or give the model to "
                 "fdbd.Guard(model) or fdbd.load(path, model)"
             )
-        return self.classifier
+        return classifier
 
     # ── save and load ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import geometry, kernels
 from ..batch import Batch, Head
 from ..statistics import Mean
+from ..threshold import Threshold
 from .base import Detector, Paper, Passes, closes_itself
 
 FDBD_PAPER = Paper("Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024)
@@ -83,6 +84,22 @@ class FDBD(Detector):
             return torch.where(scores.isnan(), -torch.inf, scores)
         # Rows with non-finite or huge numbers come back as NaN, so the others need no second look.
         return scores if clean else self._fail_closed(batch, prepared, scores)
+
+    def decide_at_once(self, batch: Batch, threshold: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        folded: dict[str, Any] = self._buffers
+        ladder = threshold.ladder
+        if ladder is None or batch.logits is None or self.nearest is not None or "normals" not in folded:
+            return None
+        return kernels.folded_decision(
+            batch.features,
+            batch.logits,
+            folded["normals"],
+            folded["offsets"],
+            folded["center"],
+            folded["floor"],
+            self.normalizer is not None,
+            *ladder,
+        )
 
     def _score_nearest(self, batch: Batch) -> Tensor:
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)

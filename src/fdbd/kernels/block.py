@@ -1,4 +1,8 @@
-"""What a kernel is handed: the address of a block of 64-bit slots, integers first, then addresses of arrays."""
+"""What a kernel is handed: the address of a block of 64-bit slots, integers and addresses of arrays.
+
+The machine code of each file of kernels is kept on disk until that file changes: a slot keeps its number, and new ones
+come last.
+"""
 
 NEXT, CHUNK, ROWS, WIDTH, CLASSES, FROM_LOGITS, DIVIDE, UNTRUSTED, OUT_OF_RANGE = range(9)
 """Integers: chunks taken so far, rows a chunk, N, P, C, whether classes are to be found from logits, whether to divide
@@ -9,4 +13,9 @@ FEATURES, GIVEN, NORMALS, OFFSETS, CENTER, FLOOR, OUT = range(9, 16)
 of the folded head; what is written: scores (N,), or float64 sums (chunks, P). Where softmax is summed, FEATURES are
 logits (N, C), FLOOR is what multiplies them, DIVIDE asks for more than the largest, and (3, N) is written."""
 
-SLOTS = 16
+COUNT, MOST_ABOVE, NEGATED, STEPS, LABELS, P_VALUES, IS_OOD = range(16, 23)
+"""For decisions: the number of calibration scores, 0 where none are asked for; how many of them may be above a score
+that is accepted; addresses of these scores, negated and ascending, and of the p-value for each number above; what is
+written: classes (N,) int64, p-values (N,) and verdicts (N,) bool."""
+
+SLOTS = 23

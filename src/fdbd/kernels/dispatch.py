@@ -64,13 +64,55 @@ def folded_score(
         given = given.to("cpu", torch.int64)
     out = features.new_empty(rows)
     tensors = [tensor.contiguous() for tensor in (features, given, normals, offsets, center, floor)]
-    block = [0, max(4, _CHUNK // max(width, 1) // 4 * 4), rows, width, classes, from_logits, divide, 0, 0]
+    block = [0, _rows_of_chunk(width), rows, width, classes, from_logits, divide, 0, 0]
     block += [tensor.data_ptr() for tensor in tensors]
-    block.append(out.data_ptr())
+    block += [out.data_ptr(), 0, 0, 0, 0, 0, 0, 0]
     slots = _run(kernel, block, rows * (width + classes * from_logits))
     if slots[OUT_OF_RANGE]:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
     return out, not slots[UNTRUSTED]
+
+
+def folded_decision(
+    features: Tensor,
+    logits: Tensor,
+    normals: Tensor,
+    offsets: Tensor,
+    center: Tensor,
+    floor: Tensor,
+    divide: bool,
+    negated: Tensor,
+    steps: Tensor,
+    most_above: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """(N,) predicted classes, folded scores, p-values and verdicts, all in one go: a single sample spends more time
+    between operations than in them. None where the kernel cannot look at these tensors, or trusts not all rows.
+
+    Args:
+        features, logits: (N, P) and (N, C).
+        normals, offsets, center, floor, divide: of the folded head, as `folded_score` takes them.
+        negated: (n,) calibration scores, negated, ascending.
+        steps: (n + 1,) the p-value for each number of calibration scores above.
+        most_above: a score with more of them above is out-of-distribution.
+    """
+    kernel = _warm(features.dtype, 0)
+    tensors = [features, logits, normals, offsets, center, floor, negated, steps]
+    if kernel is None or not fits_kernel(*tensors):
+        return None
+    classes, width = normals.shape
+    rows = logits.shape[0] if logits.ndim == 2 else -1
+    if features.shape != (rows, width) or logits.shape != (rows, classes):
+        return None
+    *read, negated, steps = [tensor.contiguous() for tensor in tensors]
+    scores, p_values = features.new_empty(rows), features.new_empty(rows)
+    labels, is_ood = features.new_empty(rows, dtype=torch.int64), features.new_empty(rows, dtype=torch.bool)
+    block = [0, _rows_of_chunk(width), rows, width, classes, 1, divide, 0, 0]
+    block += [tensor.data_ptr() for tensor in (*read, scores)]
+    block += [negated.shape[0], most_above]
+    block += [tensor.data_ptr() for tensor in (negated, steps, labels, p_values, is_ood)]
+    if _run(kernel, block, rows * (width + classes))[UNTRUSTED]:
+        return None
+    return labels, scores, p_values, is_ood
 
 
 def softmax_sums(logits: Tensor, scale: float, largest_alone: bool = False) -> tuple[Tensor, bool] | None:
@@ -159,9 +201,13 @@ def fits_kernel(*tensors: Tensor) -> bool:
     for tensor in tensors:
         if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
             return False  # subclasses: fake tensors, distributed tensors
-        if tensor.dtype is not dtype or not tensor.is_cpu or (recording and tensor.requires_grad):
+        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg() or (recording and tensor.requires_grad):
             return False
-    return not tensors[0].is_neg() and not tensors[-1].is_neg()
+    return True
+
+
+def _rows_of_chunk(width: int) -> int:
+    return max(4, _CHUNK // max(width, 1) // 4 * 4)
 
 
 def _run(kernel: team.Kernel, block: list[int], elements: int) -> Any:
