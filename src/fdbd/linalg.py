@@ -19,7 +19,8 @@ VARIANCE_FLOOR = 1e-12
 ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
 
-_QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where it is not searched in the cache
+_QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where torch searches it
+_SEARCHED = 1 << 23  # inner products in a block where a kernel does: 32 MB; narrower blocks slow the product down
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
@@ -96,14 +97,14 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
     no particular order; M of them where k is more.
 
-    Exact. Blocks of the matrix product are searched while they are in the cache; memory is bounded whatever N and M.
+    Exact. The matrix product is searched block by block; memory is bounded whatever N and M.
     """
     k = min(k, points.shape[0])
     if kernels.tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
     is_plain = rows.is_cpu and points.is_cpu and not (rows.requires_grad or points.requires_grad)
-    search = _search_cache if is_plain and rows.dtype in (torch.float32, torch.float64) else _search_blocks
+    search = _search_plain if is_plain and rows.dtype in (torch.float32, torch.float64) else _search_blocks
     found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
@@ -113,11 +114,11 @@ def warm_up_search(dtype: torch.dtype) -> None:
     largest_products(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), 1)
 
 
-def _search_cache(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """On the CPU, without gradients."""
     from .kernels.selection import Largest  # with numba, which takes a third of a second to import
 
-    width = min(points.shape[0], max(2 * k, _ELEMENTS // max(rows.shape[0], 1)))
+    width = min(points.shape[0], max(2 * k, _SEARCHED // max(rows.shape[0], 1)))
     buffer = rows.new_empty(rows.shape[0] * width)
     found = Largest(rows.shape[0], k, rows.dtype)
     for start in range(0, points.shape[0], width):

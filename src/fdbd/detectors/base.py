@@ -157,7 +157,9 @@ class Detector(Configured):
     def prepare(self, batch: Batch) -> Batch:
         """The batch as `score` wants it: checked shapes, the detector's dtype, logits where it reads them."""
         self._require_fitted()
-        weight = self.head_weight
+        weight = self._buffers.get("head_weight")  # as an attribute of a module it would cost a microsecond
+        if weight is None:  # that of the detector inside
+            weight = self.head_weight
         classes, width = weight.shape
         features = as_matrix(batch.features, width, "features", "the head's input", weight.dtype)
         logits = batch.logits
@@ -236,7 +238,7 @@ def closes_itself(score: Callable[[Any, Batch], Tensor]) -> Callable[[Any, Batch
 
 def autocasts() -> bool:
     """Whether operations choose their precision by themselves now; a graph under construction has none of that."""
-    return not kernels.tracing() and any(map(torch.is_autocast_enabled, _KINDS))
+    return any(map(torch.is_autocast_enabled, _KINDS)) and not kernels.tracing()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ class Energy(SoftmaxDetector):
 
     name = "energy"
     paper = Paper("Energy-based Out-of-distribution Detection", "Liu et al.", "NeurIPS", 2020)
+    has_temperature = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -26,5 +27,5 @@ class Energy(SoftmaxDetector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
-        return sums.largest + temperature * sums.total.log()
+    def of_sums(self, sums: Sums) -> Tensor:
+        return sums.largest + self.temperature * sums.total.log()

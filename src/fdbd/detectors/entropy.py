@@ -28,6 +28,6 @@ class Entropy(SoftmaxDetector):
         2021,
     )
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+    def of_sums(self, sums: Sums) -> Tensor:
         # Σ p log p with p = e^s / Σ e^s is Σ e^s s / Σ e^s − log Σ e^s: no p, no log p, and nothing to clip at 0
         return sums.weighted / sums.total - sums.total.log()

@@ -8,7 +8,7 @@ sums run over many samples at once; and new (N, C) tensors are few, since each c
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,10 +38,13 @@ class SoftmaxDetector(Detector):
 
     reads = ("logits",)
     one_pass = True
-    largest_alone = False
+    largest_alone: ClassVar[bool] = False
     """Whether `of_sums` looks at the largest logit only."""
+    has_temperature: ClassVar[bool] = False
+    """Whether `temperature` divides the logits."""
+    temperature: float | Tensor
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+    def of_sums(self, sums: Sums) -> Tensor:
         """(N,) scores."""
         raise NotImplementedError(f"{type(self).__name__} defines no of_sums")
 
@@ -49,15 +52,13 @@ class SoftmaxDetector(Detector):
     def score(self, batch: Batch) -> Tensor:
         prepared = self.prepare(batch)
         assert prepared.logits is not None
-        temperature: float | Tensor = getattr(self, "temperature", 1.0)
-        found = None
-        if not kernels.tracing():
-            found = kernels.softmax_sums(prepared.logits, 1 / float(temperature), self.largest_alone)
+        temperature = self.temperature if self.has_temperature else 1.0
+        found = kernels.softmax_sums(prepared.logits, temperature, self.largest_alone)
         if found is None:
-            scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone), temperature)
+            scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone))
             return self._fail_closed(batch, prepared, scores)
         sums, is_clean = found
-        scores = self.of_sums(Sums(*sums.unbind()), temperature)
+        scores = self.of_sums(Sums(*sums))
         return scores if is_clean else self._fail_closed(batch, prepared, scores)
 
 
@@ -86,8 +87,8 @@ def bound_(exponents: Tensor) -> Tensor:
 
 def logsumexp(logits: Tensor) -> Tensor:
     """(N,) log Σ_c exp(logits_c); NaN where a logit is not finite."""
-    found = None if kernels.tracing() else kernels.softmax_sums(logits, 1.0)
+    found = kernels.softmax_sums(logits)
     if found is None:
         return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
-    largest, total, _ = found[0].unbind()
+    largest, total, _ = found[0]
     return total.log_().add_(largest)

@@ -22,5 +22,5 @@ class MaxLogit(SoftmaxDetector):
     paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
     largest_alone = True
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+    def of_sums(self, sums: Sums) -> Tensor:
         return sums.largest

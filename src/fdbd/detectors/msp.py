@@ -22,6 +22,7 @@ class MSP(SoftmaxDetector):
         "ICLR",
         2017,
     )
+    has_temperature = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -29,5 +30,5 @@ class MSP(SoftmaxDetector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+    def of_sums(self, sums: Sums) -> Tensor:
         return sums.total.reciprocal()  # the largest logit's own term of the sum is e⁰

@@ -34,6 +34,7 @@ class TemperatureScaling(SoftmaxDetector):
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
     needs_labels = True
     one_pass = False
+    has_temperature = True
     temperature: Tensor
 
     def passes(self, head: Head) -> Passes:
@@ -45,7 +46,7 @@ class TemperatureScaling(SoftmaxDetector):
             best, _ = minimum(around, fine.sum())
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
-    def of_sums(self, sums: Sums, temperature: float | Tensor) -> Tensor:
+    def of_sums(self, sums: Sums) -> Tensor:
         return sums.total.reciprocal()
 
 

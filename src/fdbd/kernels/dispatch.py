@@ -60,7 +60,7 @@ def folded_score(
     if offsets.shape != (classes,) or center.shape != (width,) or floor.shape != ():  # the kernel cannot tell
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (offsets, center, floor))
         raise ValueError(f"offsets, center and floor have shapes {shapes}, expected ({classes},), ({width},), ()")
-    if not from_logits:
+    if not from_logits and not (given.dtype is torch.int64 and given.is_cpu):
         given = given.to("cpu", torch.int64)
     out = features.new_empty(rows)
     tensors = [tensor.contiguous() for tensor in (features, given, normals, offsets, center, floor)]
@@ -115,21 +115,25 @@ def folded_decision(
     return labels, scores, p_values, is_ood
 
 
-def softmax_sums(logits: Tensor, scale: float, largest_alone: bool = False) -> tuple[Tensor, bool] | None:
-    """(3, N) the largest logit m of each row, Σ e^s and Σ s·e^s with s = (logit − m)·scale, and whether all rows are
-    finite: the others are NaN. Only the first row is filled where that is all that is wanted. None where the kernel
-    cannot look at these logits (N, C)."""
+def softmax_sums(
+    logits: Tensor, temperature: float | Tensor = 1.0, largest_alone: bool = False
+) -> tuple[tuple[Tensor, Tensor, Tensor], bool] | None:
+    """(N,) each: the largest logit m of each row, Σ e^s and Σ s·e^s with s = (logit − m) / temperature; and whether all
+    rows are finite: the others are NaN. Where only the largest is wanted, it stands for the sums too. None where the
+    kernel cannot look at these logits (N, C)."""
     kernel = _warm(logits.dtype, 1)
     if kernel is None or not logits.shape[1] or not fits_kernel(logits):
         return None
     rows, classes = logits.shape
     logits = logits.contiguous()
-    out = logits.new_empty(3, rows)
-    factor = array("f" if logits.dtype is torch.float32 else "d", (scale,))
+    out = logits.new_empty(rows if largest_alone else (3, rows))
+    scale = array("f" if logits.dtype is torch.float32 else "d", (1 / float(temperature),))
     block = [0, max(1, _CHUNK // classes), rows, classes, *[0] * (SLOTS - 4)]
     block[DIVIDE] = not largest_alone
-    block[FEATURES], block[FLOOR], block[OUT] = logits.data_ptr(), factor.buffer_info()[0], out.data_ptr()
-    return out, not _run(kernel, block, logits.numel())[UNTRUSTED]
+    block[FEATURES], block[FLOOR], block[OUT] = logits.data_ptr(), scale.buffer_info()[0], out.data_ptr()
+    is_clean = not _run(kernel, block, rows * classes)[UNTRUSTED]
+    largest, total, weighted = (out, out, out) if largest_alone else out.unbind()
+    return (largest, total, weighted), is_clean
 
 
 def linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

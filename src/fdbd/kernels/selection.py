@@ -85,9 +85,9 @@ def _add(block: Any, first: int, k: int, values: Any, columns: Any, counts: Any,
         row, found, places, count, bound = block[i], values[i], columns[i], counts[i], bounds[i]
         for start in range(0, width, _AT_ONCE):
             stop = min(start + _AT_ONCE, width)
-            above = 0
+            above = np.int32(0)  # as wide as a float32, so that as many fit a vector
             for j in range(start, stop):
-                above += row[j] > bound
+                above = np.int32(above + np.int32(row[j] > bound))
             if above:
                 if count + above >= room:
                     bound = _keep(found, places, count, k)

@@ -21,6 +21,8 @@ from .team import Kernel
 
 _FEW, _ROWS = 16, 64
 """Classes up to which as many rows are worked on at once."""
+_TOGETHER = 2048
+"""Logits that are looked through for NaN and infinity at once: short rows do not vectorise one by one."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -81,8 +83,8 @@ def _is_finite(row: Any) -> Any:
 @_finite
 def _largest(row: Any) -> Any:
     largest = row[0]
-    for j in range(row.shape[0]):
-        largest = max(largest, row[j])
+    for j in range(1, row.shape[0]):
+        largest = row[j] if row[j] > largest else largest
     return largest
 
 
@@ -136,18 +138,20 @@ def _few_classes(logits: Any, start: int, scale: Any, least: Any, out: Any, tile
 
 @cache
 def softmax(dtype: torch.dtype) -> Kernel:
-    """OUT (3, N): of each row the largest logit m, Σ e^s and Σ s·e^s with s = (logit − m)·FLOOR; only the first unless
-    DIVIDE is set. The largest is NaN where a logit is not finite."""
+    """OUT (3, N): of each row the largest logit m, Σ e^s and Σ s·e^s with s = (logit − m)·FLOOR; (N,) the first alone
+    unless DIVIDE is set. NaN where a logit is not finite."""
     real = np.float32 if dtype == torch.float32 else np.float64
-    least = real(-86 if dtype == torch.float32 else -707)
+    least, nan = real(-86 if dtype == torch.float32 else -707), real(np.nan)
 
     def kernel(block: Any) -> None:
         slots = numba.carray(block, SLOTS)
         rows, width = slots[ROWS], slots[WIDTH]
         logits = numba.carray(at(slots[FEATURES]), (rows, width), real)
+        values = numba.carray(at(slots[FEATURES]), rows * width, real)
         scale = numba.carray(at(slots[FLOOR]), 1, real)[0]
         out = numba.carray(at(slots[OUT]), (3, rows), real)
         has_sums, untrusted = slots[DIVIDE] != 0, False
+        together = max(1, _TOGETHER // width)
         tile = np.zeros((_FEW + 4, _ROWS), real)
         while True:
             start = take(slots) * slots[CHUNK]
@@ -158,14 +162,15 @@ def softmax(dtype: torch.dtype) -> Kernel:
                 for i in range(start, stop, _ROWS):
                     untrusted |= not _few_classes(logits[:stop], i, scale, least, out, tile)
                 continue
-            for i in range(start, stop):
-                if not _is_finite(logits[i]):
-                    untrusted = True
-                    out[0, i] = out[1, i] = out[2, i] = np.nan
-                    continue
-                out[0, i] = _largest(logits[i])
-                if has_sums:
-                    out[1, i], out[2, i] = _sums(logits[i], out[0, i], scale, least)
+            for first in range(start, stop, together):
+                last = min(first + together, stop)
+                are_finite = _is_finite(values[first * width : last * width])
+                for i in range(first, last):
+                    is_finite = are_finite or _is_finite(logits[i])
+                    untrusted |= not is_finite
+                    out[0, i] = largest = _largest(logits[i]) if is_finite else nan
+                    if has_sums:
+                        out[1, i], out[2, i] = _sums(logits[i], largest, scale, least) if is_finite else (nan, nan)
         if untrusted:
             slots[UNTRUSTED] = 1
 
