@@ -148,3 +148,33 @@ def test_perturbed_images_are_scored_apart_from_their_labels() -> None:
     assert torch.equal(decision.logits, model(images))
     assert not torch.equal(decision.scores, Guard(model, guard.detector).score(images))
     torch.testing.assert_close(decision.scores, guard.score(images))
+
+
+def test_a_subclass_is_asked_for_its_own_score() -> None:
+    class Flipped(FDBD):
+        def score(self, batch: Batch) -> torch.Tensor:
+            return -super().score(batch)
+
+    plain = fitted()
+    batch = batch_of(plain, 20)
+    flipped = Flipped().fit(batch_of(plain, 60, 2), plain.head)
+    guard = guard_of(flipped, Threshold.quantile(flipped.score(batch_of(plain, 60, 3))))
+    assert torch.equal(guard(batch).scores, guard.score(batch))
+    assert (guard(batch).scores < 0).any()
+
+
+@pytest.mark.parametrize("part", ["offsets", "center", "floor"])
+def test_a_folded_head_of_other_shapes_never_reaches_the_kernel(part: str) -> None:
+    detector = fitted()
+    batch, threshold = batch_of(detector, 4), Threshold.quantile(torch.randn(9))
+    detector.load_state_dict({**detector.state_dict(), part: torch.zeros(3)})
+    assert detector.decide_at_once(batch, threshold) is None
+    with pytest.raises(ValueError, match="offsets, center and floor have shapes"):
+        guard_of(detector, threshold)(batch)
+
+
+def test_steps_of_another_length_never_reach_the_kernel() -> None:
+    detector = fitted()
+    threshold = Threshold.quantile(torch.randn(9))
+    threshold.steps = threshold.steps[:4]
+    assert detector.decide_at_once(batch_of(detector, 4), threshold) is None

@@ -8,6 +8,7 @@ import shutil
 import struct
 import threading
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
@@ -444,10 +445,12 @@ def test_odin_by_name_is_perturbation_and_msp_at_a_high_temperature() -> None:
 
 def test_a_copied_guard_is_independent(guard: fdbd.Guard) -> None:
     images = torch.randn(3, 3, 2, 2)
+    before = guard(images)
     clone = copy.deepcopy(guard)
-    clone.fit(make_loader(64, 7))
-    assert guard.threshold is not None
-    torch.testing.assert_close(guard(images).scores, guard.score(images))
+    clone.fit(make_loader(64, 7, shift=3))
+    assert not torch.equal(clone.score(images), before.scores)
+    for now, then in zip(guard(images), before):
+        assert torch.equal(now, then)
 
 
 def test_things_that_are_no_model_or_detector_are_refused() -> None:
@@ -457,3 +460,100 @@ def test_things_that_are_no_model_or_detector_are_refused() -> None:
         fdbd.Guard(make_model(), 3)
     with pytest.raises(ValueError, match="no model"):
         fdbd.Guard(fdbd.Head(torch.eye(3))).fit([torch.randn(2, 3)])
+
+
+def test_an_explanation_is_about_the_class_that_was_predicted() -> None:
+    head = fdbd.Head(torch.randn(30, 6))
+    features = torch.randn(300, 6)
+    rounded = head(features).bfloat16()  # many samples have two largest logits now
+    guard = fdbd.Guard(head).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(300, 6))])
+    assert (rounded.argmax(dim=1) != head(features).argmax(dim=1)).any()
+    why = guard.explain(fdbd.Batch(features, rounded))
+    assert torch.equal(why.distances.isnan().int().argmax(dim=1), why.decision.labels)
+    assert (why.nearest != why.decision.labels).all()
+
+
+def test_arrays_are_as_good_as_tensors() -> None:
+    head = fdbd.Head(torch.randn(4, 6))
+    features, more = torch.randn(80, 6), torch.randn(40, 6)
+    labels = torch.arange(80) % 4
+    for name in ("fdbd", "mds"):
+        given = fdbd.Guard(head, name).fit([fdbd.Batch(features, None, labels)]).calibrate([fdbd.Batch(more)])
+        arrays = fdbd.Guard(head, name).fit([fdbd.Batch(features.numpy(), None, labels.numpy())])
+        arrays.calibrate([fdbd.Batch(more.numpy(), head(more).numpy())])
+        asked = torch.randn(9, 6)
+        decided = arrays.decide(fdbd.Batch(asked.numpy(), head(asked).numpy()))
+        for ours, theirs in zip(decided, given.decide(fdbd.Batch(asked, head(asked)))):
+            assert torch.equal(ours, theirs)
+    with pytest.warns(UserWarning, match="also used for the fit"):
+        fdbd.Guard(head).fit([fdbd.Batch(features.numpy())]).calibrate([fdbd.Batch(features.numpy())])
+
+
+def test_one_batch_in_a_mapping_is_one_batch() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.fc(values)
+
+    data = UserDict(values=torch.randn(50, 6))
+    guard = fdbd.Guard(Model()).fit(data).calibrate(UserDict(values=torch.randn(50, 6)))
+    assert guard(data).is_ood.shape == (50,)
+
+
+def test_a_quantised_copy_of_a_guarded_model_still_runs(guard: fdbd.Guard) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch moves quantisation to another package
+        smaller = torch.ao.quantization.quantize_dynamic(guard.classifier.model, {nn.Linear})
+    assert smaller(torch.randn(2, 3, 2, 2)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")])
+def test_the_default_device_of_the_program_does_not_matter(name: str) -> None:
+    model, images = make_model(), torch.randn(9, 3, 2, 2)
+    fit, known = list(make_loader(200, 1)), list(make_loader(100, 2))
+    expected = fdbd.Guard(model, name).fit(fit).calibrate(known)(images)
+    with torch.device("meta"):
+        guard = fdbd.Guard(model, name).fit(fit).calibrate(known)
+        found = guard(images)
+        fdbd.Guard(model, name)._warn_if_seen(guard._seen)
+    for ours, theirs in zip(found, expected):
+        assert torch.equal(ours, theirs)
+
+
+def test_parts_with_other_numbers_of_rows_are_refused() -> None:
+    head, features = fdbd.Head(torch.randn(4, 6)), torch.randn(80, 6)
+    labels = torch.arange(80) % 4
+    with pytest.raises(ValueError, match="batch 0 has 80 rows of features but 40 rows of logits"):
+        fdbd.create("klm").fit(fdbd.Batch(features, head(features[:40]), labels), head)
+    guard = fdbd.Guard(head, fdbd.KNN(3)).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(80, 6))])
+    with pytest.raises(ValueError, match="80 rows of features but 70 rows of logits"):
+        guard.decide(fdbd.Batch(features, head(features[:70])))
+    with pytest.raises(ValueError, match="a batch has features, logits, the first one features"):
+        fdbd.Guard(head, "vim").fit([fdbd.Batch(features), fdbd.Batch(features, head(features))])
+    with pytest.raises(ValueError, match="different numbers of rows"):
+        fdbd.Guard(head, "vim").fit([fdbd.Batch(features, head(features[:9]))])
+
+
+def test_a_detector_without_a_name_of_its_own_is_not_saved(tmp_path) -> None:
+    class Mine(fdbd.KNN):
+        def score(self, batch: fdbd.Batch) -> torch.Tensor:
+            return 2 * super().score(batch)
+
+    guard = fdbd.Guard(fdbd.Head(torch.randn(4, 6)), Mine(3)).fit([fdbd.Batch(torch.randn(50, 6))])
+    with pytest.raises(ValueError, match=r"Mine has no name of its own.*name = 'mine'"):
+        guard.save(tmp_path / "guard.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_and_exported_guards_fail_closed_on_rows_too_large_for_float32() -> None:
+    head = fdbd.Head(torch.randn(4, 6))
+    guard = fdbd.Guard(head).fit([fdbd.Batch(torch.randn(50, 6))]).calibrate([fdbd.Batch(torch.randn(50, 6))])
+    features = torch.randn(3, 6)
+    features[1, 2] = 1e17
+    assert torch.isfinite(guard.score(fdbd.Batch(features))).all()
+    compiled = torch.compile(guard.detector.score, backend="eager", fullgraph=True)(fdbd.Batch(features))
+    assert compiled[1] == -torch.inf
+    torch.testing.assert_close(compiled[[0, 2]], guard.score(fdbd.Batch(features))[[0, 2]])

@@ -84,3 +84,17 @@ def test_features_and_unlabelled_data_are_refused() -> None:
         guard.fit([torch.randn(8, 3, 5, 5)])
     with pytest.raises(ValueError, match="needs the images"):
         guard.fit([fdbd.Batch(torch.randn(8, 8), None, torch.arange(8) % 3)])
+
+
+def test_the_adversarial_step_follows_the_std_of_the_images() -> None:
+    def weights(scale: float, std: float | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+        model[0].weight.data *= scale
+        images, labels = torch.randn(300, 8, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 3
+        guard = fdbd.Guard(model, fdbd.MDS(layers=["1"], std=std)).fit([(images / scale, labels)])
+        return guard.detector.weights
+
+    plain = weights(1.0, None)
+    torch.testing.assert_close(weights(0.25, 0.25), plain, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(weights(0.25, None), plain, rtol=1e-2)

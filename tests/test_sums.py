@@ -60,7 +60,7 @@ def test_softmax_sums_are_those_of_exact_exponentials(rows, classes, dtype, spre
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("classes", [1, 9, 32, 100])
+@pytest.mark.parametrize("classes", [1, 9, 15, 16, 17, 32, 100])
 def test_one_bad_logit_spoils_its_row_and_no_other(classes, bad, dtype):
     clean = random(7, classes, dtype=dtype)
     expected, _ = kernels.softmax_sums(clean, 1.0)
@@ -247,3 +247,20 @@ def test_a_heads_product_has_gradients_and_refuses_other_widths():
         kernels.linear(random(3, 5), weight.detach(), bias)
     with pytest.raises(RuntimeError, match="size"):
         kernels.linear(features, weight.detach(), random(3))
+
+
+@pytest.mark.parametrize("shape", [(50, 1000), (500, 17), (700, 3), (70, 3000)])
+@pytest.mark.parametrize("largest_alone", [False, True])
+def test_a_bad_logit_is_found_wherever_it_is(shape, largest_alone):
+    clean = random(*shape, dtype=torch.float32)
+    expected, is_clean = kernels.softmax_sums(clean, 1.0, largest_alone)
+    assert is_clean
+    for row in {0, 1, shape[0] // 2, shape[0] - 1}:
+        logits = clean.clone()
+        logits[row, shape[1] // 2] = math.nan
+        found, is_clean = kernels.softmax_sums(logits, 1.0, largest_alone)
+        assert not is_clean
+        others = torch.arange(shape[0]) != row
+        for part, right in zip(found, expected):
+            assert part[row].isnan()
+            assert torch.equal(part[others], right[others])

@@ -440,3 +440,14 @@ def test_onnx_fails_closed_and_agrees_at_ties(count: int, tmp_path: Path) -> Non
     assert torch.equal(close[1], threshold.is_ood(inputs[1]))
     assert torch.equal(close[1], close[0] <= threshold.target)
     torch.testing.assert_close(close[0], threshold.p_values(inputs[1]), atol=1e-6 if count <= 1024 else 1e-3, rtol=0)
+
+
+def test_a_state_with_other_counts_is_refused_before_anything_is_made_of_it() -> None:
+    threshold = Threshold.quantile(torch.arange(40.0), labels=torch.arange(40) // 20, per_class=True)
+    state = dict(threshold.state_dict())
+    state["offsets"] = torch.cat([torch.zeros(3_000_000, dtype=torch.int64), torch.tensor([40])])
+    with pytest.raises(ValueError, match="40 scores of 3000000 classes, expected 40 of 2"):
+        Threshold.from_state(threshold.to_config(), state)
+    many = torch.cat([torch.zeros(200_000, dtype=torch.int64), torch.tensor([2000])])
+    with pytest.raises(ValueError, match="takes too much memory: use one threshold for all"):
+        Threshold("quantile", 0.9, torch.arange(2000.0), many, True)

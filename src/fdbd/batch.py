@@ -38,9 +38,17 @@ class Batch(NamedTuple):
 
     def cpu(self) -> Batch:
         """The same batch in the CPU's memory."""
-        layers = self.layers and {name: _to_cpu(part) for name, part in self.layers.items()}
-        features, logits, labels = map(_to_cpu, self[:3])
-        return Batch(features, logits, labels, layers, _to_cpu(self.views))
+        return self.to("cpu")
+
+    def to(self, device: torch.device | str | None) -> Batch:
+        """The same batch with every part a tensor on this device; None: where it is, arrays in the CPU's memory."""
+
+        def move(part: Any) -> Any:
+            part = None if part is None else as_tensor(part)
+            return part if part is None or device is None else part.to(device)
+
+        layers = self.layers and {name: move(part) for name, part in self.layers.items()}
+        return Batch(move(self.features), move(self.logits), move(self.labels), layers, move(self.views))
 
 
 class Head:
@@ -132,8 +140,10 @@ class Head:
         return f"Head({self.num_classes} classes, {self.num_features} features)"
 
 
-def _to_cpu(part: Any) -> Any:
-    return part.cpu() if isinstance(part, Tensor) else part
+def as_tensor(value: Any) -> Tensor:
+    """A tensor as and where it is, an array or a list in the CPU's memory; ``torch.as_tensor`` would move either to the
+    default device."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def two_rows(logit: Tensor) -> Tensor:
@@ -142,7 +152,7 @@ def two_rows(logit: Tensor) -> Tensor:
 
 
 def _as_float_tensor(value: Any, name: str) -> Tensor:
-    tensor = torch.as_tensor(value).detach()
+    tensor = as_tensor(value).detach()
     if tensor.is_complex():
         raise TypeError(f"{name} is complex, expected real numbers")
     if tensor.dtype not in (torch.float32, torch.float64):

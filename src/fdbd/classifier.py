@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fdbd.batch import Batch, Head, two_rows
+from fdbd.batch import Batch, Head, as_tensor, two_rows
 from fdbd.heads import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
 
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
@@ -277,11 +277,14 @@ class _Tap:
         self.recorder = recorder
         self.index = index
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
+        """`others` are keyword arguments and the output; the output alone where a tool (quantisation) has copied the
+        hook to a module of its own."""
         recorder = self.recorder
         calls = recorder.traced if torch.compiler.is_compiling() else recorder.local.calls
         if calls is not None:
-            calls.append((self.index, args[0] if args else next(iter(kwargs.values()), None), output))
+            given = (*args, *(others[0].values() if len(others) > 1 else ()))
+            calls.append((self.index, given[0] if given else None, others[-1]))
 
 
 _MODE_LOCK = threading.Lock()
@@ -348,7 +351,7 @@ def _as_labels(labels: Any) -> Tensor | None:
         return None
     if isinstance(labels, (tuple, list)) and not all(isinstance(label, (int, Tensor)) for label in labels):
         return None
-    indices: Tensor = torch.as_tensor(labels)
+    indices = as_tensor(labels)
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
     is_whole = not indices.is_floating_point() or bool((indices == indices.round()).all())

@@ -55,6 +55,16 @@ class Configured(nn.Module):
         """Name and options as plain JSON values; `from_config` turns them back into an unfitted object."""
         return {"name": self.name, "options": {name: _plain(value) for name, value in self.options().items()}}
 
+    def require_name(self) -> None:
+        """Refuse to be saved where `from_config` would make something else of it."""
+        for part in self.modules():
+            if isinstance(part, Configured) and Configured.registry.get(part.name) is not type(part):
+                kind = type(part).__name__
+                raise ValueError(
+                    f"{kind} has no name of its own, by which a file could say what it is: give the class one, such as "
+                    f"name = {kind.lower()!r}"
+                )
+
     def set(self, **tensors: Tensor) -> None:
         """Keep fitted tensors as buffers; floating ones take the dtype of the fit."""
         for name, tensor in tensors.items():

@@ -28,7 +28,7 @@ def pairwise_norms(head: Head) -> Tensor:
     tensor([[0., 5.],
             [5., 0.]], dtype=torch.float64)
     """
-    norms = torch.empty(head.num_classes, head.num_classes, dtype=torch.float64)
+    norms = torch.empty(head.num_classes, head.num_classes, dtype=torch.float64, device="cpu")
     for start, block in _norm_blocks(head.weight.to("cpu", torch.float64)):
         norms[start : start + block.shape[0]] = block
     return norms
@@ -157,7 +157,7 @@ class Folded:
             raise ValueError("the 'deviation' normalizer needs the mean of the training features")
         dtype = head.weight.dtype if dtype is None else dtype
         normals, gammas = fold(head)
-        center = torch.zeros(head.num_features, dtype=torch.float64)
+        center = torch.zeros(head.num_features, dtype=torch.float64, device="cpu")
         if normalizer == "deviation":
             assert mean is not None
             if mean.shape != (head.num_features,):
@@ -225,6 +225,13 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
     closed = distances(z, exact_head, logits=logits, predicted=predicted)
     return projection.exact_distances(exact_head.weight, exact_head.bias, logits, predicted, closed)
+
+
+def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
+    """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). Which one is found by a matrix
+    product; how far it is by subtraction, since next to a point that is far from the origin a product cancels."""
+    points_there = points[squared_distances(rows, points).argmin(dim=1)]
+    return (rows - points_there).square().sum(dim=1)
 
 
 def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from typing_extensions import Self
 from . import artifact, distributed, geometry
 from .batch import Batch, Head
 from .classifier import Classifier, split_batch
-from .detectors import Shaped, as_detector, create_shaping
+from .detectors import MDS, Shaped, as_detector, create_shaping
 from .detectors.base import Detector, as_batch, fit_together, from_config, full_precision
 from .perturb import InputPerturbation, adversarial
 from .progress import track
@@ -154,7 +154,8 @@ class Guard(nn.Module):
         per_class: bool = False,
         progress: bool = True,
     ) -> Self:
-        """Set the threshold from in-distribution data that the fit has not seen.
+        """Set the threshold from in-distribution data that the fit has not seen. Data that it has draw a warning; where
+        the fit saw many more than 4,096 samples that is an estimate, which a small calibration set can escape.
 
         Args:
             data: as for `fit`.
@@ -240,11 +241,8 @@ class Guard(nn.Module):
         with torch.no_grad():
             plain, scored = self._observe(images)
             decision = self._answer(plain, scored)
-            inner = self.detector
-            scored = inner.prepare(scored)
-            while isinstance(inner, Shaped):
-                scored, inner = inner.shape(scored), inner.detector
-            distances = geometry.distances(scored.features, self.detector.head)
+            with full_precision():
+                distances = self._distances(scored)
             nearest_distance, nearest = geometry.nearest_boundary(distances)
             is_there = torch.isfinite(distances)
             reachable = torch.where(is_there, distances, 0)
@@ -254,6 +252,17 @@ class Guard(nn.Module):
             assert self.threshold is not None
             standing = self.threshold.standing(decision.scores, decision.labels)
             return Explanation(decision, distances, nearest, nearest_distance, shares, standing)
+
+    def _distances(self, batch: Batch) -> Tensor:
+        """(N, C) from the features as they are scored; the predicted class is that of the score."""
+        detector, head = self.detector, self.detector.head
+        batch = detector.prepare(batch)
+        while isinstance(detector, Shaped):
+            batch, detector = detector.shape(batch), detector.detector
+        logits = batch.logits
+        return geometry.distances(
+            batch.features, head, logits=None if logits is None else logits.to(batch.features.dtype)
+        )
 
     def _answer(self, plain: Batch, scored: Batch) -> Decision:
         detector, threshold = self.detector, self.threshold
@@ -296,8 +305,9 @@ class Guard(nn.Module):
         assert self._seen is not None
         for item in items:
             if isinstance(item, Batch):
-                self._seen.add(item.features)
-                yield self._features_alone(item)
+                batch = self._features_alone(item)
+                self._seen.add(batch.features)
+                yield batch
                 continue
             inputs, labels = split_batch(item)
             self._seen.add(inputs)
@@ -306,8 +316,7 @@ class Guard(nn.Module):
                 if labels is None:
                     raise ValueError(f"{self.detector.label} over several layers needs labels to fit: (images, labels)")
                 classifier = self._require_classifier()
-                std = None if self.perturb is None else self.perturb.std
-                perturbed.append(classifier(adversarial(inputs, labels, classifier, ADVERSARIAL_STEP, std)))
+                perturbed.append(classifier(adversarial(inputs, labels, classifier, ADVERSARIAL_STEP, self._std())))
 
     def _training_batch(self, inputs: Any, labels: Tensor | None) -> Batch:
         """What the detector learns from one batch of inputs."""
@@ -315,6 +324,12 @@ class Guard(nn.Module):
         detector = self.detector
         batch = detector.network_batch(inputs, classifier) if detector.needs_network else classifier(inputs)
         return batch if labels is None else batch._replace(labels=labels.to(batch.features.device))
+
+    def _std(self) -> Any:
+        """By what the images were normalised, as the perturbation or the detector that weighs its layers says."""
+        if self.perturb is not None and self.perturb.std is not None:
+            return self.perturb.std
+        return next((part.std for part in self.detector.modules() if isinstance(part, MDS)), None)
 
     @property
     def _weighs_layers(self) -> bool:
@@ -329,10 +344,7 @@ class Guard(nn.Module):
         if self.detector.needs_network or self.perturb is not None or self._weighs_layers:
             name = self.detector.label if self.perturb is None else "a guard with input perturbation"
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
-        features = torch.as_tensor(batch.features)
-        if self.detector.is_fitted:
-            features = features.to(self.detector.head_weight.device)
-        return batch._replace(features=features)
+        return batch.to(self.detector.head_weight.device if self.detector.is_fitted else None)
 
     def _find_head(self) -> Head:
         if self.classifier is not None:
@@ -357,6 +369,7 @@ class Guard(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write detector, threshold and the head's fingerprint as one safetensors file; the model is not in it."""
         self.detector._require_fitted()
+        self.detector.require_name()
         from . import __version__
 
         tensors = {f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()}
@@ -395,6 +408,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
             raise ValueError(f"{description['detector']!r} is no detector")
         detector.load_state_dict(_under("detector.", tensors))
         perturb = description["perturb"] and InputPerturbation.from_config(description["perturb"])
+        classes = detector.head.num_classes
+        if description["threshold"] and description["threshold"]["num_classes"] not in (None, classes):
+            raise ValueError(f"its threshold is not for the {classes} classes of the head")
         threshold = description["threshold"] and Threshold.from_state(
             description["threshold"], _under("threshold.", tensors)
         )
@@ -426,7 +442,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
 
 def _items(data: Any) -> Any:
     """What to iterate over: a loader as it is, one batch as a list of one."""
-    if isinstance(data, (Tensor, Batch, dict)):
+    if isinstance(data, (Tensor, Batch, Mapping)):
         return [data]
     if not isinstance(data, Iterable):
         raise TypeError(f"data are a {type(data).__name__}, expected a data loader or another iterable of batches")
@@ -440,7 +456,7 @@ def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Thres
     batch = detector.example()
     answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
     if threshold is not None:
-        answers += threshold.decide(answers[0], torch.tensor([0, detector.head.num_classes - 1]))
+        answers += threshold.decide(answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1]))
     if any(answer.shape != (2,) for answer in answers):
         raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
 

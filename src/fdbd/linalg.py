@@ -111,7 +111,8 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
 
 def warm_up_search(dtype: torch.dtype) -> None:
     """Have compiled what `largest_products` needs."""
-    largest_products(torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype), 1)
+    one = torch.zeros(1, 1, dtype=dtype, device="cpu")
+    largest_products(one, one, 1)
 
 
 def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fdbd.batch import Batch
+from fdbd.batch import Batch, as_tensor
 
 Objective = Callable[[Batch], Tensor]
 
@@ -56,7 +56,7 @@ class InputPerturbation(nn.Module):
         self.epsilon = _checked_epsilon(epsilon)
         self.objective = objective
         self.temperature = float(temperature)
-        self.std = _checked_std(std)
+        self.std = checked_std(std)
 
     @property
     def needs_score(self) -> bool:
@@ -122,7 +122,7 @@ def adversarial(
     >>> adversarial(torch.rand(2, 3, 2, 2), torch.tensor([0, 2]), classifier, 0.05).shape
     torch.Size([2, 3, 2, 2])
     """
-    labels = torch.as_tensor(labels)
+    labels = as_tensor(labels)
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         raise ValueError(
             f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, expected class indices ({len(images)},)"
@@ -132,7 +132,7 @@ def adversarial(
         logits = _logits(batch)
         return nn.functional.cross_entropy(logits, labels.to(logits.device, torch.int64), reduction="none")
 
-    return _step(images, classifier, cross_entropy, _checked_epsilon(epsilon), _checked_std(std))
+    return _step(images, classifier, cross_entropy, _checked_epsilon(epsilon), checked_std(std))
 
 
 def _step(
@@ -180,7 +180,7 @@ def _checked_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
-def _checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
+def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
     if std is None:
         return None
     values = tuple(float(value) for value in (std if isinstance(std, Sequence) else [std]))

@@ -18,7 +18,7 @@ from typing_extensions import Self
 from .batch import Batch, Head
 from .configured import Configured, NotFittedError, Paper, Passes
 from .kernels.counting import count_feature_bits
-from .kernels.dispatch import fits_kernel
+from .kernels.dispatch import fits_kernel, tracing
 from .kernels.pruning import keep_between, keep_from
 from .statistics import Histogram
 
@@ -164,7 +164,8 @@ class _TopShare(Shaping):
 
 
 class ASHP(_TopShare):
-    """All but a sample's largest activations pruned to 0, the rest kept (ASH-P, Djurisic et al., 2023).
+    """All but a sample's largest activations pruned to 0, the rest kept (ASH-P, Djurisic et al., 2023). O(P) a
+    sample.
 
     Args:
         percentile: percent of the sample's P activations to prune; 65 is that of the authors' code. Ties go to the
@@ -186,7 +187,7 @@ class ASHP(_TopShare):
 
 class ASHB(_TopShare):
     """All but a sample's k largest activations pruned to 0, the rest set to one value that keeps the sum: Σz / k
-    (ASH-B, Djurisic et al., 2023).
+    (ASH-B, Djurisic et al., 2023). O(P) a sample.
 
     Args:
         percentile: percent of the sample's P activations to prune; 65 is that of the authors' code. Ties go to the
@@ -209,7 +210,7 @@ class ASHB(_TopShare):
 
 class ASHS(_TopShare):
     """All but a sample's k largest activations pruned to 0, the rest scaled by exp(Σz / Σ of the k largest)
-    (ASH-S, Djurisic et al., 2023). Made for features that are not negative, as those after a ReLU.
+    (ASH-S, Djurisic et al., 2023). Made for features that are not negative, as those after a ReLU. O(P) a sample.
 
     Args:
         percentile: percent of the sample's P activations to prune; 90 is that of the authors' configs.
@@ -229,7 +230,7 @@ class ASHS(_TopShare):
 
 class SCALE(_TopShare):
     """All activations scaled by exp(Σz / Σ of the k largest), none pruned (Xu et al., 2024). Made for features that are
-    not negative, as those after a ReLU.
+    not negative, as those after a ReLU. O(P) a sample.
 
     Args:
         percentile: percent of the sample's P activations that are not among the k largest; 85 is the authors' for
@@ -255,7 +256,7 @@ class LTS(_TopShare):
     """Logits scaled by (Σz / Σ of the k largest)², over the positive activations (Djurisic et al., 2024).
 
     Features stay as they are, so it means something only for detectors that read the logits' size (Energy, MSP, …), not
-    for those that take just the predicted class from them, such as fDBD.
+    for those that take just the predicted class from them, such as fDBD. O(P) a sample.
 
     Args:
         percentile: percent of the sample's P activations that are not among the k largest; the paper's top 5 % is 95.
@@ -297,8 +298,11 @@ def prune(features: Tensor, k: int, fill: Tensor | None = None, kth: Tensor | No
     """Features (N, P) with all but the k largest of each row set to 0, ties going to the lower index. `fill` (N, 1)
     replaces the kept values; `kth` (N, 1) is the k-th largest where it is known."""
     if not fits_kernel(features):
-        top = features.topk(k, dim=1)
-        return torch.zeros_like(features).scatter(1, top.indices, top.values if fill is None else fill.expand(-1, k))
+        if tracing():  # graphs have no stable sort; ONNX promises the order of ties for topk, which torch does not
+            values, indices = features.topk(k, dim=1)
+        else:
+            values, indices = (part[:, :k] for part in features.sort(dim=1, descending=True, stable=True))
+        return torch.zeros_like(features).scatter(1, indices, values if fill is None else fill.expand(-1, k))
     kth = largest(features, k)[0] if kth is None else kth
     pruned, kept = keep_from(features, kth, fill)
     tied = kept > k
@@ -358,10 +362,11 @@ class _FeatureBins:
         return index[:, 0], rank - before[:, 0]
 
     def value(self, level: int, rank: Tensor) -> Tensor:
-        """(P,) float64 value of this rank within the cells of a level, at the middle of its bin."""
+        """(P,) float64 value of this rank within the cells of a level: the least of its bin, so that what is equal to
+        it is not below."""
         assert self.cells is not None
         rest = 32 - _COARSE - _FINE
-        keys = ((self.cells[level] << _FINE) + self.find(rank, level)[0] << rest) + (1 << (rest - 1))
+        keys = (self.cells[level] << _FINE) + self.find(rank, level)[0] << rest
         bits = torch.where(keys >= 1 << 31, keys - (1 << 31), -1 - keys)
         values = bits.to(torch.int32).view(torch.float32)
         return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values).to(torch.float64)

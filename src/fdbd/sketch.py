@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -26,7 +27,7 @@ class Sketch:
     """
 
     def __init__(self, hashes: Tensor | None = None) -> None:
-        self.hashes = torch.zeros(0, dtype=torch.int64) if hashes is None else hashes
+        self.hashes = torch.zeros(0, dtype=torch.int64, device="cpu") if hashes is None else hashes
         if self.hashes.dtype != torch.int64 or self.hashes.ndim != 1:
             raise ValueError(f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)")
 
@@ -45,7 +46,7 @@ class Sketch:
         """Share of these samples that `other` has seen too, estimated where both sketches are complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
-        limit = other.hashes.max() if len(other.hashes) >= _KEPT else torch.tensor(2**62)
+        limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62
         comparable = self.hashes[self.hashes <= limit]
         return float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
 
@@ -54,14 +55,16 @@ def sample_hashes(inputs: Any) -> Tensor:
     """(N,) int64, one hash a sample of a batch; empty where there is no tensor in it."""
     tensor = _first_tensor(inputs)
     if tensor is None or not tensor.ndim or not tensor.shape[0]:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
     rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
     step = max(1, rows.shape[1] // _VALUES)
     return row_hashes(rows[:, ::step].cpu())
 
 
 def _first_tensor(inputs: Any) -> Tensor | None:
-    if isinstance(inputs, Tensor):
-        return inputs
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (tuple, list)) else ()
-    return next((value for value in values if isinstance(value, Tensor)), None)
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    values = values if isinstance(inputs, (Mapping, tuple, list)) else (inputs,)
+    found = next((value for value in values if isinstance(value, (Tensor, np.ndarray))), None)
+    if isinstance(found, np.ndarray):
+        return torch.from_numpy(found) if found.dtype.kind in "biuf" else None
+    return found

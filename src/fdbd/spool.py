@@ -34,15 +34,22 @@ class Spool:
     def append(self, batch: Batch) -> None:
         """Write a batch; every batch has the same parts."""
         self._layers = list(batch.layers or {})
-        parts = {"features": batch.features, "logits": batch.logits, "labels": batch.labels}
-        parts.update({f"layer{i}": (batch.layers or {})[name] for i, name in enumerate(self._layers)})
+        given = {"features": batch.features, "logits": batch.logits, "labels": batch.labels}
+        given.update({f"layer{i}": (batch.layers or {})[name] for i, name in enumerate(self._layers)})
         # Views are (V, N, P): samples first, so that rows can be appended.
-        parts["views"] = None if batch.views is None else batch.views.transpose(0, 1)
+        given["views"] = None if batch.views is None else batch.views.transpose(0, 1)
+        parts = {name: part for name, part in given.items() if part is not None}
+        if not self._columns:
+            self._columns = {name: _Column(Path(self._folder.name) / name, part) for name, part in parts.items()}
+        if set(parts) != set(self._columns):
+            raise ValueError(
+                f"a batch has {', '.join(parts)}, the first one {', '.join(self._columns)}: give every batch the same"
+            )
+        rows = {name: len(part) for name, part in parts.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"the parts of a batch have different numbers of rows: {rows}")
         for name, part in parts.items():
-            if part is not None:
-                if name not in self._columns:
-                    self._columns[name] = _Column(Path(self._folder.name) / name, part)
-                self._columns[name].append(part)
+            self._columns[name].append(part)
 
     def __iter__(self) -> Iterator[Batch]:
         columns = {name: column.read() for name, column in self._columns.items()}

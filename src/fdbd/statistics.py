@@ -352,8 +352,8 @@ class Bank:
 def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
     bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
-    generator = torch.Generator().manual_seed(0x5F3759DF)
-    keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) | 1
+    generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
+    keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
     mixed = multilinear(bits, keys)
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier

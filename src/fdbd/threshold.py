@@ -15,8 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .batch import as_tensor
+
 GRID_POINTS = 1024
 """Exported graphs compare a score with at most this many calibration scores (ONNX has no binary search)."""
+
+_GRID_LIMIT = 1 << 27
+"""Points of all classes together: 1.6 GB in float32."""
 
 Kind = Literal["quantile", "conformal"]
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.onnx.is_in_onnx_export)
@@ -36,7 +41,8 @@ class Threshold(nn.Module):
         target: the `tpr` or the `alpha` that was asked for, a fraction.
         count: number of calibration scores.
         per_class: whether each predicted class has a threshold of its own.
-        value: (1,), or (C,) by class: scores at or above it are in-distribution.
+        value: (1,), or (C,) by class: scores at or above it are in-distribution. To read, not to set: it follows from
+            the calibration scores.
 
     >>> threshold = Threshold.quantile(torch.arange(100.0), tpr=0.95)
     >>> threshold
@@ -239,13 +245,14 @@ class Threshold(nn.Module):
         calibration, offsets = tensors["calibration"], tensors["offsets"]
         if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
             raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
-        threshold = cls(kind, target, calibration.clone(), offsets.clone(), per_class)
-        if (threshold.count, threshold.num_classes) != (config["count"], config["num_classes"]):
+        _check_runs(calibration, offsets, per_class)
+        held = len(calibration), len(offsets) - 1 if per_class else None
+        if held != (config["count"], config["num_classes"]):
             raise ValueError(
-                f"the threshold's state holds {threshold.count} scores of {threshold.num_classes} classes, "
+                f"the threshold's state holds {held[0]} scores of {held[1]} classes, "
                 f"expected {config['count']!r} of {config['num_classes']!r}"
             )
-        return threshold
+        return cls(kind, target, calibration.clone(), offsets.clone(), per_class)
 
     def extra_repr(self) -> str:
         name = "tpr" if self.kind == "quantile" else "alpha"
@@ -428,7 +435,7 @@ def _as_scores(scores: Any) -> Tensor:
 def _as_labels(labels: Any, scores: Tensor, num_classes: int | None) -> Tensor:
     if labels is None:
         raise ValueError("a threshold by predicted class needs the predicted classes: pass labels")
-    indices: Tensor = torch.as_tensor(labels).detach().to(scores.device)
+    indices = as_tensor(labels).detach().to(scores.device)
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         raise TypeError(f"labels are {indices.dtype}, expected integer class indices")
     if indices.shape != scores.shape:
@@ -462,6 +469,11 @@ def _grid(runs: list[Tensor], marks: list[int]) -> tuple[Tensor, Tensor]:
     A cell starts at a grid score and ends before the next: the count is #{≤ start} there, and #{< end} at most.
     """
     size = min(max(map(len, runs)), GRID_POINTS)
+    if len(runs) * size > _GRID_LIMIT:
+        raise ValueError(
+            f"a threshold for each of {len(runs):,} classes, by up to {size:,} scores each, takes too much memory: use "
+            "one threshold for all classes"
+        )
     edges = runs[0].new_full((len(runs), size + 2), math.inf)
     ranks = runs[0].new_empty((2, len(runs), size + 1))
     edges[:, 0] = -math.inf

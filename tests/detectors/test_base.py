@@ -7,8 +7,9 @@ import pickle
 import pytest
 import torch
 
+import fdbd
 from fdbd import Batch, Detector, Head
-from fdbd.detectors import Configured, NotFittedError, fit_together
+from fdbd.detectors import Configured, NotFittedError, base, fit_together
 from fdbd.detectors.base import from_config, take
 from fdbd.statistics import ClassMoments, Mean, Moments
 
@@ -349,3 +350,20 @@ def test_configurations_from_elsewhere_are_refused(config, message):
 
 def test_a_repr_shows_the_options():
     assert repr(Norm(3)) == "Norm(power=3)"
+
+
+@pytest.mark.parametrize("name", ["klm", "she", "openmax", "nnguide", "tempscale", "gen"])
+def test_logits_of_a_large_batch_are_computed_piece_by_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    head, features = Head(torch.randn(5, 6)), torch.randn(3000, 6)
+    batch = Batch(features, None, torch.arange(3000) % 5)
+    whole = fdbd.create(name).fit(batch, head)
+    monkeypatch.setattr(base, "_LOGITS_AT_A_TIME", 5)
+    pieces = fdbd.create(name).fit(batch, head)
+    asked = Batch(torch.randn(20, 6))
+    torch.testing.assert_close(pieces.score(asked), whole.score(asked), rtol=1e-5, atol=1e-5)
+    logits = head(features)
+    logits[2500, 1] = torch.nan
+    if name not in ("gen", "nnguide"):  # which learn nothing, or from features
+        with pytest.raises(ValueError, match="batch 0, row 2500: its logits"):
+            fdbd.create(name).fit(batch._replace(logits=logits), head)

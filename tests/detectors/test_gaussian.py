@@ -417,3 +417,18 @@ def test_onnx_graphs_score_any_batch_size(detector: MDS) -> None:
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mds", "ssd"])
+def test_classes_that_are_many_deviations_apart_keep_their_digits(name: str) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(400) % 2
+    center = torch.tensor([[1.0, 0.0, 0.2], [-1.0, 0.0, 0.2]])[labels]
+    features = center + torch.randn(400, 3) * torch.tensor([1e-4, 1e-2, 1e-2])
+    head = Head(torch.randn(2, 3))
+    make = MDS if name == "mds" else lambda: SSD(shrinkage=1)
+    single = make().fit(Batch(features, None, labels), head)
+    double = make().fit(Batch(features.double(), None, labels), head)
+    torch.testing.assert_close(
+        single.score(Batch(features)).double(), double.score(Batch(features.double())), rtol=0.02, atol=0.02
+    )

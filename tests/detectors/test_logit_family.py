@@ -246,3 +246,18 @@ def test_logsumexp_is_that_of_torch_at_any_spread(classes: int, spread: float) -
     logits = spread * torch.randn(20, classes, generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(logsumexp(logits), logits.double().logsumexp(dim=1).float(), rtol=1e-6, atol=1e-6)
     assert torch.autograd.gradcheck(logsumexp, logits[:3, :17].double().requires_grad_())
+
+
+def test_temperature_is_found_where_the_likelihood_is_no_cubic() -> None:
+    logits = torch.cat([torch.tensor([[20.0, 0.0]]).repeat(50_000, 1), torch.tensor([[0.2, 0.0]])])
+    labels = torch.cat([torch.zeros(50_000, dtype=torch.int64), torch.ones(1, dtype=torch.int64)])
+    batch = Batch(torch.zeros(50_001, 2), logits, labels)
+    detector = TemperatureScaling().fit(batch, Head(torch.eye(2)))
+
+    def loss(b: float) -> float:
+        return float(50_000 * torch.log1p(torch.exp(torch.tensor(-20.0 * b, dtype=torch.float64)))) + float(
+            torch.log1p(torch.exp(torch.tensor(0.2 * b, dtype=torch.float64)))
+        )
+
+    best = minimize_scalar(loss, bounds=(0.1, 4), method="bounded", options={"xatol": 1e-9}).x
+    assert float(detector.temperature) == pytest.approx(1 / best, rel=1e-3)

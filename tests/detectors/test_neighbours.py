@@ -128,7 +128,7 @@ def test_the_search_in_blocks_is_the_search_in_one(with_gradient: bool, monkeypa
     whole = (rows @ bank.T).topk(20, dim=1).values.flip(1)
     monkeypatch.setattr(linalg, "_QUERIES", 7)
     monkeypatch.setattr(linalg, "_POINTS", 110)
-    monkeypatch.setattr(linalg, "_ELEMENTS", 500)
+    monkeypatch.setattr(linalg, "_SEARCHED", 7 * 110)
     values, indices = largest_products(rows.requires_grad_(with_gradient), bank, 20)
     assert values.requires_grad == with_gradient
     torch.testing.assert_close(values.detach().sort(dim=1).values, whole)
@@ -334,3 +334,13 @@ def test_onnx_graphs_score_any_batch_size(detector: KNN) -> None:
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_feature_without_direction_is_nobodys_neighbour() -> None:
+    bank = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])
+    detector = KNN(1).fit(Batch(bank), Head(torch.eye(2)))
+    assert len(detector.bank) == 2
+    query = torch.tensor([[0.3, -((1 - 0.3**2) ** 0.5)], [0.0, 0.0]])
+    torch.testing.assert_close(detector.score(Batch(query)), -torch.tensor([(2 - 2 * 0.3) ** 0.5, 1.0]))
+    with pytest.raises(ValueError, match="only 2 training samples were kept"):
+        KNN(3).fit(Batch(bank), Head(torch.eye(2)))

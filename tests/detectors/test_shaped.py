@@ -236,3 +236,27 @@ def test_onnx_scores_the_same_for_any_batch_size(name: str, tmp_path) -> None:
         batch[-1, 0] = torch.nan if count > 1 else 1.0
         (scores,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
         torch.testing.assert_close(torch.from_numpy(scores), detector.score(Batch(batch)), rtol=1e-4, atol=1e-5)
+
+
+def test_shapings_of_logits_that_would_change_nothing_are_refused() -> None:
+    for name in ("lts+odin", "lts+adascale+energy"):
+        with pytest.raises(ValueError, match=r"lts changes logits.*it would change nothing"):
+            fdbd.create(name)
+    with pytest.raises(ValueError, match="adascale changes logits, and knn reads features alone"):
+        Shaped(fdbd.AdaSCALE(variant="logit"), KNN())
+    with pytest.raises(ValueError, match="adascale needs images"):
+        Shaped(fdbd.AdaSCALE(), FDBD(), mean="shaped")
+
+
+def test_a_constant_feature_is_not_below_its_own_percentile() -> None:
+    features = torch.cat([torch.full((50, 1), 1.1), torch.full((50, 1), -0.3), torch.rand(50, 2)], dim=1)
+    detector = Shaped(VRA(), Energy()).fit(Batch(features), Head(torch.randn(3, 4)))
+    shaped = detector.shape(Batch(features)).features
+    torch.testing.assert_close(shaped[:, :2], features[:, :2], rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ash-p", "ash-b", "ash-s"])
+def test_ties_are_broken_alike_with_gradients(name: str) -> None:
+    features = torch.randint(0, 3, (40, 64)).float().relu()
+    shaping = fdbd.create(f"{name}+energy").shaping
+    assert torch.equal(shaping(features), shaping(features.clone().requires_grad_()).detach())

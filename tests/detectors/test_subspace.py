@@ -226,3 +226,19 @@ def test_onnx_graphs_score_any_batch_size(detector: ViM) -> None:
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [6, 40])
+def test_a_head_whose_rows_sum_to_zero_has_its_origin_near_the_data(dim: int) -> None:
+    peer = pytest.importorskip("pytorch_ood.detector")
+    torch.manual_seed(0)
+    weight = torch.randn(10, 64)
+    weight -= weight.mean(dim=0)
+    head, features = Head(weight, torch.ones(10)), torch.randn(500, 64) * torch.linspace(0.2, 2, 64)
+    detector = ViM(dim).fit(Batch(features), head)
+    assert detector.origin.norm() < 1
+    linear = torch.nn.Linear(64, 10)
+    linear.weight.data, linear.bias.data = head.weight, head.bias
+    other = peer.ViM(torch.nn.Identity(), dim, linear.weight, linear.bias).fit_features(features, torch.zeros(500))
+    asked = torch.randn(50, 64)
+    torch.testing.assert_close(detector.score(Batch(asked)), -other.predict_features(asked), rtol=1e-3, atol=1e-3)

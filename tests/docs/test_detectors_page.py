@@ -26,6 +26,7 @@ def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
         assert row, name
         assert row[1] == f"{name}-{kind}".lower()
         assert re.search(r"\d{4}$", row[2]), f"{name} has no paper"
+        assert "O(" in row[2].split(" | ")[1] or "the network" in row[2], f"{name} states no cost"
 
 
 def test_options_are_listed_with_their_defaults() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import artifact
 from ..artifact import ArtifactError
+from ..batch import as_tensor
 from ..extras import require
 from ..guard import Decision, Guard, NotCalibratedError
 from .drift import DriftTest
@@ -209,7 +210,7 @@ class Monitor:
     def _values(self, observed: Any, is_ood: Any) -> tuple[list[float], list[bool]]:
         if isinstance(observed, Decision):
             observed, is_ood = observed.scores, observed.is_ood
-        scores = torch.as_tensor(observed).detach().cpu()
+        scores = as_tensor(observed).detach().cpu()
         if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
             raise ValueError(
                 f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number a sample, (N,)"
@@ -220,7 +221,7 @@ class Monitor:
             if self.threshold.per_class:
                 raise ValueError("a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood")
             is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
-        flags = torch.as_tensor(is_ood).detach().cpu()
+        flags = as_tensor(is_ood).detach().cpu()
         if flags.shape != scores.shape or flags.dtype != torch.bool:
             raise ValueError(
                 f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}, expected bool of shape "

@@ -71,6 +71,7 @@ class AdaSCALE(Shaping):
             raise ValueError(f"variant is {variant!r}, expected 'activation' or 'logit'")
         self.low, self.high, self.shift, self.level = float(low), float(high), float(shift), float(level)
         self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
+        self.touches = "logits" if variant == "logit" else "features"  # type: ignore[misc]
 
     def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .. import kernels
-from ..batch import Batch, Head
+from ..batch import Batch, Head, as_tensor
 from ..configured import Configured, NotFittedError, Paper, Passes, from_config
-from ..statistics import Bank, Count, NonFiniteRow, Statistic, check_finite
+from ..statistics import Bank, Count, NonFiniteRow, check_finite
 from ..threshold import Threshold
 
 __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
@@ -28,6 +28,9 @@ _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 """Magnitudes whose squares, summed over any feature width, still fit the dtype."""
 
 _NO_SAMPLES = "the training data hold no samples; give at least one non-empty batch"
+
+_LOGITS_AT_A_TIME = 1 << 22
+"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
 
 _KINDS = ("cpu", "cuda")
 """Devices that autocast is known for."""
@@ -84,6 +87,11 @@ class Detector(Configured):
 
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)
+
+    @property
+    def learns_from(self) -> tuple[str, ...]:
+        """What its statistics look at: "features", "logits" or both."""
+        return self.reads if self.fit_reads is None else self.fit_reads
 
     def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
         """What a Guard asks of a detector that `needs_network`, in fit and in scoring: the untouched model's Batch of
@@ -168,8 +176,8 @@ class Detector(Configured):
                 logits = kernels.linear(features, weight, self.head_bias)
             else:
                 logits = as_matrix(logits, classes, "logits", "the head's classes", weight.dtype)
-                if logits.shape[0] != features.shape[0]:
-                    raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
+        if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
+            raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
         if features is batch.features and logits is batch.logits:
             return batch
         return batch._replace(features=features, logits=logits)
@@ -202,9 +210,9 @@ class Detector(Configured):
         """(N,) whether all numbers that the score rests on are finite, in the dtype in which they were given."""
         parts = []
         if "features" in self.reads or given.logits is None:
-            parts.append(torch.as_tensor(given.features))
+            parts.append(as_tensor(given.features))
         if "logits" in self.reads and given.logits is not None:
-            parts.append(torch.as_tensor(given.logits))
+            parts.append(as_tensor(given.logits))
         return functools.reduce(torch.logical_and, [torch.isfinite(part).all(dim=1) for part in parts])
 
 
@@ -251,9 +259,18 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A fit's own arithmetic, whatever surrounds it: no autocast, and new tensors in the CPU's memory."""
+    with full_precision(), contextlib.ExitStack() as at_home:
+        if torch.get_default_device().type != "cpu":
+            at_home.enter_context(torch.device("cpu"))
+        yield
+
+
 def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
     """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
-    matrix = values if isinstance(values, Tensor) else torch.as_tensor(values)
+    matrix = as_tensor(values)
     shape = matrix.shape
     if len(shape) != 2 or shape[1] != width:
         raise ValueError(f"{what} have shape {tuple(shape)}, expected (N, {width}): {expected}")
@@ -279,12 +296,20 @@ def magnitude(values: Tensor) -> Tensor:
     return torch.maximum(values.amax(dim=1), -values.amin(dim=1))
 
 
+def rows_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows from start to stop of a batch of tensors, without a copy."""
+    logits, labels = (None if part is None else part[start:stop] for part in batch[1:3])
+    layers = batch.layers and {name: part[start:stop] for name, part in batch.layers.items()}
+    views = None if batch.views is None else batch.views[:, start:stop]
+    return Batch(batch.features[start:stop], logits, labels, layers, views)
+
+
 def take(batch: Batch, rows: Tensor, dtype: torch.dtype) -> Batch:
     """Some rows of a batch, in another dtype."""
-    logits = None if batch.logits is None else torch.as_tensor(batch.logits)[rows].to(dtype)
+    logits = None if batch.logits is None else as_tensor(batch.logits)[rows].to(dtype)
     layers = None if batch.layers is None else {name: part[rows].to(dtype) for name, part in batch.layers.items()}
     views = None if batch.views is None else batch.views[:, rows].to(dtype)
-    return Batch(torch.as_tensor(batch.features)[rows].to(dtype), logits, None, layers, views)
+    return Batch(as_tensor(batch.features)[rows].to(dtype), logits, None, layers, views)
 
 
 def fit_together(
@@ -341,7 +366,9 @@ def fit_by(
     device, head = head.weight.device, head.cpu()
     try:
         for index, detector in enumerate(detectors):
-            _advance(running, index, detector.start(head, dtype), None)
+            with undisturbed():
+                program = detector.start(head, dtype)
+            _advance(running, index, program, None)
         while running:
             asked = [Count(), *(statistic for _, statistic in running.values())]
             seen, *sums = sum_up(asked, [detectors[index] for index in running])
@@ -364,32 +391,44 @@ def update_all(statistics: list[Any], batches: Iterable[Batch], head: Head, aski
     look = not all(getattr(statistic, "finds_non_finite", False) for statistic in statistics)
     head = head.cpu()
     for number, batch in enumerate(batches):
-        with full_precision():
+        with undisturbed():
             batch = check_training_batch(batch, number, head, asking, look)
-            for statistic in statistics:
-                _update(statistic, batch, number)
+            if not any("logits" in detector.learns_from for detector in asking):
+                _update(statistics, batch, number)
+                continue
+            rows = max(1024, _LOGITS_AT_A_TIME // head.num_classes)
+            for start in range(0, batch.features.shape[0], rows):
+                piece = rows_of(batch, start, start + rows)
+                logits = head(piece.features) if piece.logits is None else piece.logits
+                with _named_row(number, start):
+                    check_finite(logits, "its logits")
+                _update(statistics, piece._replace(logits=logits), number, start)
 
 
 def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:
     try:
-        with full_precision():
+        with undisturbed():
             running[index] = (program, program.send(statistic))
     except StopIteration:
         running.pop(index, None)
 
 
-def _update(statistic: Statistic, batch: Batch, number: int) -> None:
+def _update(statistics: list[Any], batch: Batch, number: int, start: int = 0) -> None:
+    with _named_row(number, start):
+        for statistic in statistics:
+            statistic.update(batch)
+
+
+@contextlib.contextmanager
+def _named_row(number: int, start: int = 0) -> Iterator[None]:
+    """Completes a `NonFiniteRow` with the number of the batch, of which rows from `start` on are looked at."""
     try:
-        statistic.update(batch)
+        yield
     except NonFiniteRow as error:
-        raise ValueError(_non_finite(error, number)) from None
-
-
-def _non_finite(error: NonFiniteRow, number: int) -> str:
-    return (
-        f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair the model, a "
-        "detector cannot learn from it"
-    )
+        raise ValueError(
+            f"batch {number}, row {start + error.row}: {error.what} hold NaN or infinity; remove the sample or repair "
+            "the model, a detector cannot learn from it"
+        ) from None
 
 
 class _Peek:
@@ -407,7 +446,7 @@ class _Peek:
     def dtype(self) -> torch.dtype:
         if not self.head:
             return torch.float32
-        dtype = torch.as_tensor(self.head[0].features).dtype
+        dtype = as_tensor(self.head[0].features).dtype
         return torch.float64 if dtype == torch.float64 else torch.float32
 
     def first_pass(self) -> Iterator[Batch]:
@@ -434,34 +473,32 @@ def as_batch(value: Any) -> Batch:
 def check_training_batch(
     batch: Batch, number: int, head: Head, detectors: Sequence[Detector], look: bool = True
 ) -> Batch:
-    """A batch fit for the statistics of these detectors, on the CPU: shapes, labels and finite numbers checked, logits
-    there. Without `look` the search for non-finite features is left to the statistics."""
+    """A batch fit for the statistics of these detectors, on the CPU, with its shapes, labels and features checked.
+    Without `look` the search for non-finite features is left to the statistics."""
     batch = as_batch(batch).cpu()
     features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
-    reads = {part for detector in detectors for part in (detector.fit_reads or detector.reads)}
     logits = batch.logits
     if logits is not None:
         logits = as_matrix(logits, head.num_classes, f"logits of batch {number}", "the head's classes")
+        if logits.shape[0] != features.shape[0]:
+            raise ValueError(
+                f"batch {number} has {features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
+            )
     labels = batch.labels
     if labels is not None:
         labels = check_labels(labels, features.shape[0], head.num_classes, number)
     elif any(detector.needs_labels for detector in detectors):
         names = ", ".join(type(detector).__name__ for detector in detectors if detector.needs_labels)
         raise ValueError(f"{names} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)")
-    try:
-        if look and ("features" in reads or logits is None):
+    if look and (logits is None or any("features" in detector.learns_from for detector in detectors)):
+        with _named_row(number):
             check_finite(features, "its features")
-        if "logits" in reads:
-            logits = head(features) if logits is None else logits
-            check_finite(logits, "its logits")
-    except NonFiniteRow as error:
-        raise ValueError(_non_finite(error, number)) from None
     return batch._replace(features=features.detach(), logits=logits, labels=labels)
 
 
 def check_labels(labels: Any, rows: int, num_classes: int, number: int) -> Tensor:
     """(N,) integer labels within the head's classes."""
-    labels = torch.as_tensor(labels)
+    labels = as_tensor(labels)
     if labels.shape != (rows,):
         raise ValueError(f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({rows},)")
     if labels.is_floating_point() or labels.is_complex():

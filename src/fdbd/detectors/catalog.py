@@ -73,6 +73,7 @@ def _table(kinds: list[type[Configured]]) -> str:
             *(["labels"] if getattr(example, "needs_labels", False) else []),
             *(["the network"] if needs_network else []),
             *(["several passes"] if isinstance(example, Detector) and not example.one_pass else []),
+            *(["passes of its own"] if getattr(example, "learns", False) else []),
         ]
         cells = [
             f"[`{kind.name}`](#{_anchor(kind)})",

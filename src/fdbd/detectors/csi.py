@@ -20,7 +20,8 @@ class CSI(Detector):
     The views of a sample are its features after each shifting transformation (rotations in the paper), given as
     ``Batch.views`` (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without
     shifts. One matrix product a view with the bank of M samples kept: O(VMP) a sample. The paper's second term, the
-    probability of the right shift, needs the auxiliary head of CSI's training and is not part of it.
+    probability of the right shift, needs the auxiliary head of CSI's training and is not part of it. An exported graph
+    takes the one view of a plain batch.
 
     Args:
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
@@ -46,7 +47,7 @@ class CSI(Detector):
         bank = yield Bank(self.alpha, views_as_rows)
         if len({rows.shape[1] for rows in bank.rows}) > 1:
             raise ValueError("training batches differ in their number of views, expected the same number in each")
-        require_samples(bank, 1)
+        require_samples(sum(map(len, bank.rows)), 1, self.alpha)
         views = bank.samples().to(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:

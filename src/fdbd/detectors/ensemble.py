@@ -86,7 +86,7 @@ class Ensemble(Detector):
 
     @property
     def fit_reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(sorted({part for member in self.members for part in member.fit_reads or member.reads}))
+        return tuple(sorted({part for member in self.members for part in member.learns_from}))
 
     @property
     def needs_labels(self) -> bool:  # type: ignore[override]

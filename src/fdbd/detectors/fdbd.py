@@ -21,7 +21,9 @@ class FDBD(Detector):
 
         score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖,   D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖
 
-    All boundaries of a class fold into one vector (`geometry.Folded`), so a sample costs O(P) and one read of z.
+    All boundaries of a class fold into one vector (`geometry.Folded`), so a sample costs O(P) and one read of z. Rows
+    too large for float32 are scored in float64; in compiled and exported graphs, which cannot look at a number, they
+    score −inf.
 
     Args:
         normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD's variant), None not at all
@@ -89,6 +91,8 @@ class FDBD(Detector):
         folded: dict[str, Any] = self._buffers
         ladder = threshold.ladder
         if ladder is None or batch.logits is None or self.nearest is not None or "normals" not in folded:
+            return None
+        if type(self).score is not FDBD.score:  # a subclass that scores in its own way
             return None
         return kernels.folded_decision(
             batch.features,

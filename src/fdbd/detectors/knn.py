@@ -22,8 +22,9 @@ class KNN(Detector):
         score(z) = −‖ẑ − ẑ_(k)‖,   ẑ = z/‖z‖
 
     Exact by default: one matrix product with the bank and a selection, O(MP) a sample for M samples kept. The bank
-    takes 4MP bytes. KNN+ is the same on contrastive features. Settings of the paper: k = 50 for CIFAR-10 (the default),
-    200 for CIFAR-100, and for ImageNet ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
+    takes 4MP bytes; a training feature of zero has no direction and is left out of it. KNN+ is the same on contrastive
+    features. Settings of the paper: k = 50 for CIFAR-10 (the default), 200 for CIFAR-100, and for ImageNet
+    ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
 
     Args:
         k: which neighbour.
@@ -57,8 +58,20 @@ class KNN(Detector):
     def passes(self, head: Head) -> Passes:
         self._built = None
         bank = yield Bank(self.alpha)
-        require_samples(bank, self.k)
-        self._set_buffer("bank", bank.samples(lambda rows: unit(rows.to(self.fit_dtype))))  # without another copy
+        require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
+        without_direction = 0
+
+        def normalised(rows: Tensor) -> Tensor:
+            nonlocal without_direction
+            rows = unit(rows.to(self.fit_dtype))
+            without_direction += int((rows.square().sum(dim=1) < 0.5).sum())
+            return rows
+
+        samples = bank.samples(normalised)  # without another copy
+        if without_direction:
+            samples = samples[samples.square().sum(dim=1) > 0.5]
+            require_samples(len(samples), self.k, self.alpha)
+        self._set_buffer("bank", samples)
 
     def warm_up(self, dtype: torch.dtype) -> None:
         super().warm_up(dtype)
@@ -110,13 +123,12 @@ def check_neighbours(k: int, alpha: float) -> None:
         raise ValueError(f"alpha is {alpha}, expected the fraction of training samples to keep, above 0 and at most 1")
 
 
-def require_samples(bank: Bank, k: int) -> None:
+def require_samples(count: int, k: int, alpha: float) -> None:
     """Refuse a bank with fewer than k samples."""
-    count = sum(len(rows) for rows in bank.rows)
     if count < k:
         raise ValueError(
-            f"k is {k}, but only {count} training samples were kept (alpha={bank.alpha}): lower k, raise alpha or give "
-            "more data"
+            f"k is {k}, but only {count} training samples were kept (alpha={alpha}): lower k, raise alpha or give more "
+            "data"
         )
 
 

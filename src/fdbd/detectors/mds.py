@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..batch import Batch, Head
-from ..geometry import squared_distances
+from ..geometry import nearest_squared_distance
 from ..linalg import in_blocks, whitener
+from ..perturb import checked_std
 from ..statistics import Bank, ClassMoments, Sum, check_finite
 from .base import Detector, Paper, Passes
 
@@ -33,6 +34,8 @@ class MDS(Detector):
 
     Args:
         layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
+        std: the per-channel std by which images were normalised, or one number: a Guard that weighs layers divides its
+            adversarial step, which is in [0, 1] pixel units, by it. None: images are in pixel units.
 
     >>> features, labels = torch.randn(100, 4), torch.arange(100) % 2
     >>> detector = MDS().fit(Batch(features, None, labels), Head(torch.randn(2, 4)))
@@ -55,8 +58,9 @@ class MDS(Detector):
     weights: Tensor
     intercept: Tensor
 
-    def __init__(self, layers: Sequence[str] = ()) -> None:
+    def __init__(self, layers: Sequence[str] = (), std: float | Sequence[float] | None = None) -> None:
         super().__init__()
+        self.std = checked_std(std)
         self.layers = (layers,) if isinstance(layers, str) else tuple(layers)
         if len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers are {self.layers}, expected each name once")
@@ -139,7 +143,7 @@ class MDS(Detector):
 
     def _part_score(self, part: int, rows: Tensor) -> Tensor:
         center, whitening, means = (getattr(self, buffer_name(name, part)) for name in ("center", "whitener", "means"))
-        return -squared_distances((rows - center) @ whitening.T, means).amin(dim=1)
+        return -nearest_squared_distance((rows - center) @ whitening.T, means)
 
 
 def buffer_name(name: str, part: int) -> str:

@@ -41,7 +41,7 @@ class NNGuide(Detector):
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha)
-        require_samples(bank, self.k)
+        require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         # The energy follows from the features: kept with them, its rounding would decide what the hash keeps.
         self._set_buffer("bank", bank.samples(self._guides))
 

@@ -28,7 +28,8 @@ class OpenMax(Detector):
     largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
     rank like 1 − P(unknown) without rounding to 1. O(C²) a sample; fitting keeps `tail` distances a class.
 
-    A class without a rightly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
+    Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine distance. A class
+    without a rightly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
     multiplied, which takes it that large ones are positive.
 
     Args:

@@ -56,6 +56,13 @@ class Shaped(Detector):
             raise ValueError(
                 f"{shaping.name} changes logits, and {detector.label} reads features alone: it would change nothing"
             )
+        if shaping.touches == "logits" and detector.needs_network:
+            raise ValueError(
+                f"{shaping.name} changes logits, and {detector.label} takes its own from the images that it perturbs: "
+                "it would change nothing"
+            )
+        if mean == "shaped" and shaping.needs_network:
+            raise ValueError(f"mean='shaped' shapes the training mean alone, and {shaping.name} needs images")
         if shaping.needs_network and detector.needs_network:
             raise ValueError(f"{shaping.name} and {detector.label} both perturb the images: use one of them")
         if hasattr(detector, "calibrate"):
@@ -145,8 +152,7 @@ class Shaped(Detector):
 
     def _shape_for_fit(self, batch: Batch) -> Batch:
         shaped = self.shape(batch._replace(features=batch.features.to(self.fit_dtype)))
-        asked = self.detector.reads if self.detector.fit_reads is None else self.detector.fit_reads
-        if "logits" in asked and shaped.logits is None:
+        if "logits" in self.detector.learns_from and shaped.logits is None:
             shaped = shaped._replace(logits=self.head(shaped.features))
         return shaped
 

@@ -24,7 +24,7 @@ class TemperatureScaling(SoftmaxDetector):
         score = max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
 
     The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed grid, a second one
-    around the minimum of the cubic through them. O(C) a sample.
+    around the minimum of the cubic through them, and others if it was not there. O(C) a sample.
 
     Fit it on held-out data, as the paper does: a network that gets every sample right has no best temperature, and T
     stops at the end of the grid, 1/64 (64 where predictions are worse than chance).
@@ -40,10 +40,11 @@ class TemperatureScaling(SoftmaxDetector):
     def passes(self, head: Head) -> Passes:
         coarse = yield Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES))
         best, inside = minimum(INVERSE_TEMPERATURES, coarse.sum())
-        if inside:
+        is_found = not inside
+        while not is_found:  # where a cubic describes the likelihood badly, the next pass looks around its end
             around = (best / _NEIGHBOURHOOD, best, best * _NEIGHBOURHOOD)
             fine = yield Sum(partial(likelihood, inverse_temperatures=around))
-            best, _ = minimum(around, fine.sum())
+            best, is_found = minimum(around, fine.sum())
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
     def of_sums(self, sums: Sums) -> Tensor:

@@ -49,9 +49,11 @@ class Residual(Detector):
         width, dim = head.num_features, self._dim(head.num_features)
         if dim >= width:
             raise ValueError(f"dim is {dim}, expected less than the {width} features, so that a residual is left")
-        # rcond: rows of a softmax head often sum to zero, and what is left of that direction is rounding error.
+        # Rows of a softmax head often sum to zero, and what is left of that direction is rounding: of its dtype, or of
+        # the solver that a float64 head comes from.
+        rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
         weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
-        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
+        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsd").solution[:, 0]
         directions = eigenvectors(moments.second_moment(origin))  # ascending: the residual comes first
         basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
         self.set(origin=origin, basis=basis, shift=-origin @ basis)

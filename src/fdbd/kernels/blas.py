@@ -23,7 +23,9 @@ def product(rows: Tensor, points: Tensor, out: Tensor) -> Tensor:
 def roomy(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An empty CPU tensor. Unlike torch, numpy asks for huge pages: large arrays are first written in half the time."""
     numbers = {torch.float32: np.float32, torch.float64: np.float64}
-    return torch.from_numpy(np.empty(shape, numbers[dtype])) if dtype in numbers else torch.empty(shape, dtype=dtype)
+    if dtype not in numbers:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.from_numpy(np.empty(shape, numbers[dtype]))
 
 
 @cache

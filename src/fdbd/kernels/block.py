@@ -1,8 +1,4 @@
-"""What a kernel is handed: the address of a block of 64-bit slots, integers and addresses of arrays.
-
-The machine code of each file of kernels is kept on disk until that file changes: a slot keeps its number, and new ones
-come last.
-"""
+"""What a kernel is handed: the address of a block of 64-bit slots, integers and addresses of arrays."""
 
 NEXT, CHUNK, ROWS, WIDTH, CLASSES, FROM_LOGITS, DIVIDE, UNTRUSTED, OUT_OF_RANGE = range(9)
 """Integers: chunks taken so far, rows a chunk, N, P, C, whether classes are to be found from logits, whether to divide
@@ -18,4 +14,8 @@ COUNT, MOST_ABOVE, NEGATED, STEPS, LABELS, P_VALUES, IS_OOD = range(16, 23)
 that is accepted; addresses of these scores, negated and ascending, and of the p-value for each number above; what is
 written: classes (N,) int64, p-values (N,) and verdicts (N,) bool."""
 
-SLOTS = 23
+LAYOUT = tuple(number for name, number in sorted(globals().items()) if name.isupper())
+"""The numbers of all slots, by name. Kernels have this tuple in their closure: numba keeps machine code on disk until
+the kernel's file or closure changes, and code of another layout would read the wrong memory."""
+
+SLOTS = len(LAYOUT)

@@ -25,13 +25,13 @@ def count_feature_bits(features: Tensor, counts: Tensor, skip: int, cells: Tenso
     """Add 1 to counts[j] (2^b,) int64, at the b bits after the first `skip` of each features[i, j] (N, P); with `cells`
     (P,) int64 only for those whose first `skip` bits are cells[j]."""
     shift = 33 - skip - counts.shape[1].bit_length()
-    cells = torch.zeros(counts.shape[0], dtype=torch.int64) if cells is None else cells.contiguous()
+    cells = torch.zeros(counts.shape[0], dtype=torch.int64, device="cpu") if cells is None else cells.contiguous()
     _kernels()[1](_bits(features), counts.numpy(), shift, 32 - skip, cells.numpy())
 
 
 def multilinear(bits: Tensor, keys: Tensor) -> Tensor:
     """(N,) int64 Σ_j bits[i, j]·keys[j] modulo 2^64, a hash of each row; bits (N, P) int32, keys (P,) int64."""
-    out = torch.empty(bits.shape[0], dtype=torch.int64)
+    out = torch.empty(bits.shape[0], dtype=torch.int64, device="cpu")
     arrays = [tensor.numpy() for tensor in (bits, keys, out)]
     team.over_rows(len(out), lambda start, stop: _kernels()[2](arrays[0][start:stop], arrays[1], arrays[2][start:stop]))
     return out

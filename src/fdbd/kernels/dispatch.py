@@ -86,7 +86,8 @@ def folded_decision(
     most_above: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """(N,) predicted classes, folded scores, p-values and verdicts, all in one go: a single sample spends more time
-    between operations than in them. None where the kernel cannot look at these tensors, or trusts not all rows.
+    between operations than in them. None where the kernel cannot look at these tensors, where their shapes do not fit
+    each other, or where it does not trust all rows.
 
     Args:
         features, logits: (N, P) and (N, C).
@@ -102,6 +103,10 @@ def folded_decision(
     classes, width = normals.shape
     rows = logits.shape[0] if logits.ndim == 2 else -1
     if features.shape != (rows, width) or logits.shape != (rows, classes):
+        return None
+    if offsets.shape != (classes,) or center.shape != (width,) or floor.shape != ():
+        return None
+    if negated.ndim != 1 or steps.shape != (negated.shape[0] + 1,):
         return None
     *read, negated, steps = [tensor.contiguous() for tensor in tensors]
     scores, p_values = features.new_empty(rows), features.new_empty(rows)

@@ -28,6 +28,7 @@ from .block import (
     GIVEN,
     IS_OOD,
     LABELS,
+    LAYOUT,
     MOST_ABOVE,
     NEGATED,
     NORMALS,
@@ -36,7 +37,6 @@ from .block import (
     OUT_OF_RANGE,
     P_VALUES,
     ROWS,
-    SLOTS,
     STEPS,
     UNTRUSTED,
     WIDTH,
@@ -178,9 +178,10 @@ def score(dtype: torch.dtype) -> Kernel:
     mask, infinity = integer(np.iinfo(integer).max), real(np.inf).view(integer)
     overflow, nan, zero = real(twin.OVERFLOW[dtype]), real(np.nan), real(0)
     far = _CACHED // np.dtype(real).itemsize
+    layout = LAYOUT
 
     def kernel(block: Any) -> None:
-        slots = numba.carray(block, SLOTS)
+        slots = numba.carray(block, len(layout))
         rows, width, classes = slots[ROWS], slots[WIDTH], slots[CLASSES]
         features = numba.carray(at(slots[FEATURES]), (rows, width), real)
         given = numba.carray(at(slots[GIVEN]), rows, np.int64)
@@ -250,9 +251,10 @@ def score(dtype: torch.dtype) -> Kernel:
 def column_sums(dtype: torch.dtype) -> Kernel:
     """Float64 sums over the rows of each chunk, added to OUT."""
     real = np.float32 if dtype == torch.float32 else np.float64
+    layout = LAYOUT
 
     def kernel(block: Any) -> None:
-        slots = numba.carray(block, SLOTS)
+        slots = numba.carray(block, len(layout))
         rows, width, size = slots[ROWS], slots[WIDTH], slots[CHUNK]
         features = numba.carray(at(slots[FEATURES]), (rows, width), real)
         totals = numba.carray(at(slots[OUT]), ((rows + size - 1) // size, width), np.float64)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import torch
 
-from .block import CHUNK, CLASSES, FEATURES, NORMALS, OFFSETS, OUT, ROWS, SLOTS, WIDTH
+from .block import CHUNK, CLASSES, FEATURES, LAYOUT, NORMALS, OFFSETS, OUT, ROWS, WIDTH
 from .fused import at, jit, kernel_of, take
 from .team import Kernel
 
@@ -38,9 +38,10 @@ def _one(row: Any, other: Any) -> Any:
 def linear(dtype: torch.dtype) -> Kernel:
     """OUT (N, C) = FEATURES (N, P) NORMALSᵀ (C, P) + OFFSETS (C,)."""
     real = np.float32 if dtype == torch.float32 else np.float64
+    layout = LAYOUT
 
     def kernel(block: Any) -> None:
-        slots = numba.carray(block, SLOTS)
+        slots = numba.carray(block, len(layout))
         rows, width, classes = slots[ROWS], slots[WIDTH], slots[CLASSES]
         features = numba.carray(at(slots[FEATURES]), (rows, width), real)
         weight = numba.carray(at(slots[NORMALS]), (classes, width), real)

@@ -13,7 +13,7 @@ def keep_from(features: Tensor, bounds: Tensor, fill: Tensor | None = None) -> t
     """(N, P) features at or above their row's bound (N, 1), or its `fill` (N, 1) in their place, and 0 elsewhere; and
     (N,) how many were kept. CPU tensors of one dtype."""
     features = features.detach().contiguous()
-    out, kept = torch.empty_like(features), torch.empty(len(features), dtype=torch.int64)
+    out, kept = torch.empty_like(features), torch.empty(len(features), dtype=torch.int64, device="cpu")
     values = bounds if fill is None else fill
     arrays = [tensor.detach().contiguous().numpy() for tensor in (features, bounds, values, out, kept)]
     _kernels()[0](*arrays, fill is not None)

@@ -31,10 +31,10 @@ class Largest:
 
     def __init__(self, rows: int, k: int, dtype: torch.dtype) -> None:
         self.k = k
-        self.values = torch.empty(rows, 2 * k + _ROOM, dtype=dtype)
-        self.columns = torch.empty(rows, 2 * k + _ROOM, dtype=torch.int64)
-        self.counts = torch.zeros(rows, dtype=torch.int64)
-        self.bounds = torch.full((rows,), -torch.inf, dtype=dtype)
+        self.values = torch.empty(rows, 2 * k + _ROOM, dtype=dtype, device="cpu")
+        self.columns = torch.empty(rows, 2 * k + _ROOM, dtype=torch.int64, device="cpu")
+        self.counts = torch.zeros(rows, dtype=torch.int64, device="cpu")
+        self.bounds = torch.full((rows,), -torch.inf, dtype=dtype, device="cpu")
         self._state = [tensor.numpy() for tensor in (self.values, self.columns, self.counts, self.bounds)]
 
     def add(self, block: Tensor, first: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from numba import types
 from numba.extending import intrinsic, overload
 
-from .block import CHUNK, DIVIDE, FEATURES, FLOOR, OUT, ROWS, SLOTS, UNTRUSTED, WIDTH
+from .block import CHUNK, DIVIDE, FEATURES, FLOOR, LAYOUT, OUT, ROWS, UNTRUSTED, WIDTH
 from .fused import at, compiled, jit, kernel_of, take
 from .team import Kernel
 
@@ -142,9 +142,10 @@ def softmax(dtype: torch.dtype) -> Kernel:
     unless DIVIDE is set. NaN where a logit is not finite."""
     real = np.float32 if dtype == torch.float32 else np.float64
     least, nan = real(-86 if dtype == torch.float32 else -707), real(np.nan)
+    layout = LAYOUT
 
     def kernel(block: Any) -> None:
-        slots = numba.carray(block, SLOTS)
+        slots = numba.carray(block, len(layout))
         rows, width = slots[ROWS], slots[WIDTH]
         logits = numba.carray(at(slots[FEATURES]), (rows, width), real)
         values = numba.carray(at(slots[FEATURES]), rows * width, real)
