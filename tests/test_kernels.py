@@ -343,7 +343,7 @@ def test_forward_mode_derivatives_agree_with_finite_differences():
     def score(z):
         return kernels.folded_score(z, *folded, True, logits=logits)[0]
 
-    gc.disable()  # torch parses its own source here, and CPython 3.11 may fail where a collection interrupts (gh-106905)
+    gc.disable()  # torch parses its own source, and CPython 3.11 fails where a collection interrupts (gh-106905)
     try:
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(features, direction)
