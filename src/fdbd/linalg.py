@@ -19,20 +19,23 @@ VARIANCE_FLOOR = 1e-12
 ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
 
+SMALLEST_NORM = 1e-12
+"""A row whose norm is below has no direction."""
+
 _QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where torch searches it
 _SEARCHED = 1 << 23  # inner products in a block where a kernel does: 32 MB; narrower blocks slow the product down
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
-def unit(rows: Tensor) -> Tensor:
-    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
+def unit(rows: Tensor, norms: Tensor | None = None) -> Tensor:
+    """Rows (…, P) divided by their Euclidean norms, which may be given as (…, 1); a row of zeros stays zero.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return rows / norms.clamp_min(1e-12)
+    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) if norms is None else norms
+    return rows / norms.clamp_min(SMALLEST_NORM)
 
 
 def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:

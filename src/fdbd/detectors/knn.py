@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..batch import Batch, Head
-from ..linalg import largest_products, unit, warm_up_search
+from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
 
@@ -63,9 +63,10 @@ class KNN(Detector):
 
         def normalised(rows: Tensor) -> Tensor:
             nonlocal without_direction
-            rows = unit(rows.to(self.fit_dtype))
-            without_direction += int((rows.square().sum(dim=1) < 0.5).sum())
-            return rows
+            rows = rows.to(self.fit_dtype)
+            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            without_direction += int((norms < SMALLEST_NORM).sum())
+            return unit(rows, norms)
 
         samples = bank.samples(normalised)  # without another copy
         if without_direction:
