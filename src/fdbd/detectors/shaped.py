@@ -62,7 +62,7 @@ class Shaped(Detector):
                 "it would change nothing"
             )
         if mean == "shaped" and shaping.needs_network:
-            raise ValueError(f"mean='shaped' shapes the training mean alone, and {shaping.name} needs images")
+            raise ValueError(f"mean='shaped' shapes the mean alone, and {shaping.name} needs images: leave mean out")
         if shaping.needs_network and detector.needs_network:
             raise ValueError(f"{shaping.name} and {detector.label} both perturb the images: use one of them")
         if hasattr(detector, "calibrate"):
