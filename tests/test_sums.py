@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 import fdbd
 from fdbd import Batch, Head, kernels, linalg
@@ -16,6 +17,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, softmax_sums
 from fdbd.kernels import blas
 from fdbd.kernels.counting import multilinear
 from fdbd.kernels.moments import add_by_class, products
+from fdbd.kernels.placing import place_rows
 from fdbd.kernels.selection import Largest
 from fdbd.statistics import Bank, Moments
 
@@ -150,8 +152,110 @@ def test_sums_by_class_equal_a_loop(dtype):
 def test_hashes_are_sums_modulo_two_to_the_64():
     bits = torch.randint(-(2**31), 2**31 - 1, (9, 5), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     keys = torch.randint(-(2**62), 2**62, (5,), generator=torch.Generator().manual_seed(1))
-    for row, found in zip(bits.tolist(), multilinear(bits, keys).tolist()):
+    for row, found in zip(bits.tolist(), multilinear(bits, keys)[0].tolist()):
         assert (sum(b * k for b, k in zip(row, keys.tolist())) - found) % 2**64 == 0
+
+
+@pytest.mark.parametrize("row", [0, 7, 49])
+@pytest.mark.parametrize(
+    ("value", "is_finite"),
+    [(math.nan, False), (-math.nan, False), (math.inf, False), (-math.inf, False), (3.4e38, True), (-1e-45, True)],
+)
+def test_hashing_tells_whether_all_numbers_are_finite(row, value, is_finite):
+    rows = random(50, 37, dtype=torch.float32)
+    rows[row, 35] = value
+    assert multilinear(rows.view(torch.int32), torch.arange(37) + 1)[1] is is_finite
+
+
+@pytest.mark.parametrize("kind", [fdbd.KNN, fdbd.NNGuide])
+def test_a_bank_names_the_row_that_is_not_finite_and_takes_large_ones(kind):
+    rows = random(30, 3)
+    rows[:, 0] += 1e39  # more than float32 holds, but these are float64
+    detector = kind(3).fit(Batch(rows), Head(torch.eye(3, dtype=torch.float64)))
+    assert torch.isfinite(detector.bank).all()
+    rows[21, 1] = math.inf
+    with pytest.raises(ValueError, match="batch 1, row 1: its features hold NaN or infinity"):
+        kind(3).fit([Batch(rows[:20]), Batch(rows[20:])], Head(torch.eye(3, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (37, 5), (3000, 100)])
+def test_rows_are_placed_and_divided_as_torch_divides(shape, dtype):
+    rows = random(shape[1], shape[0], dtype=dtype).T  # not contiguous
+    divisors = random(shape[0], seed=1, dtype=dtype)
+    places = torch.randperm(shape[0] + 5, generator=torch.Generator().manual_seed(0))[: shape[0]]
+    out = torch.full((shape[0] + 5, shape[1]), 7.0, dtype=dtype)
+    expected = out.clone()
+    expected[places] = rows / divisors[:, None]
+    place_rows(out, places, rows, divisors)
+    assert torch.equal(out, expected)
+
+
+# ── products by several threads ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def blas_threads() -> list[int]:
+    return [library["num_threads"] for library in threadpool_info() if library["internal_api"] == "openblas"]
+
+
+def test_shared_products_cover_all_rows_and_leave_the_library_as_it_was(two_threads):
+    if blas._openblas() is None:
+        pytest.skip("numpy multiplies with another library than OpenBLAS")
+    before = blas_threads()
+    seen, limits = torch.zeros(1001, dtype=torch.int64), []
+
+    def work(start: int, stop: int) -> None:
+        seen[start:stop] += 1
+        limits.extend(blas_threads())
+        if start == 0:  # another user comes and goes meanwhile
+            blas.share_products(1001, lambda first, last: None)
+            limits.extend(blas_threads())
+
+    blas.share_products(1001, work)
+    assert (seen == 1).all()
+    assert set(limits) == {1}
+    assert blas_threads() == before
+
+    def fail(start: int, stop: int) -> None:
+        raise KeyError(start)
+
+    with pytest.raises(KeyError):
+        blas.share_products(1001, fail)
+    assert blas_threads() == before
+
+
+def test_products_hardly_depend_on_the_number_of_threads(two_threads):
+    rows, pivot = random(3001, 40, dtype=torch.float32), random(40, seed=1)
+    total, squares = products(rows, pivot, elements=4000)
+    again = products(rows, pivot, elements=4000)
+    assert torch.equal(again[0], total)
+    assert torch.equal(again[1], squares)
+    torch.set_num_threads(1)
+    alone = products(rows, pivot, elements=4000)
+    torch.testing.assert_close(alone[0], total, rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(alone[1], squares, rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_of_projections_are_those_of_a_loop(dtype, by_numpy, two_threads, monkeypatch):
+    monkeypatch.setattr(blas, "numpy_is_faster", lambda: by_numpy)
+    monkeypatch.setattr(linalg, "_ELEMENTS", 100)  # blocks of 64 rows
+    rows, basis, shift = random(401, 6, dtype=dtype), random(6, 3, seed=1, dtype=dtype), random(3, seed=2, dtype=dtype)
+    rows[17, 2] = math.nan
+    found = linalg.projected_norms(rows, basis, shift)
+    expected = [math.hypot(*(row @ basis.double() + shift.double()).tolist()) for row in rows.double()]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), equal_nan=True)
+    assert found.dtype == dtype
+    assert linalg.projected_norms(rows.requires_grad_(), basis, shift).requires_grad
 
 
 def test_a_bank_borrows_a_batch_that_stays_and_copies_one_that_may_change():
@@ -200,9 +304,10 @@ def test_the_largest_of_rows_are_torchs(width, k, block, dtype):
 
 
 @pytest.mark.parametrize("by_numpy", [False, True])
-def test_neighbours_are_the_same_whichever_library_multiplies(by_numpy, monkeypatch):
+@pytest.mark.parametrize("count", [6, 333])
+def test_neighbours_are_the_same_whichever_library_multiplies(count, by_numpy, two_threads, monkeypatch):
     monkeypatch.setattr(blas, "numpy_is_faster", lambda: by_numpy)
-    rows, points = random(6, 5), random(3000, 5, seed=1)
+    rows, points = random(count, 5), random(3000, 5, seed=1)
     values, columns = linalg.largest_products(rows, points, 4)
     exact = (rows @ points.T).topk(4, dim=1)
     torch.testing.assert_close(values.sort(dim=1, descending=True).values, exact.values)

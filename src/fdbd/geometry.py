@@ -7,8 +7,9 @@ Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,27 +29,37 @@ def pairwise_norms(head: Head) -> Tensor:
     tensor([[0., 5.],
             [5., 0.]], dtype=torch.float64)
     """
-    norms = torch.empty(head.num_classes, head.num_classes, dtype=torch.float64, device="cpu")
-    for start, block in _norm_blocks(head.weight.to("cpu", torch.float64)):
-        norms[start : start + block.shape[0]] = block
-    return norms
+    norms = np.empty((head.num_classes, head.num_classes))
+    for start, block in _norm_blocks(_float64(head.weight)):
+        norms[start : start + len(block)] = block
+    return torch.from_numpy(norms)
 
 
-def _norm_blocks(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held."""
-    centred = weight - weight.mean(dim=0)  # differences stay the same, cancellation shrinks
-    squares = centred.square().sum(dim=1)
+def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
+    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held. In numpy: for a small
+    head the calls are what takes time, and torch's take more."""
+    centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
+    squares = np.einsum("cp,cp->c", centred, centred)
     rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
     for start in range(0, weight.shape[0], rows):
         stop = min(start + rows, weight.shape[0])
         scale = squares[start:stop, None] + squares
-        block = torch.addmm(scale, centred[start:stop], centred.T, alpha=-2)
-        cancelled = (block <= _CANCELLED * scale).nonzero()
-        block = block.clamp_min_(0).sqrt_()
-        for pairs in cancelled.split(max(1, _BLOCK_BYTES // (16 * weight.shape[1]))):
-            row, column = pairs.unbind(dim=1)
-            block[row, column] = torch.linalg.vector_norm(weight[start + row] - weight[column], dim=1)
+        block = centred[start:stop] @ (-2 * centred.T)
+        block += scale
+        itself = np.arange(stop - start), np.arange(start, stop)
+        block[itself] = np.inf  # has cancelled, and is known
+        row, column = np.nonzero(block <= _CANCELLED * scale)
+        np.sqrt(np.maximum(block, 0, out=block), out=block)
+        block[itself] = 0
+        at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
+        for first in range(0, len(row), at_a_time):
+            i, j = row[first : first + at_a_time], column[first : first + at_a_time]
+            block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
         yield start, block
+
+
+def _float64(values: Tensor) -> Any:
+    return values.detach().to("cpu", torch.float64).numpy()
 
 
 def distances(
@@ -192,22 +203,23 @@ class Folded:
 
 def fold(head: Head) -> tuple[Tensor, Tensor]:
     """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`."""
-    weight, bias = head.weight.to("cpu", torch.float64), head.bias.to("cpu", torch.float64)
-    normals, gammas = torch.empty_like(weight), torch.empty_like(bias)
+    weight, bias = _float64(head.weight), _float64(head.bias)
+    normals, gammas = np.empty_like(weight), np.empty_like(bias)
     for start, norms in _norm_blocks(weight):
-        stop = start + norms.shape[0]
-        inverse = norms.reciprocal_().masked_fill_(norms.isinf(), 0)  # 1/0: no boundary between equal rows
-        count = (inverse > 0).sum(dim=1)
+        stop = start + len(norms)
+        is_apart = norms > 0
+        count = is_apart.sum(axis=1)
         if not count.all():
             raise ValueError(
                 f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, all equal): "
                 "there is no decision boundary to measure a distance to"
             )
-        inverse /= count[:, None]
-        share = inverse.sum(dim=1)
+        # No boundary between equal rows: they have no part.
+        inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
+        share = inverse.sum(axis=1)
         normals[start:stop] = weight[start:stop] * share[:, None] - inverse @ weight
         gammas[start:stop] = bias[start:stop] * share - inverse @ bias
-    return normals, gammas
+    return torch.from_numpy(normals), torch.from_numpy(gammas)
 
 
 def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = None) -> Tensor:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import kernels
-from .kernels.blas import product
+from .kernels.blas import multiplies_with_numpy, product, share_products
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
@@ -27,14 +28,14 @@ _SEARCHED = 1 << 23  # inner products in a block where a kernel does: 32 MB; nar
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
-def unit(rows: Tensor, norms: Tensor | None = None) -> Tensor:
-    """Rows (…, P) divided by their Euclidean norms, which may be given as (…, 1); a row of zeros stays zero.
+def unit(rows: Tensor) -> Tensor:
+    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) if norms is None else norms
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / norms.clamp_min(SMALLEST_NORM)
 
 
@@ -96,6 +97,30 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     return torch.cat([function(block) for block in torch.split(rows, size)])
 
 
+def projected_norms(rows: Tensor, basis: Tensor, shift: Tensor) -> Tensor:
+    """(N,) ‖z·basis + shift‖ of rows z (N, P); basis (P, D), shift (D,)."""
+    size = max(64, _ELEMENTS // max(len(shift), 1))
+    if not _is_plain(rows, basis) or not multiplies_with_numpy() or len(rows) < 4 * size:
+
+        def norms_of(some: Tensor) -> Tensor:
+            found: Tensor = torch.linalg.vector_norm(torch.addmm(shift, some, basis), dim=1)
+            return found
+
+        return in_blocks(norms_of, rows, len(shift))
+    values, directions, offset = (tensor.numpy() for tensor in (rows, basis, shift))
+    norms = np.empty_like(values[:, 0])
+
+    def project(first: int, last: int) -> None:
+        for start in range(first, last, size):
+            stop = min(start + size, last)
+            part = values[start:stop] @ directions
+            part += offset
+            norms[start:stop] = np.sqrt(np.einsum("nd,nd->n", part, part))
+
+    share_products(len(rows), project)
+    return torch.from_numpy(norms)
+
+
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
     no particular order; M of them where k is more.
@@ -106,10 +131,16 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     if kernels.tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    is_plain = rows.is_cpu and points.is_cpu and not (rows.requires_grad or points.requires_grad)
-    search = _search_plain if is_plain and rows.dtype in (torch.float32, torch.float64) else _search_blocks
+    search = _search_plain if _is_plain(rows, points) else _search_blocks
     found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+
+
+def _is_plain(rows: Tensor, others: Tensor) -> bool:
+    """Whether these are numbers in the CPU's memory that no derivative is asked for."""
+    if kernels.tracing() or rows.dtype not in (torch.float32, torch.float64) or rows.dtype != others.dtype:
+        return False
+    return rows.is_cpu and others.is_cpu and not (rows.requires_grad or others.requires_grad)
 
 
 def warm_up_search(dtype: torch.dtype) -> None:
@@ -123,12 +154,20 @@ def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]
     from .kernels.selection import Largest  # with numba, which takes a third of a second to import
 
     width = min(points.shape[0], max(2 * k, _SEARCHED // max(rows.shape[0], 1)))
-    buffer = rows.new_empty(rows.shape[0] * width)
     found = Largest(rows.shape[0], k, rows.dtype)
-    for start in range(0, points.shape[0], width):
-        some = points[start : start + width]
-        products = buffer[: len(rows) * len(some)].view(len(rows), len(some))
-        found.add(product(rows, some, products), start)
+
+    def search(first: int, last: int) -> None:
+        some = rows[first:last]
+        buffer = rows.new_empty(len(some) * width)
+        for start in range(0, points.shape[0], width):
+            others = points[start : start + width]
+            products = buffer[: len(some) * len(others)].view(len(some), len(others))
+            found.add(product(some, others, products), start, first)
+
+    if multiplies_with_numpy():
+        share_products(rows.shape[0], search)
+    else:
+        search(0, rows.shape[0])
     return found.result()
 
 

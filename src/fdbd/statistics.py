@@ -6,6 +6,7 @@ and any order of the shards. Everything is summed in float64 on the CPU. Only `B
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -93,7 +94,7 @@ class Mean:
 
     def update(self, batch: Batch) -> None:
         total = kernels.column_sums(batch.features).cpu()
-        if not torch.isfinite(total.sum()):
+        if not math.isfinite(total.sum().item()):
             check_finite(batch.features, "its features")
         self.count += batch.features.shape[0]
         self.total += total
@@ -217,7 +218,10 @@ class ClassMeans:
 
 
 class Sum:
-    """Sum over samples of some vector of each: `value` maps a Batch to (N, …); float64."""
+    """Sum over samples of some vector of each: `value` maps a Batch to (N, …), with a NaN or an infinity for a sample
+    whose features have one; float64."""
+
+    finds_non_finite = True
 
     def __init__(self, value: Callable[[Batch], Tensor]) -> None:
         self.value = value
@@ -227,7 +231,10 @@ class Sum:
     def update(self, batch: Batch) -> None:
         values = self.value(batch)
         for piece in in_float64(values):
-            self._add(piece.shape[0], piece.sum(dim=0))
+            total = piece.sum(dim=0)
+            if not math.isfinite(total.sum().item()):
+                check_finite(batch.features, "its features")
+            self._add(piece.shape[0], total)
 
     def merge(self, other: Self) -> None:
         if other.total is not None:
@@ -319,9 +326,15 @@ class Bank:
         self.rows: list[Tensor] = []
         self.hashes: list[Tensor] = []
 
+    @property
+    def finds_non_finite(self) -> bool:
+        return self.value is None
+
     def update(self, batch: Batch) -> None:
         rows = (batch.features if self.value is None else self.value(batch)).detach().cpu()
-        hashes = row_hashes(rows)
+        hashes, is_finite = _hashed(rows)
+        if self.finds_non_finite and not is_finite:
+            check_finite(rows, "its features")
         if self.alpha < 1:
             kept = hashes < int(self.alpha * 2**62)
             rows, hashes = rows[kept], hashes[kept]
@@ -332,32 +345,42 @@ class Bank:
         self.rows += other.rows
         self.hashes += other.hashes
 
-    def samples(self, transform: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """(M, P) kept rows in the order of their hashes, each piece passed through `transform` on its way."""
+    def samples(self, dtype: torch.dtype | None = None, divisors: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """(M, P) kept rows in the order of their hashes.
+
+        Args:
+            dtype: float32 or float64; None: that of the rows.
+            divisors: maps some rows (n, P) to numbers (n,) that they are divided by.
+        """
+        from .kernels.placing import place_rows  # with numba, which takes a third of a second to import
+
         if not self.rows:
             raise ValueError("no samples to keep: the training data are empty")
-        order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy(), kind="stable"))
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
-        samples = torch.zeros(0)
+        order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy()))
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order))
+        samples = roomy((len(order), self.rows[0].shape[1]), self.rows[0].dtype if dtype is None else dtype)
         pieces = [piece for rows in self.rows for piece in torch.split(rows, ROWS_AT_A_TIME)]
-        for rows, where in zip(pieces, torch.split(place, [len(piece) for piece in pieces])):
-            rows = rows if transform is None else transform(rows)
-            if not len(samples):  # the transform decides the width
-                samples = roomy((len(order), *rows.shape[1:]), rows.dtype)
-            samples.index_copy_(0, where, rows)
+        for rows, where in zip(pieces, torch.split(places, [len(piece) for piece in pieces])):
+            rows = rows.to(samples.dtype)
+            place_rows(samples, where, rows, rows.new_ones(len(rows)) if divisors is None else divisors(rows))
         return samples
 
 
 def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
+    return _hashed(rows)[0]
+
+
+def _hashed(rows: Tensor) -> tuple[Tensor, bool]:
+    """The hashes of rows, and whether all numbers are finite in float32."""
     bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
     generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
     keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
-    mixed = multilinear(bits, keys)
+    mixed, is_finite = multilinear(bits, keys)
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier
-    return (mixed ^ (mixed >> 31)) & (2**62 - 1)
+    return (mixed ^ (mixed >> 31)) & (2**62 - 1), is_finite
 
 
 class Transformed:

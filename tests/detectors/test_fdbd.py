@@ -419,8 +419,8 @@ def test_the_deviation_is_the_distance_from_the_mean():
 def test_plain_tensors_are_scored_by_the_kernel_in_one_call(monkeypatch):
     detector = fitted()
     calls = []
-    run = kernels.dispatch._run
-    monkeypatch.setattr(kernels.dispatch, "_run", lambda *a: (calls.append(1), run(*a))[1])
+    run = kernels.dispatch.run
+    monkeypatch.setattr(kernels.dispatch, "run", lambda *a: (calls.append(1), run(*a))[1])
     features = random(5, 9, dtype=torch.float32)
     batch = Batch(features, torch.nn.functional.linear(features, detector.head_weight, detector.head_bias))
     detector.score(batch)

@@ -48,7 +48,7 @@ class CSI(Detector):
         if len({rows.shape[1] for rows in bank.rows}) > 1:
             raise ValueError("training batches differ in their number of views, expected the same number in each")
         require_samples(sum(map(len, bank.rows)), 1, self.alpha)
-        views = bank.samples().to(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        views = bank.samples(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:
             norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)

@@ -61,14 +61,13 @@ class KNN(Detector):
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         without_direction = 0
 
-        def normalised(rows: Tensor) -> Tensor:
+        def norms(rows: Tensor) -> Tensor:
             nonlocal without_direction
-            rows = rows.to(self.fit_dtype)
-            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-            without_direction += int((norms < SMALLEST_NORM).sum())
-            return unit(rows, norms)
+            found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+            without_direction += int((found < SMALLEST_NORM).sum())
+            return found.clamp_min(SMALLEST_NORM)
 
-        samples = bank.samples(normalised)  # without another copy
+        samples = bank.samples(self.fit_dtype, norms)
         if without_direction:
             samples = samples[samples.square().sum(dim=1) > 0.5]
             require_samples(len(samples), self.k, self.alpha)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import largest_products, unit, warm_up_search
+from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -43,11 +43,11 @@ class NNGuide(Detector):
         bank = yield Bank(self.alpha)
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         # The energy follows from the features: kept with them, its rounding would decide what the hash keeps.
-        self._set_buffer("bank", bank.samples(self._guides))
+        self._set_buffer("bank", bank.samples(self.head_weight.dtype, self._norms_over_energies))
 
-    def _guides(self, rows: Tensor) -> Tensor:
-        rows = rows.to(self.head_weight)
-        return unit(rows) * logsumexp(self.head(rows))[:, None]
+    def _norms_over_energies(self, rows: Tensor) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1).clamp_min(SMALLEST_NORM)
+        return norms / logsumexp(self.head(rows))
 
     def warm_up(self, dtype: torch.dtype) -> None:
         super().warm_up(dtype)

@@ -108,9 +108,11 @@ def _find(part: str) -> type[Configured]:
 
 def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """Options by the index of the part that takes them; index len(kinds) stands for `Shaped` itself."""
+    given: dict[int, dict[str, Any]] = {index: {} for index in range(len(kinds) + 1)}
+    if not options:
+        return given
     accepted = [set(_parameters(kind)) for kind in kinds] + [{"mean"} if len(kinds) > 1 else set()]
     labels = [kind.name for kind in kinds] + ["shaped"]
-    given: dict[int, dict[str, Any]] = {index: {} for index in range(len(accepted))}
     for option, value in options.items():
         takers = [index for index, names in enumerate(accepted) if option in names]
         if not takers:

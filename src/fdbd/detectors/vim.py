@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import VARIANCE_FLOOR, eigenvectors, in_blocks
+from ..linalg import VARIANCE_FLOOR, eigenvectors, in_blocks, projected_norms
 from ..statistics import Moments, Sum, check_finite
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -69,13 +69,14 @@ class Residual(Detector):
 
     def residual_norms(self, features: Tensor) -> Tensor:
         """(N,) ‖Rᵀ(z − o)‖ of (N, P) features."""
-        return in_blocks(self._residual_norms, features, features.shape[1])
-
-    def _residual_norms(self, features: Tensor) -> Tensor:
-        part = torch.addmm(self.shift, features, self.basis)
         if self._subtracts(features.shape[1]):
-            part = features - self.origin - part @ self.basis.T  # vectors, not squared norms: those would cancel
-        norms: Tensor = torch.linalg.vector_norm(part, dim=1)
+            return in_blocks(self._norms_of_rest, features, features.shape[1])
+        return projected_norms(features, self.basis, self.shift)
+
+    def _norms_of_rest(self, features: Tensor) -> Tensor:
+        principal = torch.addmm(self.shift, features, self.basis)
+        rest = features - self.origin - principal @ self.basis.T  # vectors, not squared norms: those would cancel
+        norms: Tensor = torch.linalg.vector_norm(rest, dim=1)
         return norms
 
     def score(self, batch: Batch) -> Tensor:

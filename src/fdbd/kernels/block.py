@@ -7,7 +7,8 @@ by the norm; and two findings of the kernel: a row came out as NaN, a class was 
 FEATURES, GIVEN, NORMALS, OFFSETS, CENTER, FLOOR, OUT = range(9, 16)
 """Addresses: features (N, P); classes (N,) int64, or logits (N, C); normals (C, P), offsets (C,), center (P,) and floor
 of the folded head; what is written: scores (N,), or float64 sums (chunks, P). Where softmax is summed, FEATURES are
-logits (N, C), FLOOR is what multiplies them, DIVIDE asks for more than the largest, and (3, N) is written."""
+logits (N, C), FLOOR is what multiplies them, DIVIDE asks for more than the largest, and (3, N) is written. Where rows
+are placed, GIVEN (N,) are their places, OFFSETS (N,) their divisors, and CLASSES is the M of (M, P) that is written."""
 
 COUNT, MOST_ABOVE, NEGATED, STEPS, LABELS, P_VALUES, IS_OOD = range(16, 23)
 """For decisions: the number of calibration scores, 0 where none are asked for; how many of them may be above a score

@@ -29,12 +29,18 @@ def count_feature_bits(features: Tensor, counts: Tensor, skip: int, cells: Tenso
     _kernels()[1](_bits(features), counts.numpy(), shift, 32 - skip, cells.numpy())
 
 
-def multilinear(bits: Tensor, keys: Tensor) -> Tensor:
-    """(N,) int64 Σ_j bits[i, j]·keys[j] modulo 2^64, a hash of each row; bits (N, P) int32, keys (P,) int64."""
+def multilinear(bits: Tensor, keys: Tensor) -> tuple[Tensor, bool]:
+    """(N,) int64 Σ_j bits[i, j]·keys[j] modulo 2^64, a hash of each row, and whether all bits are those of finite
+    float32 numbers; bits (N, P) int32, keys (P,) int64."""
     out = torch.empty(bits.shape[0], dtype=torch.int64, device="cpu")
     arrays = [tensor.numpy() for tensor in (bits, keys, out)]
-    team.over_rows(len(out), lambda start, stop: _kernels()[2](arrays[0][start:stop], arrays[1], arrays[2][start:stop]))
-    return out
+    findings = []
+
+    def sum_up(start: int, stop: int) -> None:
+        findings.append(_kernels()[2](arrays[0][start:stop], arrays[1], arrays[2][start:stop]))
+
+    team.over_rows(len(out), sum_up)
+    return out, all(findings)
 
 
 def _bits(values: Tensor) -> Any:
@@ -68,9 +74,12 @@ def _count_features(bits: Any, counts: Any, shift: int, upper: int, cells: Any) 
                     counts[j, (key >> shift) & mask] += 1
 
 
-def _multilinear(bits: Any, keys: Any, out: Any) -> None:
+def _multilinear(bits: Any, keys: Any, out: Any) -> bool:
+    largest = np.int32(0)
     for i in range(bits.shape[0]):
         total = np.int64(0)
         for j in range(bits.shape[1]):
             total += np.int64(bits[i, j]) * keys[j]  # int64 wraps around
+            largest = max(largest, np.int32(bits[i, j] & 0x7FFFFFFF))
         out[i] = total
+    return bool(largest < 0x7F800000)  # NaN and infinity have the largest exponent

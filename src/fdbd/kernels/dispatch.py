@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from . import team, twin
 from .block import DIVIDE, FEATURES, FLOOR, NORMALS, OFFSETS, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
 
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 """Elements that a thread takes at once: some ten microseconds of work."""
 _WORTH_A_TEAM = 1 << 17
 """Fewer elements than this are done before a second thread has woken up."""
@@ -67,7 +67,7 @@ def folded_score(
     block = [0, _rows_of_chunk(width), rows, width, classes, from_logits, divide, 0, 0]
     block += [tensor.data_ptr() for tensor in tensors]
     block += [out.data_ptr(), 0, 0, 0, 0, 0, 0, 0]
-    slots = _run(kernel, block, rows * (width + classes * from_logits))
+    slots = run(kernel, block, rows * (width + classes * from_logits))
     if slots[OUT_OF_RANGE]:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
     return out, not slots[UNTRUSTED]
@@ -115,7 +115,7 @@ def folded_decision(
     block += [tensor.data_ptr() for tensor in (*read, scores)]
     block += [negated.shape[0], most_above]
     block += [tensor.data_ptr() for tensor in (negated, steps, labels, p_values, is_ood)]
-    if _run(kernel, block, rows * (width + classes))[UNTRUSTED]:
+    if run(kernel, block, rows * (width + classes))[UNTRUSTED]:
         return None
     return labels, scores, p_values, is_ood
 
@@ -133,10 +133,10 @@ def softmax_sums(
     logits = logits.contiguous()
     out = logits.new_empty(rows if largest_alone else (3, rows))
     scale = array("f" if logits.dtype is torch.float32 else "d", (1 / float(temperature),))
-    block = [0, max(1, _CHUNK // classes), rows, classes, *[0] * (SLOTS - 4)]
+    block = [0, max(1, CHUNK // classes), rows, classes, *[0] * (SLOTS - 4)]
     block[DIVIDE] = not largest_alone
     block[FEATURES], block[FLOOR], block[OUT] = logits.data_ptr(), scale.buffer_info()[0], out.data_ptr()
-    is_clean = not _run(kernel, block, rows * classes)[UNTRUSTED]
+    is_clean = not run(kernel, block, rows * classes)[UNTRUSTED]
     largest, total, weighted = (out, out, out) if largest_alone else out.unbind()
     return (largest, total, weighted), is_clean
 
@@ -156,10 +156,10 @@ def linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     rows, (classes, width) = features.shape[0], weight.shape
     tensors = [tensor.contiguous() for tensor in (features, weight, bias)]
     out = features.new_empty(rows, classes)
-    block = [0, max(1, _CHUNK // max(width, 1)), rows, width, classes, *[0] * (SLOTS - 5)]
+    block = [0, max(1, CHUNK // max(width, 1)), rows, width, classes, *[0] * (SLOTS - 5)]
     block[FEATURES], block[NORMALS], block[OFFSETS] = (tensor.data_ptr() for tensor in tensors)
     block[OUT] = out.data_ptr()
-    _run(kernel, block, features.numel())
+    run(kernel, block, features.numel())
     return out
 
 
@@ -169,11 +169,11 @@ def column_sums(features: Tensor) -> Tensor:
         return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
     features = features.contiguous()
-    chunk = max(-(-rows // _PARTS), _CHUNK // max(width, 1), 1)
+    chunk = max(-(-rows // _PARTS), CHUNK // max(width, 1), 1)
     out = torch.zeros(-(-rows // chunk), width, dtype=torch.float64, device="cpu")
     block = [0, chunk, rows, width, *[0] * (SLOTS - 4)]
     block[FEATURES], block[OUT] = features.data_ptr(), out.data_ptr()
-    _run(_fused().column_sums(features.dtype), block, features.numel())
+    run(_fused().column_sums(features.dtype), block, features.numel())
     return out.sum(dim=0)
 
 
@@ -216,10 +216,10 @@ def fits_kernel(*tensors: Tensor) -> bool:
 
 
 def _rows_of_chunk(width: int) -> int:
-    return max(4, _CHUNK // max(width, 1) // 4 * 4)
+    return max(4, CHUNK // max(width, 1) // 4 * 4)
 
 
-def _run(kernel: team.Kernel, block: list[int], elements: int) -> Any:
+def run(kernel: team.Kernel, block: list[int], elements: int) -> Any:
     """The block as the kernel left it."""
     slots = array("q", block)
     team.share(kernel, slots.buffer_info()[0], torch.get_num_threads() if elements >= _WORTH_A_TEAM else 1)

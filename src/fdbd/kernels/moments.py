@@ -13,20 +13,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .blas import share_products
+
 
 def products(rows: Tensor, pivot: Tensor, elements: int = 1 << 21) -> tuple[Tensor, Tensor]:
-    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), of which about so many elements are in
-    float64 at a time."""
+    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), of which each thread has about so many
+    elements in float64 at a time."""
     count, width = rows.shape
     at_a_time = max(1, elements // width)
     values, around = _array(rows), pivot.numpy()
-    buffer = np.empty((min(count, at_a_time), width))
-    total, squares = np.zeros(width), np.zeros((width, width))
-    for start in range(0, count, at_a_time):
-        piece = values[start : start + at_a_time]
-        centred = buffer[: len(piece)]
-        _kernels()[0](piece, around, centred, total)
-        squares += centred.T @ centred
+    parts: dict[int, tuple[Any, Any]] = {}
+
+    def sum_up(start: int, stop: int) -> None:
+        buffer, product = np.empty((min(stop - start, at_a_time), width)), np.empty((width, width))
+        total, squares = np.zeros(width), np.zeros((width, width))
+        for first in range(start, stop, at_a_time):
+            piece = values[first : min(first + at_a_time, stop)]
+            centred = buffer[: len(piece)]
+            _kernels()[0](piece, around, centred, total)
+            squares += np.matmul(centred.T, centred, out=product)
+        parts[start] = total, squares
+
+    share_products(count, sum_up)
+    (total, squares), *others = (parts[start] for start in sorted(parts))  # always added in the same order
+    for other_total, other_squares in others:
+        total += other_total
+        squares += other_squares
     return torch.from_numpy(total), torch.from_numpy(squares)
 
 

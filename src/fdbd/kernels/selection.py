@@ -18,8 +18,8 @@ _ROOM = 64
 
 
 class Largest:
-    """The k largest values of each of N rows, and their columns, which come in blocks of columns; CPU, by one thread:
-    others are still busy, after a matrix product, with waiting for the next.
+    """The k largest values of each of N rows, and their columns, which come in blocks of columns; CPU. Several threads
+    may each look at rows of their own.
 
     >>> largest = Largest(1, 2, torch.float32)
     >>> largest.add(torch.tensor([[3.0, 5.0, 1.0]]), 0)
@@ -37,9 +37,9 @@ class Largest:
         self.bounds = torch.full((rows,), -torch.inf, dtype=dtype, device="cpu")
         self._state = [tensor.numpy() for tensor in (self.values, self.columns, self.counts, self.bounds)]
 
-    def add(self, block: Tensor, first: int) -> None:
-        """Look at a block (N, W) of columns that starts at column `first`."""
-        _add(block.numpy(), first, self.k, *self._state)
+    def add(self, block: Tensor, first: int, row: int = 0) -> None:
+        """Look at a block (n, W) of columns that starts at column `first`, and holds the rows from `row` on."""
+        _add(block.numpy(), first, self.k, *(part[row : row + len(block)] for part in self._state))
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Values and columns, (N, k) each, in no particular order. A row with NaN or −∞ may have any columns."""

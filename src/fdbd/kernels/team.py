@@ -47,12 +47,17 @@ def share(kernel: Kernel, block: int, threads: int) -> None:
 
 def over_rows(rows: int, work: Callable[[int, int], Any]) -> None:
     """Call work(start, stop), which releases the GIL, on ranges that cover all rows, each in a plain thread."""
-    threads = 1 if _alone else max(1, min(torch.get_num_threads(), rows))
+    threads = max(1, min(size(), rows))
     bounds = [rows * i // threads for i in range(threads + 1)]
     helpers = [_pool().submit(work, start, stop) for start, stop in pairwise(bounds[1:])]
     work(0, bounds[1])
     for helper in helpers:
         helper.result()
+
+
+def size() -> int:
+    """How many threads may share some work: as many as torch was given."""
+    return 1 if _alone else torch.get_num_threads()
 
 
 @cache
