@@ -57,6 +57,12 @@ def test_pairwise_norms_are_those_of_the_differences(head):
         assert norms[k, c].item() == pytest.approx(expected, rel=1e-11, abs=0)
 
 
+def test_weights_too_large_for_float64_are_refused():
+    head = Head(torch.tensor([[1e200, 0.0], [-1e200, 1.0]], dtype=torch.float64))
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match=r"reach 1e\+200, too large"):
+        geometry.fold(head)
+
+
 def test_norms_of_equal_rows_are_exactly_zero_and_of_almost_equal_rows_accurate():
     weight = random_head(6, 50).weight + 1e4
     weight[3] = weight[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -98,3 +100,30 @@ def test_the_adversarial_step_follows_the_std_of_the_images() -> None:
     plain = weights(1.0, None)
     torch.testing.assert_close(weights(0.25, 0.25), plain, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(weights(0.25, None), plain, rtol=1e-2)
+
+
+def test_cached_features_with_their_layers_are_decided_on_like_their_images(guard: fdbd.Guard, tmp_path) -> None:
+    images = loader(20, 3)[0][0]
+    fitted, batch = guard, guard.classifier(images).to("cpu")
+    batch = batch._replace(features=batch.features.detach(), logits=batch.logits.detach())
+    batch = batch._replace(layers={name: part.detach() for name, part in batch.layers.items()})
+    fitted.save(tmp_path / "guard.safetensors")
+    alone = fdbd.load(tmp_path / "guard.safetensors")
+    assert torch.equal(alone.decide(batch).scores, fitted(images).scores)
+    arrays = fdbd.Batch(
+        batch.features.numpy(), batch.logits.numpy(), layers={name: part.numpy() for name, part in batch.layers.items()}
+    )
+    assert torch.equal(alone.detector.score(arrays), fitted(images).scores)
+    with pytest.raises(ValueError, match="needs the images and the network"):
+        alone.decide(fdbd.Batch(batch.features))
+    with pytest.raises(ValueError, match="needs the images to weigh its layers"):
+        fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit([batch])
+
+
+def test_a_sample_that_cannot_be_weighed_is_named_with_its_batch(guard: fdbd.Guard) -> None:
+    with torch.no_grad():
+        batch = guard.classifier(loader(20, 3)[0][0])
+    broken = batch._replace(features=batch.features.clone())
+    broken.features[3, 0] = torch.nan
+    with pytest.raises(ValueError, match="batch 1, row 3: its perturbed samples hold NaN"):
+        copy.deepcopy(guard.detector).fit_combination([batch], [batch, broken])

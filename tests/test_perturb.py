@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -188,6 +189,14 @@ def test_configuration_goes_through_json() -> None:
 def test_bad_options_are_refused(options) -> None:
     with pytest.raises(ValueError, match="expected"):
         InputPerturbation(**options)
+
+
+def test_std_may_be_an_array_a_tensor_or_one_number() -> None:
+    expected = InputPerturbation(0.1, std=[0.25, 0.5]).std
+    assert expected == (0.25, 0.5)
+    for std in (np.array([0.25, 0.5]), torch.tensor([[0.25], [0.5]])):
+        assert InputPerturbation(0.1, std=std).std == expected
+    assert InputPerturbation(0.1, std=np.float32(0.5)).std == (0.5,)
 
 
 def test_bad_inputs_are_refused(classifier: Classifier, images: Tensor) -> None:

@@ -125,13 +125,45 @@ def test_vra_takes_each_features_own_percentiles(make) -> None:
     train = make(501, 12) * torch.logspace(-20, 20, 12)
     shaping = Shaped(VRA(60, 95), Energy()).fit(Batch(train), make_head(12, dtype=torch.float32)).shaping
     for name, fraction in (("alpha", 0.60), ("beta", 0.95)):
-        expected = np.quantile(train.numpy(), fraction, axis=0, method="lower")
+        expected = np.quantile(train.numpy(), fraction, axis=0)
         np.testing.assert_allclose(getattr(shaping, name).numpy(), expected, rtol=2**-12)
     alpha, beta = shaping.alpha.tolist(), shaping.beta.tolist()
     new = make(20, 12) * torch.logspace(-20, 20, 12)
     expected = [[0.0 if v < a else min(v, b) for v, a, b in zip(row, alpha, beta)] for row in new.tolist()]
     torch.testing.assert_close(shaping(new), torch.tensor(expected))
     torch.testing.assert_close(shaping(new.requires_grad_()).detach(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_vra_takes_percentiles_between_few_samples_as_its_authors_do(count: int) -> None:
+    train = torch.arange(count).float()[:, None].expand(-1, 3)
+    shaping = Shaped(VRA(60, 95), Energy()).fit(Batch(train), make_head(3, dtype=torch.float32)).shaping
+    for found, fraction in ((shaping.alpha, 0.6), (shaping.beta, 0.95)):
+        torch.testing.assert_close(found, train.quantile(fraction, dim=0), rtol=2**-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vra_keeps_a_feature_that_never_changes(dtype: torch.dtype) -> None:
+    train = torch.full((9, 1), 1 - 1e-12, dtype=dtype).expand(-1, 3).contiguous()
+    shaping = Shaped(VRA(60, 95), Energy()).fit(Batch(train), make_head(3, dtype=dtype)).shaping
+    torch.testing.assert_close(shaping(train), train, rtol=2**-12, atol=0)
+
+
+@pytest.mark.parametrize("detector", ["csi", "deviation"])
+@pytest.mark.parametrize("shaping", ["react", "vra", "scale"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_broken_view_scores_minus_infinity_and_is_not_learnt_from(bad: float, shaping: str, detector: str) -> None:
+    features, head = make_features(40, 6).relu() + 0.1, make_head(6)
+    views = torch.stack([features, features.flip(1)])
+    fitted = fdbd.create(f"{shaping}+{detector}").fit(Batch(features, views=views), head)
+    broken = views.clone()
+    broken[1, 7, 2] = bad
+    scores = fitted.score(Batch(features, views=broken))
+    assert scores[7] == -math.inf
+    rest = torch.arange(40) != 7
+    torch.testing.assert_close(scores[rest], fitted.score(Batch(features, views=views))[rest])
+    with pytest.raises(ValueError, match="batch 0, row 7: its views hold NaN or infinity"):
+        fdbd.create(f"{shaping}+{detector}").fit(Batch(features, views=broken), head)
 
 
 @settings(max_examples=20, deadline=None)

@@ -184,6 +184,25 @@ def test_a_full_bank_keeps_every_row():
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, batch.features.tolist()))
 
 
+def test_a_bank_of_other_numbers_comes_as_float32_and_of_other_widths_not_at_all():
+    rows = torch.arange(12).reshape(4, 3) % 5
+    for dtype in (torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool):
+        bank = over(lambda dtype=dtype: Bank(value=lambda batch: batch.features.to(dtype)), [Batch(rows)])
+        assert bank.samples().dtype == torch.float32
+        assert sorted(bank.samples().tolist()) == sorted(rows.to(dtype).float().tolist())
+    mixed = over(Bank, [Batch(torch.ones(2, 3)), Batch(torch.ones(2, 4))])
+    with pytest.raises(ValueError, match="rows of 3 and 4 numbers"):
+        mixed.samples()
+
+
+def test_a_sum_finds_what_is_not_finite_only_where_it_says_so():
+    batch = data(50)
+    batch.features[31, 1] = math.inf
+    with pytest.raises(NonFiniteRow):
+        over(lambda: Sum(first_two, finds_non_finite=True), [batch])
+    assert not Sum(first_two).finds_non_finite
+
+
 def test_a_bank_does_not_hold_on_to_the_callers_memory():
     batch = data()
     bank = over(Bank, [batch])

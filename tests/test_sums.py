@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import threading
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +19,7 @@ from threadpoolctl import threadpool_info
 import fdbd
 from fdbd import Batch, Head, kernels, linalg
 from fdbd.detectors.exponentials import SoftmaxDetector, softmax_sums
-from fdbd.kernels import blas
+from fdbd.kernels import blas, moments
 from fdbd.kernels.counting import multilinear
 from fdbd.kernels.moments import add_by_class, products
 from fdbd.kernels.placing import place_rows
@@ -202,34 +207,134 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def blas_threads() -> list[int]:
-    return [library["num_threads"] for library in threadpool_info() if library["internal_api"] == "openblas"]
-
-
-def test_shared_products_cover_all_rows_and_leave_the_library_as_it_was(two_threads):
-    if blas._openblas() is None:
+@pytest.fixture
+def library():
+    """numpy's OpenBLAS, set to two threads."""
+    found = blas._openblas()
+    if found is None:
         pytest.skip("numpy multiplies with another library than OpenBLAS")
-    before = blas_threads()
+    before = found.threads()
+    found._set(2)
+    yield found
+    found._set(before)
+
+
+def numpys_threads() -> list[int]:
+    """As scikit-learn's own tool sees them."""
+    libraries = [library for library in threadpool_info() if "numpy" in library["filepath"]]
+    return [library["num_threads"] for library in libraries if library["internal_api"] == "openblas"]
+
+
+def test_numpys_own_library_is_the_one_that_is_limited(library):
+    if not numpys_threads():
+        pytest.skip("numpy comes without a library of its own")
+    assert numpys_threads() == [2]
+    with library.one_thread_each():
+        assert numpys_threads() == [1]
+    assert numpys_threads() == [2]
+
+
+def test_shared_products_cover_all_rows_and_leave_the_library_as_it_was(two_threads, library):
     seen, limits = torch.zeros(1001, dtype=torch.int64), []
 
     def work(start: int, stop: int) -> None:
         seen[start:stop] += 1
-        limits.extend(blas_threads())
-        if start == 0:  # another user comes and goes meanwhile
-            blas.share_products(1001, lambda first, last: None)
-            limits.extend(blas_threads())
+        limits.append(library.threads())
 
     blas.share_products(1001, work)
     assert (seen == 1).all()
-    assert set(limits) == {1}
-    assert blas_threads() == before
+    assert limits == [1, 1]
+    assert library.threads() == 2
+    blas.share_products(127, work)  # too few to share
+    assert limits == [1, 1, 2]
 
-    def fail(start: int, stop: int) -> None:
-        raise KeyError(start)
+
+def test_the_last_user_in_any_thread_gives_the_threads_back(library):
+    first, second = threading.Event(), threading.Event()
+    limits = []
+
+    def come_late_and_leave_last() -> None:
+        first.wait(10)
+        with library.one_thread_each():
+            second.set()
+            main_left.wait(10)
+            limits.append(library.threads())
+
+    main_left = threading.Event()
+    other = threading.Thread(target=come_late_and_leave_last)
+    other.start()
+    with library.one_thread_each():
+        first.set()
+        assert second.wait(10)
+    main_left.set()
+    other.join(10)
+    assert limits == [1]
+    assert library.threads() == 2
+
+
+def test_a_number_of_threads_that_somebody_set_meanwhile_stays(library):
+    with library.one_thread_each():
+        library._set(2)
+    library._set(1)
+    with library.one_thread_each():
+        pass
+    assert library.threads() == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_one_thread_waits_for_the_others(failing, two_threads, library):
+    done = []
+
+    def work(start: int, stop: int) -> None:
+        if (start > 0) == failing:
+            raise KeyError(start)
+        time.sleep(0.2)
+        done.append(library.threads())
 
     with pytest.raises(KeyError):
-        blas.share_products(1001, fail)
-    assert blas_threads() == before
+        blas.share_products(1001, work)
+    assert done == [1]
+    assert library.threads() == 2
+
+
+def test_a_thread_that_outlives_the_main_one_still_fits(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import threading, time, torch, fdbd\n"
+        "torch.set_num_threads(2)\n"
+        "def late():\n"
+        "    time.sleep(1)\n"
+        "    batch = fdbd.Batch(torch.randn(2000, 8), None, torch.arange(2000) % 2)\n"
+        "    print(fdbd.MDS().fit(batch, fdbd.Head(torch.randn(2, 8))).score(batch).shape)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert "torch.Size([2000])" in run.stdout, run.stderr
+
+
+def test_infinite_features_give_no_warning_of_numpys(two_threads, monkeypatch):
+    monkeypatch.setattr(blas, "numpy_is_faster", lambda: True)
+    monkeypatch.setattr(linalg, "_ELEMENTS", 100)
+    rows, basis = random(401, 6), random(6, 3, seed=1)
+    rows[3, 0], basis[0, 0] = math.inf, 0
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norms = linalg.of_products(rows, basis, torch.zeros(3, dtype=torch.float64), "norm")
+    assert norms[3].isnan()
+    assert torch.isfinite(norms).sum() == 400
+
+
+def test_products_of_wide_features_are_left_to_the_library(two_threads, monkeypatch):
+    calls = []
+    share = moments.share_products
+    monkeypatch.setattr(
+        moments, "share_products", lambda rows, work, least: (calls.append(least), share(rows, work, least))
+    )
+    rows = random(500, 40)
+    products(rows, rows[0])
+    monkeypatch.setattr(moments, "_ELEMENTS_OF_ALL", 2 * 40**2 - 1)
+    products(rows, rows[0])
+    assert calls == [20, 501]
 
 
 def test_products_hardly_depend_on_the_number_of_threads(two_threads):
@@ -251,11 +356,11 @@ def test_norms_of_projections_are_those_of_a_loop(dtype, by_numpy, two_threads, 
     monkeypatch.setattr(linalg, "_ELEMENTS", 100)  # blocks of 64 rows
     rows, basis, shift = random(401, 6, dtype=dtype), random(6, 3, seed=1, dtype=dtype), random(3, seed=2, dtype=dtype)
     rows[17, 2] = math.nan
-    found = linalg.projected_norms(rows, basis, shift)
+    found = linalg.of_products(rows, basis, shift, "norm")
     expected = [math.hypot(*(row @ basis.double() + shift.double()).tolist()) for row in rows.double()]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), equal_nan=True)
     assert found.dtype == dtype
-    assert linalg.projected_norms(rows.requires_grad_(), basis, shift).requires_grad
+    assert linalg.of_products(rows.requires_grad_(), basis, shift, "norm").requires_grad
 
 
 def test_a_bank_borrows_a_batch_that_stays_and_copies_one_that_may_change():
@@ -315,11 +420,10 @@ def test_neighbours_are_the_same_whichever_library_multiplies(count, by_numpy, t
 
 
 @pytest.mark.parametrize("by_numpy", [False, True])
-def test_either_library_multiplies(by_numpy, monkeypatch):
-    monkeypatch.setattr(blas, "numpy_is_faster", lambda: by_numpy)
+def test_either_library_multiplies(by_numpy):
     rows, points = random(5, 3, dtype=torch.float32), random(7, 3, seed=1, dtype=torch.float32)
     out = torch.empty(5, 7)
-    torch.testing.assert_close(blas.product(rows, points, out), rows @ points.T)
+    torch.testing.assert_close(blas.product(rows, points, out, by_numpy), rows @ points.T)
     torch.testing.assert_close(out, rows @ points.T)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Generator
 from typing import Any, ClassVar, NamedTuple
 
@@ -101,6 +102,17 @@ class Configured(nn.Module):
         return ", ".join(
             f"{name}={value!r}" for name, value in self.options().items() if not isinstance(value, nn.Module)
         )
+
+
+def at_least_one(name: str, value: Any, what: str) -> int:
+    """The option as an int, numpy's integers included, or an error that says what was expected."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected {what}")
+    return number
 
 
 def _plain(value: Any) -> Any:

@@ -44,7 +44,7 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
     for start in range(0, weight.shape[0], rows):
         stop = min(start + rows, weight.shape[0])
         scale = squares[start:stop, None] + squares
-        block = centred[start:stop] @ (-2 * centred.T)
+        block = (-2 * centred[start:stop]) @ centred.T
         block += scale
         itself = np.arange(stop - start), np.arange(start, stop)
         block[itself] = np.inf  # has cancelled, and is known
@@ -55,6 +55,8 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
         for first in range(0, len(row), at_a_time):
             i, j = row[first : first + at_a_time], column[first : first + at_a_time]
             block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
+        if not np.isfinite(block).all():
+            raise ValueError(f"the head's weights reach {np.abs(weight).max():.3g}, too large for distances in float64")
         yield start, block
 
 

@@ -97,6 +97,8 @@ class Guard(nn.Module):
             detector = Shaped(create_shaping(shaping), detector)
         if perturb is not None and detector.needs_network:
             raise ValueError(f"{detector.label} perturbs the images by itself: leave perturb out")
+        if perturb is not None and hasattr(detector, "calibrate"):
+            raise ValueError("an ensemble's p-values are those of plain images: leave perturb out")
         self.detector: Detector = detector
         self.perturb = perturb
         self.threshold: Threshold | None = None
@@ -305,6 +307,9 @@ class Guard(nn.Module):
         assert self._seen is not None
         for item in items:
             if isinstance(item, Batch):
+                if self._weighs_layers:
+                    label = self.detector.label
+                    raise ValueError(f"{label} needs the images to weigh its layers: fit it on (images, labels)")
                 batch = self._features_alone(item)
                 self._seen.add(batch.features)
                 yield batch
@@ -341,7 +346,8 @@ class Guard(nn.Module):
         return self.detector.head(batch.features.to(self.detector.head_weight.dtype))
 
     def _features_alone(self, batch: Batch) -> Batch:
-        if self.detector.needs_network or self.perturb is not None or self._weighs_layers:
+        lacks_layers = self._weighs_layers and batch.layers is None
+        if self.detector.needs_network or self.perturb is not None or lacks_layers:
             name = self.detector.label if self.perturb is None else "a guard with input perturbation"
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
         return batch.to(self.detector.head_weight.device if self.detector.is_fitted else None)

@@ -6,6 +6,7 @@ Pure functions of tensors; nothing here knows a batch or a detector.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -97,28 +98,30 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     return torch.cat([function(block) for block in torch.split(rows, size)])
 
 
-def projected_norms(rows: Tensor, basis: Tensor, shift: Tensor) -> Tensor:
-    """(N,) ‖z·basis + shift‖ of rows z (N, P); basis (P, D), shift (D,)."""
+def of_products(rows: Tensor, matrix: Tensor, shift: Tensor, what: Literal["norm", "largest"]) -> Tensor:
+    """(N,) the norm of z·matrix + shift for each of the rows z (N, P), or its largest component; matrix (P, D), shift
+    (D,). Nothing of N × D is held."""
     size = max(64, _ELEMENTS // max(len(shift), 1))
-    if not _is_plain(rows, basis) or not multiplies_with_numpy() or len(rows) < 4 * size:
+    if not kernels.fits_kernel(rows, matrix) or not multiplies_with_numpy() or len(rows) < 4 * size:
 
-        def norms_of(some: Tensor) -> Tensor:
-            found: Tensor = torch.linalg.vector_norm(torch.addmm(shift, some, basis), dim=1)
+        def reduced(some: Tensor) -> Tensor:
+            part = kernels.linear(some, matrix.T, shift)
+            found: Tensor = torch.linalg.vector_norm(part, dim=1) if what == "norm" else part.amax(dim=1)
             return found
 
-        return in_blocks(norms_of, rows, len(shift))
-    values, directions, offset = (tensor.numpy() for tensor in (rows, basis, shift))
-    norms = np.empty_like(values[:, 0])
+        return in_blocks(reduced, rows, len(shift))
+    values, factors, offset = (tensor.detach().numpy() for tensor in (rows, matrix, shift))
+    out = np.empty_like(values[:, 0])
 
-    def project(first: int, last: int) -> None:
+    def reduce(first: int, last: int) -> None:
         for start in range(first, last, size):
             stop = min(start + size, last)
-            part = values[start:stop] @ directions
+            part = values[start:stop] @ factors
             part += offset
-            norms[start:stop] = np.sqrt(np.einsum("nd,nd->n", part, part))
+            out[start:stop] = np.sqrt(np.einsum("nd,nd->n", part, part)) if what == "norm" else part.max(axis=1)
 
-    share_products(len(rows), project)
-    return torch.from_numpy(norms)
+    share_products(len(rows), reduce)
+    return torch.from_numpy(out)
 
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -131,16 +134,9 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     if kernels.tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    search = _search_plain if _is_plain(rows, points) else _search_blocks
+    search = _search_plain if kernels.fits_kernel(rows, points) else _search_blocks
     found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
-
-
-def _is_plain(rows: Tensor, others: Tensor) -> bool:
-    """Whether these are numbers in the CPU's memory that no derivative is asked for."""
-    if kernels.tracing() or rows.dtype not in (torch.float32, torch.float64) or rows.dtype != others.dtype:
-        return False
-    return rows.is_cpu and others.is_cpu and not (rows.requires_grad or others.requires_grad)
 
 
 def warm_up_search(dtype: torch.dtype) -> None:
@@ -155,6 +151,7 @@ def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]
 
     width = min(points.shape[0], max(2 * k, _SEARCHED // max(rows.shape[0], 1)))
     found = Largest(rows.shape[0], k, rows.dtype)
+    by_numpy = multiplies_with_numpy()
 
     def search(first: int, last: int) -> None:
         some = rows[first:last]
@@ -162,9 +159,9 @@ def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]
         for start in range(0, points.shape[0], width):
             others = points[start : start + width]
             products = buffer[: len(some) * len(others)].view(len(some), len(others))
-            found.add(product(some, others, products), start, first)
+            found.add(product(some, others, products, by_numpy), start, first)
 
-    if multiplies_with_numpy():
+    if by_numpy:
         share_products(rows.shape[0], search)
     else:
         search(0, rows.shape[0])

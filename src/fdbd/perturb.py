@@ -183,7 +183,7 @@ def _checked_epsilon(epsilon: float) -> float:
 def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
     if std is None:
         return None
-    values = tuple(float(value) for value in (std if isinstance(std, Sequence) else [std]))
+    values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())
     if not values or not all(0 < value < math.inf for value in values):
         raise ValueError(f"std is {std}, expected positive numbers, one a channel")
     return values

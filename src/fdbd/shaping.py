@@ -125,10 +125,17 @@ class VRA(Shaping):
 
     def passes(self, head: Head) -> Passes:
         coarse = yield _FeatureBins(head.num_features)
-        fractions = [self.low / 100, self.high / 100]
-        places = [coarse.find(coarse.rank(fraction)) for fraction in fractions]
+        # As the authors do, between the two order statistics next to the percentile.
+        positions = [percent / 100 * (coarse.count - 1) for percent in (self.low, self.high)]
+        ranks = [min(int(position) + step, coarse.count - 1) for position in positions for step in (0, 1)]
+        places = [coarse.find(rank) for rank in ranks]
         fine = yield _FeatureBins(head.num_features, torch.stack([cell for cell, _ in places]))
-        self.set(**{name: fine.value(i, places[i][1]) for i, name in enumerate(("alpha", "beta"))})
+        values = [fine.value(level, rank) for level, (_, rank) in enumerate(places)]
+        alpha = torch.lerp(values[0], values[1], positions[0] % 1)
+        beta = torch.lerp(values[2], values[3], positions[1] % 1)
+        if self.fit_dtype == torch.float64:  # bins are float32's: what was rounded up to alpha is not below
+            alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
+        self.set(alpha=alpha, beta=beta)
 
     def warm_up(self) -> None:
         one = torch.zeros(1, dtype=self.fit_dtype)
@@ -340,22 +347,15 @@ class _FeatureBins:
 
     def update(self, batch: Batch) -> None:
         self.count += batch.features.shape[0]
-        for level, counts in enumerate(self.counts):
-            if self.cells is None:
-                count_feature_bits(batch.features, counts, 0)
-            else:
-                count_feature_bits(batch.features, counts, _COARSE, self.cells[level])
+        count_feature_bits(batch.features, self.counts, 0 if self.cells is None else _COARSE, self.cells)
 
     def merge(self, other: Self) -> None:
         self.count += other.count
         self.counts += other.counts
 
-    def rank(self, fraction: float) -> Tensor:
-        """(P,) rank of the order statistic below which this fraction lies."""
-        return torch.full((self.counts.shape[1],), int(fraction * (self.count - 1)))
-
-    def find(self, rank: Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
-        """(P,) the bin that holds the value of this rank, and its rank within the bin."""
+    def find(self, rank: int | Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
+        """(P,) the bin that holds each feature's value of this rank, and its rank within the bin."""
+        rank = torch.as_tensor(rank).expand(self.counts.shape[1]).contiguous()
         cumulative = self.counts[level].cumsum(dim=1)
         index = torch.searchsorted(cumulative, rank[:, None], right=True)
         before = torch.where(index > 0, cumulative.gather(1, (index - 1).clamp_min(0)), 0)

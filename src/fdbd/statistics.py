@@ -218,13 +218,17 @@ class ClassMeans:
 
 
 class Sum:
-    """Sum over samples of some vector of each: `value` maps a Batch to (N, …), with a NaN or an infinity for a sample
-    whose features have one; float64."""
+    """Sum over samples of some vector of each, in float64.
 
-    finds_non_finite = True
+    Args:
+        value: maps a Batch to (N, …).
+        finds_non_finite: whether a NaN or an infinity among a sample's features is sure to show in its value, so that
+            no one needs to read the features again.
+    """
 
-    def __init__(self, value: Callable[[Batch], Tensor]) -> None:
+    def __init__(self, value: Callable[[Batch], Tensor], finds_non_finite: bool = False) -> None:
         self.value = value
+        self.finds_non_finite = finds_non_finite
         self.count = 0
         self.total: Tensor | None = None
 
@@ -232,7 +236,7 @@ class Sum:
         values = self.value(batch)
         for piece in in_float64(values):
             total = piece.sum(dim=0)
-            if not math.isfinite(total.sum().item()):
+            if self.finds_non_finite and not math.isfinite(total.sum().item()):
                 check_finite(batch.features, "its features")
             self._add(piece.shape[0], total)
 
@@ -315,16 +319,25 @@ class Bank:
     Args:
         alpha: fraction of the samples to keep, in (0, 1].
         value: what to keep of a batch, (N, P); default its features.
+        beside: a number of each sample (N,), kept with it without a part in its hash: one that follows from others only
+            up to rounding must not decide what is kept.
     """
 
     may_borrow = False
     """Whether batches stay as they are until the fit is over, so that no copy is needed; the driver of the fit says."""
 
-    def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        value: Callable[[Batch], Tensor] | None = None,
+        beside: Callable[[Batch], Tensor] | None = None,
+    ) -> None:
         self.alpha = alpha
         self.value = value
+        self.beside = beside
         self.rows: list[Tensor] = []
         self.hashes: list[Tensor] = []
+        self.numbers: list[Tensor] = []
 
     @property
     def finds_non_finite(self) -> bool:
@@ -335,22 +348,28 @@ class Bank:
         hashes, is_finite = _hashed(rows)
         if self.finds_non_finite and not is_finite:
             check_finite(rows, "its features")
+        numbers = torch.ones(len(rows)) if self.beside is None else self.beside(batch).detach().cpu()
         if self.alpha < 1:
             kept = hashes < int(self.alpha * 2**62)
-            rows, hashes = rows[kept], hashes[kept]
+            rows, hashes, numbers = rows[kept], hashes[kept], numbers[kept]
         self.rows.append(rows if self.alpha < 1 or self.may_borrow else rows.clone())
         self.hashes.append(hashes)
+        self.numbers.append(numbers)
 
     def merge(self, other: Self) -> None:
         self.rows += other.rows
         self.hashes += other.hashes
+        self.numbers += other.numbers
 
-    def samples(self, dtype: torch.dtype | None = None, divisors: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def samples(
+        self, dtype: torch.dtype | None = None, divisors: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
         """(M, P) kept rows in the order of their hashes.
 
         Args:
-            dtype: float32 or float64; None: that of the rows.
-            divisors: maps some rows (n, P) to numbers (n,) that they are divided by.
+            dtype: float32 or float64; None: that of the rows, float32 at least.
+            divisors: maps some rows (n, P) and the numbers beside them (n,), 1 where there are none, to what the rows
+                are divided by, (n,).
         """
         from .kernels.placing import place_rows  # with numba, which takes a third of a second to import
 
@@ -359,11 +378,16 @@ class Bank:
         order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy()))
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order))
-        samples = roomy((len(order), self.rows[0].shape[1]), self.rows[0].dtype if dtype is None else dtype)
+        widths = sorted({rows.shape[1] for rows in self.rows})
+        if len(widths) > 1:
+            raise ValueError(f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width")
+        dtype = torch.promote_types(self.rows[0].dtype, torch.float32) if dtype is None else dtype
+        samples = roomy((len(order), widths[0]), dtype)
         pieces = [piece for rows in self.rows for piece in torch.split(rows, ROWS_AT_A_TIME)]
-        for rows, where in zip(pieces, torch.split(places, [len(piece) for piece in pieces])):
-            rows = rows.to(samples.dtype)
-            place_rows(samples, where, rows, rows.new_ones(len(rows)) if divisors is None else divisors(rows))
+        beside = [piece for numbers in self.numbers for piece in torch.split(numbers, ROWS_AT_A_TIME)]
+        for rows, numbers, where in zip(pieces, beside, torch.split(places, [len(piece) for piece in pieces])):
+            rows, numbers = rows.to(samples.dtype), numbers.to(samples.dtype)
+            place_rows(samples, where, rows, numbers if divisors is None else divisors(rows, numbers))
         return samples
 
 

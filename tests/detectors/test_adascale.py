@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fdbd
 from fdbd import AdaSCALE, Batch, Classifier, Energy, Guard, Head, Shaped
 from fdbd.detectors import fit_together
+from fdbd.statistics import NonFiniteRow
 
 WIDTH = 40
 
@@ -135,6 +136,18 @@ def test_a_broken_image_scores_minus_infinity() -> None:
     scores = guard.score(images)
     assert scores[1] == -torch.inf
     assert torch.isfinite(scores[[0, 2, 3]]).all()
+
+
+def test_moved_images_that_overflow_are_neither_scored_nor_learnt_from() -> None:
+    guard = Guard(make_model(), "adascale").fit([make_images(64)])
+    batch = guard.detector.network_batch(make_images(4, 2), guard.classifier)
+    broken = batch.views.clone()
+    broken[0, 1] = torch.nan
+    scores = guard.detector.score(batch._replace(views=broken))
+    assert scores[1] == -torch.inf
+    assert torch.equal(scores[[0, 2, 3]], guard.detector.score(batch)[[0, 2, 3]])
+    with pytest.raises(NonFiniteRow, match="row 1 of its features, or those of the moved images,"):
+        next(AdaSCALE().passes(guard.detector.head)).update(batch._replace(views=broken))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """The contract of a detector: what the base class promises to those who write one and to those who use one."""
 
 import copy
+import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,6 +134,52 @@ def test_a_non_finite_training_feature_is_named_by_batch_and_row(detector, bad):
         return
     with pytest.raises(ValueError, match="batch 2, row 6: its features hold NaN or infinity"):
         detector().fit(batches, HEAD)
+
+
+def test_features_are_blamed_for_logits_that_follow_from_them():
+    broken = DATA.features.clone()
+    broken[6, 1] = math.nan
+    for names in (["knn", "klm"], ["energy", "openmax"]):
+        data = DATA._replace(features=broken, labels=torch.arange(len(broken)) % HEAD.num_classes)
+        with pytest.raises(ValueError, match="batch 0, row 6: its features hold NaN or infinity"):
+            fdbd.Ensemble(names).fit(data, HEAD)
+        with pytest.raises(ValueError, match="batch 0, row 6: its logits hold NaN or infinity"):
+            fdbd.Ensemble(names).fit(data._replace(features=DATA.features, logits=HEAD(broken)), HEAD)
+
+
+@pytest.mark.parametrize("name", ["knn", "ssd", "mds", "energy", "fdbd"])
+def test_graphs_give_up_on_numbers_whose_squares_do_not_fit(name):
+    data = Batch(DATA.features.float(), None, torch.arange(len(DATA.features)) % HEAD.num_classes)
+    detector = fdbd.create(name, **({"k": 2} if name == "knn" else {})).fit(data, Head(HEAD.weight.float()))
+    rows = data.features[:5].clone()
+    rows[1] *= 1e25
+    program = torch.export.export(OnFeatures(detector), (rows,))
+    scores = program.module()(rows)
+    assert scores[1] == -math.inf
+    torch.testing.assert_close(scores[[0, 2, 3, 4]], detector.score(Batch(rows))[[0, 2, 3, 4]], rtol=1e-4, atol=1e-4)
+
+
+class OnFeatures(torch.nn.Module):
+    def __init__(self, detector):
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, features):
+        return self.detector(Batch(features))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("knn", "k"), ("nnguide", "k"), ("gen", "top"), ("vim", "dim"), ("neco", "dimension"), ("openmax", "tail"),
+     ("ssd", "clusters"), ("ssd", "iterations"), ("fdbd", "nearest")],
+)  # fmt: skip
+def test_whole_numbers_may_be_numpys_and_nothing_else(name, option):
+    detector = fdbd.create(name, **{option: np.int64(3)})
+    assert type(getattr(detector, option)) is int
+    assert json.dumps(detector.to_config())
+    for wrong in (0, -1, 2.0, True, "3"):
+        with pytest.raises(ValueError, match=f"{option} is {wrong!r}, expected"):
+            fdbd.create(name, **{option: wrong})
 
 
 def test_a_detector_whose_fit_failed_is_not_fitted():

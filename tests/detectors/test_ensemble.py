@@ -247,3 +247,8 @@ def test_onnx_scores_the_same_for_any_batch_size(combine: str, tmp_path) -> None
         torch.testing.assert_close(
             torch.from_numpy(scores), ensemble.score(Batch(features[:count])), rtol=1e-3, atol=1e-5
         )
+
+
+def test_perturbed_images_would_have_other_p_values() -> None:
+    with pytest.raises(ValueError, match="p-values are those of plain images"):
+        fdbd.Guard(nn.Linear(4, 3), Ensemble(["fdbd", "energy"]), perturb=fdbd.InputPerturbation(0.1))

@@ -419,14 +419,14 @@ def test_onnx_graphs_score_any_batch_size(detector: MDS) -> None:
     torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["mds", "ssd"])
+@pytest.mark.parametrize("name", ["mds", "rmds", "ssd"])
 def test_classes_that_are_many_deviations_apart_keep_their_digits(name: str) -> None:
     torch.manual_seed(0)
     labels = torch.arange(400) % 2
     center = torch.tensor([[1.0, 0.0, 0.2], [-1.0, 0.0, 0.2]])[labels]
     features = center + torch.randn(400, 3) * torch.tensor([1e-4, 1e-2, 1e-2])
     head = Head(torch.randn(2, 3))
-    make = MDS if name == "mds" else lambda: SSD(shrinkage=1)
+    make = {"mds": MDS, "rmds": RMDS, "ssd": lambda: SSD(shrinkage=1)}[name]
     single = make().fit(Batch(features, None, labels), head)
     double = make().fit(Batch(features.double(), None, labels), head)
     torch.testing.assert_close(

@@ -102,6 +102,13 @@ def test_gen_in_float32_resolves_predictions_that_round_to_certain(top: int) -> 
     close(scores(GEN(top=top), logits), [gen(row, 0.1, top) for row in logits.tolist()], 1e-5, 1e-7)
 
 
+@pytest.mark.parametrize("top", [2, 100])
+@pytest.mark.parametrize("gap", [90.0, 200.0, 700.0])
+def test_gen_in_float32_ranks_what_is_far_beyond_certain(top: int, gap: float) -> None:
+    logits = torch.tensor([[gap, 0.0, 0.0, -gap], [gap, 1.0, 0.0, -5.0], [gap, gap, 0.0, 0.0], [gap, -1.0, -1.0, -1.0]])
+    close(scores(GEN(top=top), logits), [gen(row, 0.1, top) for row in logits.tolist()], 1e-4, 0)
+
+
 def test_gen_selects_the_same_classes_with_and_without_gradients(logits: Tensor) -> None:
     detector = GEN(top=3).fit(Batch(logits, logits), Head(torch.eye(7, dtype=torch.float64)))
     torch.testing.assert_close(

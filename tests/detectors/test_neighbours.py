@@ -18,7 +18,9 @@ from fdbd.batch import Batch, Head
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.knn import KNN
 from fdbd.detectors.nnguide import NNGuide
+from fdbd.detectors.shaped import Shaped
 from fdbd.linalg import largest_products
+from fdbd.shaping import LTS
 
 CLASSES, WIDTH = 4, 6
 OPTIONS = [KNN(5), KNN(3, alpha=0.5), NNGuide(4), CSI()]
@@ -205,7 +207,7 @@ def test_any_split_and_shard_order_gives_the_same_buffers(detector: KNN, cuts: l
     statistic = next(program)
     parts = [pickle.loads(pickle.dumps(statistic)) for _ in pieces]
     for part, piece in zip(parts, reversed(pieces)):
-        part.update(piece)
+        part.update(piece._replace(logits=head(piece.features)))
     for part in parts[1:]:
         parts[0].merge(part)
     with pytest.raises(StopIteration):
@@ -213,6 +215,19 @@ def test_any_split_and_shard_order_gives_the_same_buffers(detector: KNN, cuts: l
     for other in (split, shards):
         for name, buffer in whole.named_buffers():
             torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-9, atol=1e-9)
+
+
+def test_guides_have_the_energy_of_the_logits_that_were_given_and_shaped() -> None:
+    batch, head = training_data()
+    logits = head(batch.features)
+    given = NNGuide(4).fit(batch._replace(logits=3 * logits), head)
+    scaled = NNGuide(4).fit(batch, Head(3 * head.weight, 3 * head.bias))
+    torch.testing.assert_close(given.bank, scaled.bank)
+    shaping = LTS(70)
+    shaped = Shaped(shaping, NNGuide(4)).fit(batch, head)
+    of_shaped = NNGuide(4).fit(shaping.shape(batch._replace(logits=logits)), head)
+    assert torch.equal(shaped.detector.bank, of_shaped.bank)
+    assert not torch.allclose(shaped.detector.bank, NNGuide(4).fit(batch, head).bank)
 
 
 def test_alpha_keeps_about_that_share() -> None:
@@ -240,6 +255,15 @@ def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite
     assert scores[:2].tolist() == [-torch.inf, -torch.inf]
     assert torch.isfinite(scores[2:]).all()
     assert fitted.score(Batch(z[:0])).shape == (0,)
+
+
+def test_views_may_be_arrays_or_half_precision() -> None:
+    batch, head = training_data(dtype=torch.float32)
+    detector = CSI().fit(batch._replace(views=views_of(batch.features)), head)
+    z = queries(torch.float32)
+    expected = detector.score(Batch(z, views=views_of(z)))
+    assert torch.equal(detector.score(Batch(z.numpy(), views=views_of(z).numpy())), expected)
+    torch.testing.assert_close(detector.score(Batch(z, views=views_of(z).half())), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_views_that_are_not_finite_fail_closed() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..batch import Batch, Head
 from ..shaping import Shaping
-from ..statistics import Histogram
+from ..statistics import Histogram, check_finite
 from .base import Paper, Passes
 from .odin import detached
 
@@ -90,7 +90,7 @@ class AdaSCALE(Shaping):
         return detached(batch)._replace(views=views)
 
     def passes(self, head: Head) -> Passes:
-        histogram = yield Histogram(self.oodness)
+        histogram = yield Histogram(self._finite_oodness)
         self.set(knots=histogram.quantiles([(i + 0.5) / _KNOTS for i in range(_KNOTS)]))
 
     def oodness(self, batch: Batch) -> Tensor:
@@ -106,6 +106,11 @@ class AdaSCALE(Shaping):
         top = features.topk(max(shift, level), dim=1).indices
         shifts = (features - moved).abs().gather(1, top[:, :shift]).sum(dim=1, keepdim=True)
         return self.weight * shifts + moved.relu().gather(1, top[:, :level]).sum(dim=1, keepdim=True)
+
+    def _finite_oodness(self, batch: Batch) -> Tensor:
+        oodness = self.oodness(batch)
+        check_finite(oodness, "its features, or those of the moved images,")
+        return oodness
 
     def shape(self, batch: Batch) -> Batch:
         knots = self._fitted("knots").to(batch.features.device)

@@ -178,6 +178,10 @@ class Detector(Configured):
                 logits = as_matrix(logits, classes, "logits", "the head's classes", weight.dtype)
         if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
             raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
+        if batch.layers is not None or batch.views is not None:
+            layers = batch.layers and {name: as_tensor(part).to(weight.dtype) for name, part in batch.layers.items()}
+            views = None if batch.views is None else as_tensor(batch.views).to(weight.dtype)
+            return Batch(features, logits, batch.labels, layers, views)
         if features is batch.features and logits is batch.logits:
             return batch
         return batch._replace(features=features, logits=logits)
@@ -185,10 +189,11 @@ class Detector(Configured):
     def _fail_closed(self, given: Batch, batch: Batch, scores: Tensor) -> Tensor:
         """−inf for rows with non-finite input; rows too large for the dtype are scored in float64."""
         read = [getattr(batch, name) for name in ("features", "logits") if name in self.reads]
-        if kernels.tracing():
-            finite = functools.reduce(torch.logical_and, [torch.isfinite(values).all(dim=1) for values in read])
-            return torch.where(finite & ~scores.isnan(), scores, -torch.inf)
         limit = _LARGE[scores.dtype]
+        if kernels.tracing():
+            # Nobody can look, so nothing can be scored anew in float64. A comparison with NaN is false.
+            within = [(values.abs() < limit).all(dim=1) for values in read]
+            return torch.where(functools.reduce(torch.logical_and, within) & ~scores.isnan(), scores, -torch.inf)
         if all(_within(values.detach(), limit) for values in (*read, scores)):
             return scores
         largest = functools.reduce(torch.maximum, [magnitude(values.detach()) for values in read])
@@ -400,9 +405,18 @@ def update_all(statistics: list[Any], batches: Iterable[Batch], head: Head, aski
             for start in range(0, batch.features.shape[0], rows):
                 piece = rows_of(batch, start, start + rows)
                 logits = head(piece.features) if piece.logits is None else piece.logits
-                with _named_row(number, start):
-                    check_finite(logits, "its logits")
+                with named_row(number, start):
+                    _check_logits(logits, piece)
                 _update(statistics, piece._replace(logits=logits), number, start)
+
+
+def _check_logits(logits: Tensor, batch: Batch) -> None:
+    try:
+        check_finite(logits, "its logits")
+    except NonFiniteRow:
+        if batch.logits is None:  # they follow from the features, which are to blame
+            check_finite(batch.features, "its features")
+        raise
 
 
 def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes, statistic: Any) -> None:
@@ -414,13 +428,13 @@ def _advance(running: dict[int, tuple[Passes, Any]], index: int, program: Passes
 
 
 def _update(statistics: list[Any], batch: Batch, number: int, start: int = 0) -> None:
-    with _named_row(number, start):
+    with named_row(number, start):
         for statistic in statistics:
             statistic.update(batch)
 
 
 @contextlib.contextmanager
-def _named_row(number: int, start: int = 0) -> Iterator[None]:
+def named_row(number: int, start: int = 0) -> Iterator[None]:
     """Completes a `NonFiniteRow` with the number of the batch, of which rows from `start` on are looked at."""
     try:
         yield
@@ -491,7 +505,7 @@ def check_training_batch(
         names = ", ".join(type(detector).__name__ for detector in detectors if detector.needs_labels)
         raise ValueError(f"{names} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)")
     if look and (logits is None or any("features" in detector.learns_from for detector in detectors)):
-        with _named_row(number):
+        with named_row(number):
             check_finite(features, "its features")
     return batch._replace(features=features.detach(), logits=logits, labels=labels)
 

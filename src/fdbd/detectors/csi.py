@@ -9,7 +9,7 @@ from ..batch import Batch, Head
 from ..linalg import largest_products, unit, warm_up_search
 from ..statistics import Bank, check_finite
 from .base import Detector, Paper, Passes
-from .knn import check_neighbours, require_samples
+from .knn import require_samples, share_kept
 
 
 class CSI(Detector):
@@ -40,8 +40,7 @@ class CSI(Detector):
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
-        check_neighbours(1, alpha)
-        self.alpha = alpha
+        self.alpha = share_kept(alpha)
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha, views_as_rows)

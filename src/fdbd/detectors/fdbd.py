@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import geometry, kernels
 from ..batch import Batch, Head
+from ..configured import at_least_one
 from ..statistics import Mean
 from ..threshold import Threshold
 from .base import Detector, Paper, Passes, closes_itself
@@ -51,10 +52,9 @@ class FDBD(Detector):
         super().__init__()
         if normalizer not in ("deviation", "norm", None):
             raise ValueError(f"normalizer is {normalizer!r}, expected 'deviation', 'norm' or None")
-        if nearest is not None and (not isinstance(nearest, int) or isinstance(nearest, bool) or nearest < 1):
-            raise ValueError(f"nearest is {nearest!r}, expected a number of distances, at least 1, or None for all")
         self.normalizer: geometry.Normalizer = normalizer
-        self.nearest = nearest
+        expected = "a number of distances, at least 1, or None for all"
+        self.nearest = None if nearest is None else at_least_one("nearest", nearest, expected)
 
     def passes(self, head: Head) -> Passes:
         mean = yield Mean(head.num_features)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..configured import at_least_one
 from ..kernels.dispatch import fits_kernel
 from .base import Detector, Paper
 from .exponentials import bound_, gaps
@@ -38,26 +39,26 @@ class GEN(Detector):
         super().__init__()
         if not 0 < gamma < float("inf"):
             raise ValueError(f"gamma is {gamma}, expected a positive exponent")
-        if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-            raise ValueError(f"top is {top!r}, expected a number of classes, at least 1")
         self.gamma = gamma
-        self.top = top
+        self.top = at_least_one("top", top, "a number of classes, at least 1")
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
         gap = gaps(batch.logits)
-        weights = bound_(gap.clone()).exp_()
         # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted class, 1 − p is the
-        # sum over the others, which are below it or share the largest logit with it.
-        below = gap.sign()  # −1, or 0 for the largest
-        shared = gap.shape[1] + below.sum(dim=1, keepdim=True)
-        others = -below.mul_(weights).sum(dim=1, keepdim=True)
-        total = others + shared
+        # sum over the others, which are below it or share the largest logit with it. Those below may be so small that
+        # they underflow, so they are summed relative to the largest of them.
+        is_largest = gap == 0
+        shared = is_largest.sum(dim=1, keepdim=True)
+        below = gap.masked_fill(is_largest, -torch.inf)
+        second = below.amax(dim=1, keepdim=True).clamp_min(torch.finfo(gap.dtype).min)
+        others = bound_(below - second).exp_().sum(dim=1, keepdim=True)  # over e^second
+        total = others * second.exp() + shared
+        rest_of_largest = torch.where(shared > 1, (total - 1).log(), second + others.log())
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)
-            weights = bound_(gap.clone()).exp_()
-        rest = torch.where(gap < 0, total - weights, others + (shared - 1))
-        return -(self.gamma * (gap + rest.log() - 2 * total.log())).exp().sum(dim=1)
+        rest = (total - bound_(gap.clone()).exp_()).log()
+        return -(self.gamma * (gap + torch.where(gap < 0, rest, rest_of_largest) - 2 * total.log())).exp().sum(dim=1)
 
 
 def largest(values: Tensor, count: int) -> Tensor:

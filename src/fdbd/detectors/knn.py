@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..batch import Batch, Head
+from ..configured import at_least_one
 from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
@@ -32,8 +33,8 @@ class KNN(Detector):
         index: "exact": torch's matrix product; "flat": faiss's exact search, which gives the same scores; "ivf" and
             "hnsw": faiss's approximate indices, built from the bank at the first score (`recall` measures what they
             miss), for banks of hundreds of thousands: smaller ones are searched as fast exactly. faiss comes with
-            ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients, other devices, float64 and
-            exported graphs always use the exact product.
+            ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients, other devices and float64
+            always use the exact product, and so do exported graphs, which an approximate index cannot become.
 
     >>> bank = torch.eye(3).repeat(2, 1)
     >>> KNN(k=2).fit(Batch(bank), Head(torch.eye(3))).score(Batch(torch.tensor([[5.0, 0.0, 0.0]])))
@@ -47,11 +48,10 @@ class KNN(Detector):
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
         super().__init__()
-        check_neighbours(k, alpha)
         if index not in get_args(Index):
             raise ValueError(f"index is {index!r}, expected one of {', '.join(get_args(Index))}")
-        self.k = k
-        self.alpha = alpha
+        self.k = neighbours(k)
+        self.alpha = share_kept(alpha)
         self.index = index
         self._built: tuple[Tensor, Any] | None = None
 
@@ -61,7 +61,7 @@ class KNN(Detector):
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         without_direction = 0
 
-        def norms(rows: Tensor) -> Tensor:
+        def norms(rows: Tensor, _: Tensor) -> Tensor:
             nonlocal without_direction
             found: Tensor = torch.linalg.vector_norm(rows, dim=1)
             without_direction += int((found < SMALLEST_NORM).sum())
@@ -115,12 +115,16 @@ class KNN(Detector):
         return {**self.__dict__, "_built": None}  # copies and pickles build their own
 
 
-def check_neighbours(k: int, alpha: float) -> None:
-    """Refuse options of the nearest-neighbour family that make no sense."""
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"k is {k!r}, expected a number of neighbours, at least 1")
+def neighbours(k: int) -> int:
+    """k, or an error."""
+    return at_least_one("k", k, "a number of neighbours, at least 1")
+
+
+def share_kept(alpha: float) -> float:
+    """alpha, or an error."""
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha is {alpha}, expected the fraction of training samples to keep, above 0 and at most 1")
+    return float(alpha)
 
 
 def require_samples(count: int, k: int, alpha: float) -> None:

@@ -15,7 +15,7 @@ from ..geometry import nearest_squared_distance
 from ..linalg import in_blocks, whitener
 from ..perturb import checked_std
 from ..statistics import Bank, ClassMoments, Sum, check_finite
-from .base import Detector, Paper, Passes
+from .base import Detector, Paper, Passes, named_row
 
 
 class MDS(Detector):
@@ -30,7 +30,8 @@ class MDS(Detector):
     Over several layers the score is Σ_l w_l (s_l − m_l)/σ_l + w_0, where s_l is the score above of layer l with its own
     means and covariance, and m_l and σ_l are its mean and deviation over the training data. `fit` sets equal weights;
     `fit_combination` makes them those of a logistic regression of clean against adversarially perturbed samples, so
-    that the score is the log-odds of being clean. A Guard does both.
+    that the score is the log-odds of being clean. A Guard does both; where it adds input noise, that noise follows the
+    combined score, so the layers are weighed before there is any.
 
     Args:
         layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
@@ -74,7 +75,7 @@ class MDS(Detector):
             fitted = {"center": of_part.mean(), "whitener": whitening, "means": means @ whitening.T}
             self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
         if self.layers:
-            sums = yield Sum(partial(_first_two_powers, self))
+            sums = yield Sum(partial(_first_two_powers, self), finds_non_finite=True)
             mean, square = (sums.sum() / sums.count).chunk(2)
             scale = (square - mean.square()).clamp_min(0).sqrt()
             count = len(self.layers) + 1
@@ -107,8 +108,9 @@ class MDS(Detector):
         samples = []
         for batches, what in ((clean, "clean"), (perturbed, "perturbed")):
             bank = Bank(value=partial(_standardised, self, f"its {what} samples"))
-            for batch in [batches] if isinstance(batches, Batch) else batches:
-                bank.update(batch)
+            for number, batch in enumerate([batches] if isinstance(batches, Batch) else batches):
+                with named_row(number):
+                    bank.update(batch)
             samples.append((bank if combine is None else combine(bank)).samples())
         is_clean = torch.cat([torch.full((len(rows),), 1 - index) for index, rows in enumerate(samples)])
         regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
@@ -121,7 +123,7 @@ class MDS(Detector):
         if not self.layers:
             return in_blocks(partial(self._part_score, 0), batch.features, self.means.shape[0])
         scores = self.standardised(batch)
-        combined = scores @ self.weights + self.intercept
+        combined = (scores * self.weights).sum(dim=1) + self.intercept  # ONNX Runtime multiplies no empty batch
         # A weight may be negative: −inf in one layer must not become +inf in all.
         return torch.where(torch.isfinite(scores).all(dim=1), combined, torch.nan)
 

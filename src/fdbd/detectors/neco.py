@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
+from ..configured import at_least_one
 from ..statistics import Moments
 from .base import Detector, Paper, Passes
 
@@ -38,9 +39,8 @@ class NECO(Detector):
 
     def __init__(self, dimension: int | None = None, standardize: bool = True, times_logit: bool = True) -> None:
         super().__init__()
-        if dimension is not None and (not isinstance(dimension, int) or isinstance(dimension, bool) or dimension < 1):
-            raise ValueError(f"dimension is {dimension!r}, expected a number of directions, at least 1, or None")
-        self.dimension = dimension
+        expected = "a number of directions, at least 1, or None"
+        self.dimension = None if dimension is None else at_least_one("dimension", dimension, expected)
         self.standardize = standardize
         self.times_logit = times_logit
 

@@ -10,7 +10,7 @@ from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
 from ..statistics import Bank
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
-from .knn import check_neighbours, require_samples
+from .knn import neighbours, require_samples, share_kept
 
 
 class NNGuide(Detector):
@@ -29,25 +29,18 @@ class NNGuide(Detector):
     name = "nnguide"
     paper = Paper("Nearest Neighbor Guidance for Out-of-Distribution Detection", "Park et al.", "ICCV", 2023)
     reads = ("features", "logits")
-    fit_reads = ("features",)
     one_pass = True
     bank: Tensor
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:
         super().__init__()
-        check_neighbours(k, alpha)
-        self.k = k
-        self.alpha = alpha
+        self.k = neighbours(k)
+        self.alpha = share_kept(alpha)
 
     def passes(self, head: Head) -> Passes:
-        bank = yield Bank(self.alpha)
+        bank = yield Bank(self.alpha, beside=_energies)
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
-        # The energy follows from the features: kept with them, its rounding would decide what the hash keeps.
-        self._set_buffer("bank", bank.samples(self.head_weight.dtype, self._norms_over_energies))
-
-    def _norms_over_energies(self, rows: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1).clamp_min(SMALLEST_NORM)
-        return norms / logsumexp(self.head(rows))
+        self._set_buffer("bank", bank.samples(self.fit_dtype, _norms_over_energies))
 
     def warm_up(self, dtype: torch.dtype) -> None:
         super().warm_up(dtype)
@@ -57,3 +50,13 @@ class NNGuide(Detector):
         assert batch.logits is not None
         products, _ = largest_products(unit(batch.features), self.bank, self.k)
         return logsumexp(batch.logits) * products.mean(dim=1)
+
+
+def _energies(batch: Batch) -> Tensor:
+    assert batch.logits is not None
+    return logsumexp(batch.logits)
+
+
+def _norms_over_energies(rows: Tensor, energies: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.clamp_min(SMALLEST_NORM) / energies

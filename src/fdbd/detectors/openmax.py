@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
+from ..configured import at_least_one
 from ..geometry import squared_distances
 from ..statistics import ClassMeans, in_float64, labels_of
 from .base import Detector, Paper, Passes
@@ -48,11 +49,8 @@ class OpenMax(Detector):
 
     def __init__(self, tail: int = 20, alpha: int = 10) -> None:  # both as in the authors' code
         super().__init__()
-        for name, value in (("tail", tail), ("alpha", alpha)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}, expected a number of at least 1")
-        self.tail = tail
-        self.alpha = alpha
+        self.tail = at_least_one("tail", tail, "a number of at least 1")
+        self.alpha = at_least_one("alpha", alpha, "a number of at least 1")
 
     def passes(self, head: Head) -> Passes:
         classes = head.num_classes

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from ..batch import Batch, Head
 from ..shaping import Shaping
-from ..statistics import Mean, Transformed
+from ..statistics import Mean, Transformed, check_finite
 from .base import Detector, Passes
 
 
@@ -151,6 +151,8 @@ class Shaped(Detector):
             statistic = (yield Transformed(asked, self._shape_for_fit)).statistic
 
     def _shape_for_fit(self, batch: Batch) -> Batch:
+        if batch.views is not None:
+            check_finite(batch.views.transpose(0, 1), "its views")
         shaped = self.shape(batch._replace(features=batch.features.to(self.fit_dtype)))
         if "logits" in self.detector.learns_from and shaped.logits is None:
             shaped = shaped._replace(logits=self.head(shaped.features))
@@ -167,4 +169,7 @@ class Shaped(Detector):
         return part.network_batch(images, classifier)
 
     def score(self, batch: Batch) -> Tensor:
-        return self.detector.score(self.shape(batch))
+        scores = self.detector.score(self.shape(batch))
+        if batch.views is None:
+            return scores
+        return torch.where(torch.isfinite(batch.views).all(dim=2).all(dim=0), scores, -torch.inf)

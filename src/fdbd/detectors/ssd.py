@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..batch import Batch, Head
+from ..configured import at_least_one
 from ..geometry import nearest_squared_distance
 from ..kmeans import kmeans, nearest
 from ..linalg import in_blocks, unit, whitener
@@ -50,15 +51,14 @@ class SSD(Detector):
         self, clusters: int | Literal["class"] = "class", shrinkage: float | None = None, iterations: int = 10
     ) -> None:
         super().__init__()
-        if clusters != "class" and (not isinstance(clusters, int) or isinstance(clusters, bool) or clusters < 1):
-            raise ValueError(f"clusters is {clusters!r}, expected 'class' or a number of clusters, at least 1")
         if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise ValueError(f"shrinkage is {shrinkage}, expected a number from 0 to 1, or None")
-        if not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"iterations is {iterations!r}, expected a number of passes, at least 1")
-        self.clusters = clusters
+        expected = "'class' or a number of clusters, at least 1"
+        self.clusters: int | Literal["class"] = (
+            "class" if clusters == "class" else at_least_one("clusters", clusters, expected)
+        )
         self.shrinkage = shrinkage
-        self.iterations = iterations
+        self.iterations = at_least_one("iterations", iterations, "a number of passes, at least 1")
         self.needs_labels = clusters == "class"  # type: ignore[misc]
         self.one_pass = clusters in ("class", 1)  # type: ignore[misc]
 

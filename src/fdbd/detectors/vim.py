@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
-from ..linalg import VARIANCE_FLOOR, eigenvectors, in_blocks, projected_norms
+from ..configured import at_least_one
+from ..linalg import VARIANCE_FLOOR, eigenvectors, in_blocks, of_products
 from ..statistics import Moments, Sum, check_finite
 from .base import Detector, Paper, Passes
 from .exponentials import logsumexp
@@ -37,9 +38,8 @@ class Residual(Detector):
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
-        if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool) or dim < 1):
-            raise ValueError(f"dim is {dim!r}, expected a number of principal dimensions, at least 1, or None")
-        self.dim = dim
+        expected = "a number of principal dimensions, at least 1, or None"
+        self.dim = None if dim is None else at_least_one("dim", dim, expected)
 
     def passes(self, head: Head) -> Passes:
         moments = yield Moments(head.num_features)
@@ -71,7 +71,7 @@ class Residual(Detector):
         """(N,) ‖Rᵀ(z − o)‖ of (N, P) features."""
         if self._subtracts(features.shape[1]):
             return in_blocks(self._norms_of_rest, features, features.shape[1])
-        return projected_norms(features, self.basis, self.shift)
+        return of_products(features, self.basis, self.shift, "norm")
 
     def _norms_of_rest(self, features: Tensor) -> Tensor:
         principal = torch.addmm(self.shift, features, self.basis)
@@ -110,7 +110,7 @@ class ViM(Residual):
     def passes(self, head: Head) -> Passes:
         moments = yield Moments(head.num_features)
         self._set_space(head, moments)
-        sums = yield Sum(partial(_logit_and_residual, self))
+        sums = yield Sum(partial(_logit_and_residual, self), finds_non_finite=True)
         logit, residual = sums.sum()
         # Training data that lie in the principal space leave no residual but rounding errors, which must not decide.
         floor = VARIANCE_FLOOR**0.5 * sums.count * moments.second_moment(self.origin).trace().sqrt()
@@ -125,7 +125,7 @@ def _logit_and_residual(detector: Residual, batch: Batch) -> Tensor:
     """(N, 2): the largest logit and the residual's norm of each sample."""
     features = batch.features.to(detector.basis)
     if batch.logits is None:
-        largest = in_blocks(lambda rows: detector.head(rows).amax(dim=1), features, detector.head_weight.shape[0])
+        largest = of_products(features, detector.head_weight.T, detector.head_bias, "largest")
     else:
         check_finite(batch.logits, "its logits")
         largest = batch.logits.amax(dim=1).to(features)

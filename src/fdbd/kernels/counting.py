@@ -22,10 +22,10 @@ def count_leading_bits(values: Tensor, counts: Tensor) -> None:
 
 
 def count_feature_bits(features: Tensor, counts: Tensor, skip: int, cells: Tensor | None = None) -> None:
-    """Add 1 to counts[j] (2^b,) int64, at the b bits after the first `skip` of each features[i, j] (N, P); with `cells`
-    (P,) int64 only for those whose first `skip` bits are cells[j]."""
-    shift = 33 - skip - counts.shape[1].bit_length()
-    cells = torch.zeros(counts.shape[0], dtype=torch.int64, device="cpu") if cells is None else cells.contiguous()
+    """Add 1 to counts[l, j] (2^b,) int64, at the b bits after the first `skip` of each features[i, j] (N, P); with
+    `cells` (L, P) int64 only for those whose first `skip` bits are cells[l, j]."""
+    shift = 33 - skip - counts.shape[2].bit_length()
+    cells = torch.zeros(counts.shape[:2], dtype=torch.int64, device="cpu") if cells is None else cells.contiguous()
     _kernels()[1](_bits(features), counts.numpy(), shift, 32 - skip, cells.numpy())
 
 
@@ -64,14 +64,15 @@ def _count(bits: Any, counts: Any, shift: int) -> None:
 
 
 def _count_features(bits: Any, counts: Any, shift: int, upper: int, cells: Any) -> None:
-    mask = counts.shape[1] - 1
+    mask = counts.shape[2] - 1
     for first in range(0, bits.shape[1], 16):  # a cache line of each row, so that counts stay in the cache
         for i in range(bits.shape[0]):
             for j in range(first, min(first + 16, bits.shape[1])):
                 word = bits[i, j]
                 key = (word + 2147483648) if word >= 0 else ~word  # int64: numba widens
-                if key >> upper == cells[j]:
-                    counts[j, (key >> shift) & mask] += 1
+                for level in range(counts.shape[0]):
+                    if key >> upper == cells[level, j]:
+                        counts[level, j, (key >> shift) & mask] += 1
 
 
 def _multilinear(bits: Any, keys: Any, out: Any) -> bool:

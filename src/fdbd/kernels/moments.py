@@ -13,7 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import team
 from .blas import share_products
+
+_ELEMENTS_OF_ALL = 1 << 23
+"""Of the products of all threads, in float64: 64 MB."""
 
 
 def products(rows: Tensor, pivot: Tensor, elements: int = 1 << 21) -> tuple[Tensor, Tensor]:
@@ -22,6 +26,7 @@ def products(rows: Tensor, pivot: Tensor, elements: int = 1 << 21) -> tuple[Tens
     count, width = rows.shape
     at_a_time = max(1, elements // width)
     values, around = _array(rows), pivot.numpy()
+    centre = _kernels()[0]
     parts: dict[int, tuple[Any, Any]] = {}
 
     def sum_up(start: int, stop: int) -> None:
@@ -30,11 +35,13 @@ def products(rows: Tensor, pivot: Tensor, elements: int = 1 << 21) -> tuple[Tens
         for first in range(start, stop, at_a_time):
             piece = values[first : min(first + at_a_time, stop)]
             centred = buffer[: len(piece)]
-            _kernels()[0](piece, around, centred, total)
+            centre(piece, around, centred, total)
             squares += np.matmul(centred.T, centred, out=product)
         parts[start] = total, squares
 
-    share_products(count, sum_up)
+    # Each thread has (P, P) arrays of its own: where those are large, the library's threads share one.
+    least = max(1, width // 2) if team.size() * width**2 <= _ELEMENTS_OF_ALL else count + 1
+    share_products(count, sum_up, least)
     (total, squares), *others = (parts[start] for start in sorted(parts))  # always added in the same order
     for other_total, other_squares in others:
         total += other_total

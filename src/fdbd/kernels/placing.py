@@ -22,6 +22,10 @@ def place_rows(out: Tensor, places: Tensor, rows: Tensor, divisors: Tensor) -> N
     float32 or float64, and places (N,) int64 are distinct and within M."""
     tensors = [tensor.detach().contiguous() for tensor in (rows, places, divisors)]
     count, width = rows.shape
+    assert rows.dtype in (torch.float32, torch.float64)
+    assert rows.dtype == divisors.dtype == out.dtype
+    assert out.shape[1:] == (width,)
+    assert out.is_contiguous()
     block = [0, max(1, dispatch.CHUNK // max(width, 1)), count, width, out.shape[0], *[0] * (SLOTS - 5)]
     block[FEATURES], block[GIVEN], block[OFFSETS] = (tensor.data_ptr() for tensor in tensors)
     block[OUT] = out.data_ptr()

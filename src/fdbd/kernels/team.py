@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -46,11 +46,21 @@ def share(kernel: Kernel, block: int, threads: int) -> None:
 
 
 def over_rows(rows: int, work: Callable[[int, int], Any]) -> None:
-    """Call work(start, stop), which releases the GIL, on ranges that cover all rows, each in a plain thread."""
+    """Call work(start, stop), which releases the GIL and does not come back here, on ranges that cover all rows, each
+    in a plain thread. Returns, or raises the first error, when none is at work any more."""
     threads = max(1, min(size(), rows))
     bounds = [rows * i // threads for i in range(threads + 1)]
-    helpers = [_pool().submit(work, start, stop) for start, stop in pairwise(bounds[1:])]
-    work(0, bounds[1])
+    mine, helpers = [(0, bounds[1])], []
+    for span in pairwise(bounds[1:]):
+        try:
+            helpers.append(_pool().submit(work, *span))
+        except RuntimeError:  # Python is about to end, and starts no more threads
+            mine.append(span)
+    try:
+        for span in mine:
+            work(*span)
+    finally:
+        wait(helpers)
     for helper in helpers:
         helper.result()
 
