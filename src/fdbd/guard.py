@@ -295,11 +295,12 @@ class Guard(nn.Module):
         if detector.needs_network:
             batch = detector.network_batch(split_batch(images)[0], classifier)
             return batch, batch
-        plain = classifier(images)
         if self.perturb is None:
+            plain = classifier(images)
             return plain, plain
         score = detector.score if self.perturb.needs_score else None
-        return plain, classifier(self.perturb(split_batch(images)[0], classifier, score))
+        plain, moved = self.perturb.seen_and_moved(split_batch(images)[0], classifier, score)
+        return plain, classifier(moved)
 
     def _training_batches(self, items: Iterator[Any], perturbed: Spool) -> Iterator[Batch]:
         """Batches that the detector learns from. Noise that follows a score can only be added once there is one, so

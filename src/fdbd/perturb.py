@@ -78,6 +78,19 @@ class InputPerturbation(nn.Module):
             score = self._log_softmax
         return _step(images, classifier, score, self.epsilon, self.std)
 
+    def seen_and_moved(
+        self, images: Tensor, classifier: Callable[[Any], Batch], score: Objective | None = None
+    ) -> tuple[Batch, Tensor]:
+        """What the classifier says of the images as they are, and the images moved: one forward pass serves both."""
+        seen: list[Batch] = []
+
+        def watched(inputs: Any) -> Batch:
+            seen.append(classifier(inputs))
+            return seen[-1]
+
+        moved = self(images, watched, score)
+        return detached(seen[0] if seen else classifier(images)), moved
+
     def _log_softmax(self, batch: Batch) -> Tensor:
         # T · log softmax: the factor T leaves the sign, and keeps gradients away from underflow in half precision.
         log_softmax = (_logits(batch) / self.temperature).log_softmax(dim=1)
@@ -165,6 +178,13 @@ def _step(
         if std is not None:
             direction = direction / direction.new_tensor(std).view(1, -1, *[1] * (images.ndim - 2))
         return moved.detach() + epsilon * direction
+
+
+def detached(batch: Batch) -> Batch:
+    """The batch without its graph."""
+    logits = None if batch.logits is None else batch.logits.detach()
+    layers = None if batch.layers is None else {name: part.detach() for name, part in batch.layers.items()}
+    return batch._replace(features=batch.features.detach(), logits=logits, layers=layers)
 
 
 def _logits(batch: Batch) -> Tensor:

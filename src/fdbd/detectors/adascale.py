@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Head
+from ..perturb import detached
 from ..shaping import Shaping
 from ..statistics import Histogram, check_finite
 from .base import Paper, Passes
-from .odin import detached
 
 _KNOTS = 1024
 """Quantiles that stand for the distribution of the shift: resolution 1/1024, and a comparison that exports."""

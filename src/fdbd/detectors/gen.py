@@ -6,11 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..batch import Batch
 from ..configured import at_least_one
-from ..kernels.dispatch import fits_kernel
 from .base import Detector, Paper
 from .exponentials import bound_, gaps
+
+_NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}
+"""Logarithms of sums from which on down the bounds on exponents are felt."""
 
 
 class GEN(Detector):
@@ -45,25 +48,28 @@ class GEN(Detector):
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
         gap = gaps(batch.logits)
+        weights = bound_(gap.clone()).exp_()
         # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted class, 1 − p is the
-        # sum over the others, which are below it or share the largest logit with it. Those below may be so small that
-        # they underflow, so they are summed relative to the largest of them.
-        is_largest = gap == 0
-        shared = is_largest.sum(dim=1, keepdim=True)
-        below = gap.masked_fill(is_largest, -torch.inf)
-        second = below.amax(dim=1, keepdim=True).clamp_min(torch.finfo(gap.dtype).min)
-        others = bound_(below - second).exp_().sum(dim=1, keepdim=True)  # over e^second
-        total = others * second.exp() + shared
-        rest_of_largest = torch.where(shared > 1, (total - 1).log(), second + others.log())
+        # sum over the others, which are below it or share the largest logit with it.
+        below = gap.sign()  # −1, or 0 for the largest
+        shared = gap.shape[1] + below.sum(dim=1, keepdim=True)
+        others = -below.mul_(weights).sum(dim=1, keepdim=True)
+        total = others + shared
+        rest_of_largest = (others + (shared - 1)).log()
+        is_tiny = rest_of_largest < _NEARLY_UNDERFLOWS[gap.dtype]
+        if kernels.tracing() or is_tiny.any():
+            exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(dim=1, keepdim=True)
+            rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)
-        rest = (total - bound_(gap.clone()).exp_()).log()
-        return -(self.gamma * (gap + torch.where(gap < 0, rest, rest_of_largest) - 2 * total.log())).exp().sum(dim=1)
+            weights = bound_(gap.clone()).exp_()
+        rest = torch.where(gap < 0, (total - weights).log(), rest_of_largest)
+        return -(self.gamma * (gap + rest - 2 * total.log())).exp().sum(dim=1)
 
 
 def largest(values: Tensor, count: int) -> Tensor:
     """(N, count) the largest values of each row, in any order."""
     first = values.shape[1] - count
-    if fits_kernel(values):  # numpy selects without indices, five times as fast as torch
+    if kernels.fits_kernel(values):  # numpy selects without indices, five times as fast as torch
         return torch.from_numpy(np.partition(values.numpy(), first, axis=1)[:, first:])
     return values.topk(count, dim=1, sorted=False).values

@@ -47,17 +47,9 @@ class ODIN(MSP):
 
     def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
-        seen: list[Batch] = []
-
-        def watched(inputs: Any) -> Batch:
-            seen.append(classifier(inputs))
-            return seen[-1]
-
-        moved = self._perturbation(images, watched)
         with torch.no_grad():
-            views = classifier(moved).features[None]
-            plain = seen[0] if seen else classifier(images)
-        return detached(plain)._replace(views=views)
+            plain, moved = self._perturbation.seen_and_moved(images, classifier)
+            return plain._replace(views=classifier(moved).features[None])
 
     def prepare(self, batch: Batch) -> Batch:
         if batch.views is None:
@@ -66,10 +58,3 @@ class ODIN(MSP):
                 "fdbd.Guard(model, 'odin') and call guard(images)"
             )
         return super().prepare(Batch(batch.views[0]))
-
-
-def detached(batch: Batch) -> Batch:
-    """The batch without its graph."""
-    logits = None if batch.logits is None else batch.logits.detach()
-    layers = None if batch.layers is None else {name: part.detach() for name, part in batch.layers.items()}
-    return batch._replace(features=batch.features.detach(), logits=logits, layers=layers)
