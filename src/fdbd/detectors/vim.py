@@ -53,7 +53,7 @@ class Residual(Detector):
         # the solver that a float64 head comes from.
         rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
         weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
-        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsd").solution[:, 0]
+        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsy").solution[:, 0]
         directions = eigenvectors(moments.second_moment(origin))  # ascending: the residual comes first
         basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
         self.set(origin=origin, basis=basis, shift=-origin @ basis)
