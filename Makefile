@@ -48,6 +48,7 @@ docs: $(VENV)/.dev ## write the generated pages of docs/
 benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/score.py
 	$(BIN)/python benchmarks/detectors.py
+	$(BIN)/python benchmarks/networks.py
 	$(BIN)/python benchmarks/extraction.py
 	$(BIN)/python benchmarks/scoring.py
 	$(BIN)/python benchmarks/ray_scaling.py
