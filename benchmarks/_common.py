@@ -36,6 +36,13 @@ class Timings:
         return statistics.median(a / b for a, b in zip(self.rounds[name], self.rounds[base]))
 
 
+def verdict(missed: Sequence[str]) -> str:
+    """What a section ends with: the targets that were missed, a sentence each."""
+    if not missed:
+        return "All targets reached."
+    return "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)])
+
+
 def interleaved(
     contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 15, calls: int = 4, dropped: int = 1
 ) -> Timings:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _common import interleaved, machine, seconds_text, table, write_section
+from _common import interleaved, machine, seconds_text, table, verdict, write_section
 from torch import Tensor, nn
 
 import fdbd
@@ -435,14 +435,11 @@ def main() -> None:
         if arguments.only in (None, name):
             done = [part() for part in parts]
             missed = [line for _, lines in done for line in lines]
-            verdict = "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)])
             if arguments.quick:
-                verdict = "Small arrays measure calls, not work: the targets are judged without --quick."
-            elif not missed:
-                verdict = "All targets reached."
-            print("\n" + verdict)
-            if not arguments.quick:
-                write_section(TITLES[name], "\n".join([_about(name), *(text for text, _ in done), verdict]))
+                print("\nSmall arrays measure calls, not work: the targets are judged without --quick.")
+                continue
+            print("\n" + verdict(missed))
+            write_section(TITLES[name], "\n".join([_about(name), *(text for text, _ in done), verdict(missed)]))
 
 
 def _about(name: str) -> str:
@@ -451,8 +448,8 @@ def _about(name: str) -> str:
         text += (
             "\nTimes are ours; “× faster” is pytorch-ood's time over ours, medians of interleaved rounds on the same "
             "arrays in one process. Megabytes are the rise of peak resident memory, each in a process of its own. The "
-            "temperature is fitted on 5,000,000 logits at most, since pytorch-ood would take 10 GB. ODIN and AdaSCALE "
-            "need a network and are left out.\n"
+            "temperature is fitted on 5,000,000 logits at most, since pytorch-ood would take 10 GB. What "
+            "needs the network itself is in `networks.py`; AdaSCALE, which pytorch-ood lacks, is left out.\n"
         )
     return text
 

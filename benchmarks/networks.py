@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _common import interleaved, machine, seconds_text, table, write_section
+from _common import interleaved, machine, seconds_text, table, verdict, write_section
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -206,14 +206,11 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet()
     text, missed = against_pytorch_ood(*(200, 100, 1) if arguments.quick else (2000, 500, 9))
-    verdict = "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)])
     if arguments.quick:
-        verdict = "One round says little: the targets are judged without --quick."
-    elif not missed:
-        verdict = "All targets reached."
-    print("\n" + verdict)
-    if not arguments.quick:
-        write_section(TITLE, "\n".join([_about(), text, verdict]))
+        print("\nOne round says little: the targets are judged without --quick.")
+        return
+    print("\n" + verdict(missed))
+    write_section(TITLE, "\n".join([_about(), text, verdict(missed)]))
 
 
 def _about() -> str:

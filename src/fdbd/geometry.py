@@ -56,7 +56,8 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
             i, j = row[first : first + at_a_time], column[first : first + at_a_time]
             block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
         if not np.isfinite(block).all():
-            raise ValueError(f"the head's weights reach {np.abs(weight).max():.3g}, too large for distances in float64")
+            largest = np.abs(weight).max()
+            raise ValueError(f"the head's weights reach {largest:.3g}, too large for float64: scale them down")
         yield start, block
 
 

@@ -65,13 +65,13 @@ def jit(function: Any) -> Any:
     return compiled(numba.njit, function, fastmath=_FASTMATH)
 
 
-def kernel_of(function: Any) -> Kernel:
-    """A function of one pointer, compiled."""
+def kernel_of(function: Any, exact: bool = False) -> Kernel:
+    """A function of one pointer, compiled; `exact` where each operation must be rounded as torch rounds it."""
 
     def decorator(**options: Any) -> Any:
         return numba.cfunc(types.void(types.CPointer(types.int64)), **options)
 
-    return Kernel(compiled(decorator, function, fastmath=_FASTMATH))
+    return Kernel(compiled(decorator, function, **({} if exact else {"fastmath": _FASTMATH})))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -8,12 +8,11 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numba import types
 from torch import Tensor
 
 from . import dispatch
 from .block import CHUNK, CLASSES, FEATURES, GIVEN, LAYOUT, OFFSETS, OUT, ROWS, SLOTS, WIDTH
-from .fused import at, compiled, take
+from .fused import at, kernel_of, take
 from .team import Kernel
 
 
@@ -53,7 +52,4 @@ def _place(dtype: torch.dtype) -> Kernel:
                 for j in range(width):
                     place[j] = row[j] / divisor
 
-    def decorator(**options: Any) -> Any:  # not fused.kernel_of: a quotient must be the one that torch computes
-        return numba.cfunc(types.void(types.CPointer(types.int64)), **options)
-
-    return Kernel(compiled(decorator, kernel))
+    return kernel_of(kernel, exact=True)  # what is looked up in a bank is divided by torch
