@@ -302,7 +302,7 @@ def against_faiss(width: int, classes: int, fitted: int, scored: int) -> tuple[s
     exact = fdbd.KNN(50).fit(Batch(arrays.train), arrays.head)
     flat = faiss.IndexFlatL2(width)
     flat.add(exact.bank.numpy())
-    queries = fdbd.linalg.unit(arrays.test).numpy()
+    queries = fdbd.core.linear_algebra.unit(arrays.test).numpy()
     timing = timed({"exact": lambda: exact.score(test), "faiss": lambda: flat.search(queries, 50)})
     share = timing.ratio("exact", "faiss")
     rows = [

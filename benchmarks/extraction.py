@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from _common import interleaved, machine, seconds_text, table, write_section
 
-from fdbd import Classifier, models
+from fdbd import Classifier
+from fdbd import networks as models
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.datasets import Images
+from fdbd.data.datasets import Images
 
 TARGET = 0.9
 BATCH = 128

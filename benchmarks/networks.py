@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import fdbd
 from detectors import Side, quiet
-from fdbd import Batch, Classifier, Guard, InputPerturbation, models
+from fdbd import Batch, Classifier, Guard, InputPerturbation
+from fdbd import networks as models
 
 TITLE = "Detectors that need the network, against pytorch-ood"
 CLASSES = 10

@@ -16,8 +16,8 @@ import torch
 from _common import machine, seconds_text, table, write_section
 
 import fdbd
-from fdbd import models
-from fdbd.deploy import ray as on_ray
+from fdbd import networks as models
+from fdbd.jobs import ray as on_ray
 
 LIMIT = 1.5
 MODEL = "cifar10-ce"
@@ -78,7 +78,7 @@ def main() -> None:
     rows.append(["ratio", f"{ratio:.2f}", f"{whole_ratio:.2f}"])
     write_section(
         "Ray",
-        f"`python benchmarks/ray_scaling.py`: `fdbd.deploy.ray.score` with the zoo model {MODEL} over "
+        f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over "
         f"{options.images:,} images of 32 × 32 in Ray's object store, batches of {options.batch_size}, one torch "
         f"thread an actor; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
         "images, the whole job includes the start of the actors. At least "

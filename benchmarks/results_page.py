@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fdbd.bench import Benchmark, Config, Results, benchmark_of, load_bundle
-from fdbd.files import write_text
-from fdbd.models import list_zoo
+from fdbd.networks import list_zoo
+from fdbd.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import FDBD, Batch, Head
-from fdbd.geometry import Folded
-from fdbd.statistics import Mean
+from fdbd.core.geometry import Folded
+from fdbd.fitting.statistics import Mean
 
 SHAPES = [(20_000, 2048, 1_000), (20_000, 768, 1_000), (100_000, 512, 10), (2_000, 768, 21_841)]
 """N, P, C."""
@@ -276,7 +276,7 @@ def guarded(quick: bool) -> str:
     from torchvision.models import resnet50
 
     torch.manual_seed(0)
-    large, small = guard_of(resnet50(), 224), guard_of(fdbd.models.create("resnet20"), 32)
+    large, small = guard_of(resnet50(), 224), guard_of(fdbd.networks.create("resnet20"), 32)
     rows, missed = [], []
     for name, (model, guard), images, rounds, target in [
         ("ResNet-50", large, torch.randn(1, 3, 224, 224), 61, 2),

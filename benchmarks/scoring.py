@@ -23,10 +23,10 @@ from _common import machine, seconds_text, table, write_section
 from PIL import Image
 
 import fdbd
-from fdbd import models
-from fdbd.deploy.fitting import fit_files
-from fdbd.deploy.scoring import score_files
-from fdbd.deploy.spec import build_model
+from fdbd import networks as models
+from fdbd.jobs.fitting import fit_files
+from fdbd.jobs.guard_files import build_model
+from fdbd.jobs.scoring import score_files
 
 MODEL = "cifar10-ce"
 IMAGE_SHARE, MEMORY_SHARE, FEATURE_SHARE = 0.85, 1.10, 0.5
@@ -59,7 +59,7 @@ def peak_memory(guard: Path, data: Path, out: Path, batch_size: int) -> int:
     """Bytes at the peak of a process that scores `data` (Linux). Not ``ru_maxrss``, which starts at the peak of the
     process that started it."""
     code = (
-        "import sys; from fdbd.deploy.scoring import score_files; "
+        "import sys; from fdbd.jobs.scoring import score_files; "
         "score_files(*sys.argv[1:4], batch_size=int(sys.argv[4]), progress=False); "
         "print(*[line for line in open('/proc/self/status') if line.startswith('VmHWM')])"
     )

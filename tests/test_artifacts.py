@@ -33,7 +33,13 @@ def test_a_guard_of_features_decides_as_when_it_was_written(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_guard_of_images_decides_as_when_it_was_written(name: str) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 4)
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 6),
+        nn.ReLU(),
+        nn.Linear(6, 4),
     ).eval()
     model.load_state_dict(load_file(FOLDER / "model-weights.safetensors"))
     decision = fdbd.load(FOLDER / f"{name}.safetensors", model)(EXPECTED["images"])

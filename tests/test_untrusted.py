@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import fdbd
-from fdbd import artifact
 from fdbd.bench.config import Config
-from fdbd.bench.datasets.archive import extract
-from fdbd.images import decode
-from fdbd.models.checkpoint import read_weights
+from fdbd.core import artifact
+from fdbd.data.datasets.archive import extract
+from fdbd.data.images import decode
+from fdbd.networks.checkpoint import read_weights
 from fdbd.train import checkpoint
 
 pytestmark = pytest.mark.timeout(240)  # a hang is a failure
@@ -234,7 +234,7 @@ GUARDS = {name: _parts_of(name) for name in ("react+fdbd", "knn", "vim", "odin")
     "fields", [{"size": 9000}, {"size": 8, "resize": 10**6}, {"size": 1e200}, {"size": float("nan")}]
 )
 def test_a_guard_cannot_ask_for_images_beyond_the_limit(fields: dict[str, Any], tmp_path: Path) -> None:
-    from fdbd.deploy.spec import open_guard
+    from fdbd.jobs.guard_files import open_guard
 
     description, tensors = GUARDS["react+fdbd"]
     path = tmp_path / "huge.safetensors"
@@ -472,7 +472,7 @@ def test_links_and_devices_in_archives_are_refused(kind: bytes, tmp_path: Path) 
 
 
 def read_features(path: Path) -> list[Any]:
-    from fdbd.deploy.features import Widths, holds_features, open_features
+    from fdbd.jobs.feature_files import Widths, holds_features, open_features
 
     if not holds_features(str(path)):
         raise ValueError(f"{path} holds no features")
@@ -510,7 +510,7 @@ def test_an_npz_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "npz:"])
 def test_an_npz_with_a_damaged_lzma_stream_is_refused(prefix: str, tmp_path: Path) -> None:
-    from fdbd.deploy.images import open_images
+    from fdbd.jobs.image_files import open_images
 
     path, array = tmp_path / "images.npz", io.BytesIO()
     np.save(array, np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), np.uint8))
@@ -524,8 +524,8 @@ def test_an_npz_with_a_damaged_lzma_stream_is_refused(prefix: str, tmp_path: Pat
 
 
 def test_sizes_in_an_npz_of_images_have_limits(tmp_path: Path, monkeypatch: Any) -> None:
-    from fdbd.deploy import npz
-    from fdbd.deploy.images import open_images
+    from fdbd.data import npz
+    from fdbd.jobs.image_files import open_images
 
     path = tmp_path / "images.npz"
     np.savez_compressed(path, x=np.zeros((1, 8001, 8000, 3), np.uint8))

@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import metrics
-from .artifact import ArtifactError
-from .batch import Batch, Head
-from .classifier import Classifier
-from .detectors import (
+from fdbd import metrics
+from fdbd.core.artifact import ArtifactError
+from fdbd.core.batch import Batch, Head
+from fdbd.decision.guard import Decision, Explanation, Guard, NotCalibratedError, load
+from fdbd.decision.threshold import Threshold
+from fdbd.detectors import (
     CSI,
     DICE,
     FDBD,
@@ -41,14 +42,13 @@ from .detectors import (
     list_detectors,
     list_shapings,
 )
-from .guard import Decision, Explanation, Guard, NotCalibratedError, load
-from .perturb import InputPerturbation
-from .shaping import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct, Shaping
-from .threshold import Threshold
+from fdbd.networks.classifier import Classifier
+from fdbd.networks.perturbation import InputPerturbation
+from fdbd.shaping.shapings import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct, Shaping
 
 if TYPE_CHECKING:
-    from .bench import Benchmark
-    from .deploy.monitor import Monitor
+    from fdbd.bench import Benchmark
+    from fdbd.deploy.monitor import Monitor
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,19 @@ def __getattr__(name: str) -> Any:
 
     if name in _LAZY:
         return getattr(import_module(_LAZY[name], __name__), name)
-    if name in ("bench", "deploy", "models", "paper", "report", "train"):
+    if name in (
+        "bench",
+        "data",
+        "deploy",
+        "geometry",
+        "jobs",
+        "models",
+        "networks",
+        "paper",
+        "report",
+        "statistics",
+        "train",
+    ):
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

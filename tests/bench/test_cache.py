@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fdbd.batch import Batch, Head
 from fdbd.bench.cache import CachedFeatures, FeatureCache, model_key
-from fdbd.bench.datasets import Images, Preprocess, from_folder, store
-from fdbd.bench.extraction import prefetch
+from fdbd.core.batch import Batch, Head
+from fdbd.data.datasets import Images, Preprocess, from_folder
+from fdbd.data.extraction import prefetch
+from fdbd.util import store
 
 SHARD_ROWS = 16
 PREPROCESS = Preprocess(8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -209,7 +210,7 @@ def test_features_too_large_for_float16_are_an_error_not_infinity(cache: Feature
 
 
 def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
-    from fdbd.classifier import Classifier
+    from fdbd.networks.classifier import Classifier
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4))
@@ -534,7 +535,7 @@ def test_prefetching_passes_errors_on_and_stops_when_closed() -> None:
 
 @pytest.mark.slow
 def test_extraction_keeps_nine_tenths_of_the_bare_throughput(tmp_path: Path) -> None:
-    from fdbd.classifier import Classifier
+    from fdbd.networks.classifier import Classifier
 
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fdbd
-from fdbd import models
+from fdbd import networks as models
 from fdbd.bench import assemble
 from fdbd.bench.config import EXAMPLE, Config
 

@@ -10,7 +10,7 @@ import torch
 
 import fdbd
 from fdbd.bench import Benchmark, FeatureSet, default_detectors
-from fdbd.statistics import ClassMoments
+from fdbd.fitting.statistics import ClassMoments
 
 
 def cluster_data(seed: int = 0, classes: int = 4, width: int = 12) -> tuple[fdbd.Head, FeatureSet, FeatureSet, list]:

@@ -348,7 +348,7 @@ def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
     ],
 )
 def test_a_damaged_state_is_refused(tmp_path, harm):
-    from fdbd import artifact
+    from fdbd.core import artifact
 
     guard, path = calibrated(), tmp_path / "monitor.safetensors"
     monitor = Monitor(guard)

@@ -14,7 +14,7 @@ import fdbd
 from fdbd import Batch, Guard, Head
 from fdbd.deploy import onnx as deploy
 from fdbd.detectors.base import Detector
-from fdbd.extras import MissingExtraError
+from fdbd.util.extras import MissingExtraError
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -229,7 +229,7 @@ def check_model(model: nn.Module, shape: tuple[int, ...], path: Path, detector: 
 
 def test_a_cifar_resnet_is_one_graph_with_its_guard(tmp_path):
     torch.manual_seed(0)
-    check_model(fdbd.models.create("resnet20").eval(), (3, 32, 32), tmp_path / "guard.onnx")
+    check_model(fdbd.networks.create("resnet20").eval(), (3, 32, 32), tmp_path / "guard.onnx")
 
 
 def test_a_vision_transformer_is_one_graph_with_its_guard(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fdbd
 from fdbd import AdaSCALE, Batch, Classifier, Energy, Guard, Head, Shaped
 from fdbd.detectors import fit_together
-from fdbd.statistics import NonFiniteRow
+from fdbd.fitting.statistics import NonFiniteRow
 
 WIDTH = 40
 

@@ -13,7 +13,7 @@ import fdbd
 from fdbd import Batch, Detector, Head
 from fdbd.detectors import Configured, NotFittedError, base, fit_together
 from fdbd.detectors.base import from_config, take
-from fdbd.statistics import ClassMoments, Mean, Moments
+from fdbd.fitting.statistics import ClassMoments, Mean, Moments
 
 
 class Norm(Detector):

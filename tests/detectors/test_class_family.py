@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fdbd import Batch, Head
 from fdbd.detectors import DICE, NCI, NECO, SHE, GradNorm, OpenMax
-from fdbd.detectors.weibull import Tails, fit_weibull
+from fdbd.fitting.weibull import Tails, fit_weibull
 
 
 def dot(a: list[float], b: list[float]) -> float:

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdbd.batch import Batch, Head
+from fdbd.core.batch import Batch, Head
+from fdbd.core.linear_algebra import whitener
 from fdbd.detectors import ssd as ssd_module
 from fdbd.detectors.mds import MDS
 from fdbd.detectors.rmds import RMDS
 from fdbd.detectors.ssd import SSD
-from fdbd.linalg import whitener
 
 CLASSES, WIDTH = 4, 6
 OPTIONS = [MDS(), RMDS(), SSD(), SSD(shrinkage=1.0), SSD(3, iterations=2), SSD(1)]

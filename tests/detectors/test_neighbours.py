@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdbd.batch import Batch, Head
+from fdbd.core.batch import Batch, Head
+from fdbd.core.linear_algebra import largest_products
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.knn import KNN
 from fdbd.detectors.nnguide import NNGuide
 from fdbd.detectors.shaped import Shaped
-from fdbd.linalg import largest_products
-from fdbd.shaping import LTS
+from fdbd.shaping.shapings import LTS
 
 CLASSES, WIDTH = 4, 6
 OPTIONS = [KNN(5), KNN(3, alpha=0.5), NNGuide(4), CSI()]
@@ -124,7 +124,7 @@ def test_the_largest_products_are_those_of_a_full_sort(points: int, k: int, seed
 
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_the_search_in_blocks_is_the_search_in_one(with_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fdbd import linalg
+    from fdbd.core import linear_algebra as linalg
 
     rows, bank = torch.randn(30, 4), torch.randn(1000, 4)
     whole = (rows @ bank.T).topk(20, dim=1).values.flip(1)

@@ -1,6 +1,6 @@
 """Detectors on real features: the public CIFAR-10 ResNet-20 against the public OOD sets.
 
-The network's weights and the OOD sets lie in ``shared/data`` beside the project, CIFAR-10 where `fdbd.bench.datasets`
+The network's weights and the OOD sets lie in ``shared/data`` beside the project, CIFAR-10 where `fdbd.data.datasets`
 looks for it (``FDBD_DATA``, ``FDBD_CACHE``). Features are extracted once and kept in the cache: 62,000 images, a minute
 or two.
 """
@@ -17,8 +17,8 @@ import torch
 import fdbd
 from fdbd import Batch, Head
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.datasets import DatasetUnavailable, Preprocess, from_npz, load
-from fdbd.models import create as create_model
+from fdbd.data.datasets import DatasetUnavailable, Preprocess, from_npz, load
+from fdbd.networks import create as create_model
 
 SHARED = Path(os.environ.get("FDBD_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 WEIGHTS = SHARED / "weights" / "resnet20-12fca82f.th"

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdbd.batch import Batch, Head
+from fdbd.core.batch import Batch, Head
 from fdbd.detectors.vim import Residual, ViM
 
 CLASSES, WIDTH = 4, 10

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fdbd import FDBD, Batch, Head, geometry
+from fdbd import FDBD, Batch, Head
+from fdbd.core import geometry
 from fdbd.paper.complexity import ALL_PAIRS, FOLDED, as_printed, costs, slope
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fdbd import Head, geometry
+from fdbd import Head
+from fdbd.core import geometry
 from fdbd.paper.attack import CarliniWagner
 from fdbd.paper.quality import relative_gaps
 

@@ -11,7 +11,7 @@ import torch
 import fdbd
 from fdbd import FDBD, metrics
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
-from fdbd.classifier import Classifier
+from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, subject
 from fdbd.paper.images import image_results, rotated
 from fdbd.paper.subject import Subject

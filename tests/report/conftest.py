@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fdbd.batch import Head
 from fdbd.bench.features import FeatureSet
 from fdbd.bench.results import Results
 from fdbd.bench.runner import Benchmark
+from fdbd.core.batch import Head
 from fdbd.detectors import FDBD, MSP, Detector, Energy, Paper
 
 HOSTILE = '</script><img src="https://example.org/x.png" onerror=alert(1)>&amp;\u2028 "\'$title'

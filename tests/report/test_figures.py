@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from fdbd.batch import Head
 from fdbd.bench.features import FeatureSet
 from fdbd.bench.runner import Benchmark
+from fdbd.core.batch import Head
+from fdbd.fitting.statistics import ClassMoments
 from fdbd.report import deviation_profile, figures, sample_standings
-from fdbd.statistics import ClassMoments
 
 
 def boundary_distances(z: list[float], head: Head) -> dict[int, float]:

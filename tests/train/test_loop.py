@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fdbd import models, train
+from fdbd import networks as models
+from fdbd import train
 from fdbd.train import checkpoint
 
 SMALL = {

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fdbd import models, train
+from fdbd import networks as models
+from fdbd import train
 from fdbd.train.schedule import learning_rate
 
 

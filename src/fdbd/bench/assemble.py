@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..classifier import Classifier
-from ..progress import Bar
-from .cache import FeatureCache
-from .config import Config
-from .datasets import DatasetUnavailable, Images, Preprocess, info, load
-from .datasets.store import data_roots
-from .features import FeatureSet
-from .runner import Benchmark
+from fdbd.bench.cache import FeatureCache
+from fdbd.bench.config import Config
+from fdbd.bench.features import FeatureSet
+from fdbd.bench.runner import Benchmark
+from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
+from fdbd.networks.classifier import Classifier
+from fdbd.util.progress import Bar
+from fdbd.util.store import data_roots
 
 
 def benchmark_of(
@@ -100,7 +100,7 @@ def _find_checkpoint(path: str) -> str:
 
 def model_of(config: Config) -> tuple[torch.nn.Module, Preprocess | None, str]:
     """The model in eval mode, its preprocessing where the config or the zoo says, and a line about its weights."""
-    from .. import models
+    from fdbd import networks as models
 
     preprocess = None if config.preprocess is None else preprocess_of(config.preprocess)
     if config.model.startswith("zoo:"):

@@ -13,10 +13,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..batch import Head
-from ..statistics import ClassMoments
-from .features import FeatureSet
-from .runner import Benchmark
+from fdbd.bench.features import FeatureSet
+from fdbd.bench.runner import Benchmark
+from fdbd.core.batch import Head
+from fdbd.fitting.statistics import ClassMoments
 
 FOLDER = Path(__file__).parent / "data"
 

@@ -22,13 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.batch import Batch, Head
-
-from ..preprocess import Preprocess
-from .datasets.collection import Images
-from .datasets.store import cache_root, lock, write_json
-from .extraction import Extractor, Progress, extract
-from .shards import EntryFolder, Failure
+from fdbd.core.batch import Batch, Head
+from fdbd.data.datasets.collection import Images
+from fdbd.data.extraction import Extractor, Progress, extract
+from fdbd.data.preprocessing import Preprocess
+from fdbd.data.shards import EntryFolder, Failure
+from fdbd.util.store import cache_root, lock, write_json
 
 log = logging.getLogger(__name__)
 

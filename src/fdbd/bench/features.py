@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batch import Batch
+from fdbd.core.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from statistics import median
 
 import torch
 
-from ..detectors import Detector
-from .features import FeatureSet
+from fdbd.bench.features import FeatureSet
+from fdbd.detectors import Detector
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Write the embedded bundle: ``python -m fdbd.bench.make_bundle``.
 
-Runs each zoo model over CIFAR-10 and five OOD sets (their images come from `fdbd.bench.datasets`), and keeps features
+Runs each zoo model over CIFAR-10 and five OOD sets (their images come from `fdbd.data.datasets`), and keeps features
 in float16: a class-balanced part of the training set with the moments of all of it, part of the test set, the OOD sets.
 """
 
@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .. import models
-from ..classifier import Classifier
-from ..files import beside
-from ..statistics import ClassMoments
-from .assemble import forward_seconds
-from .bundle import FOLDER, moment_tensors
-from .cache import CachedFeatures, FeatureCache
-from .datasets import load
+from fdbd import networks as models
+from fdbd.bench.assemble import forward_seconds
+from fdbd.bench.bundle import FOLDER, moment_tensors
+from fdbd.bench.cache import CachedFeatures, FeatureCache
+from fdbd.data.datasets import load
+from fdbd.fitting.statistics import ClassMoments
+from fdbd.networks.classifier import Classifier
+from fdbd.util.files import beside
 
 TRAIN_PER_CLASS = 500
 TEST_COUNT = 8000

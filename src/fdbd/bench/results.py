@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..detectors import Paper
-from ..metrics import Estimate, Evaluation
-from ..metrics.comparison import Placements, compare, placements
-from .latency import Latency
+from fdbd.bench.latency import Latency
+from fdbd.detectors import Paper
+from fdbd.metrics import Estimate, Evaluation
+from fdbd.metrics.comparison import Placements, compare, placements
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -170,7 +170,7 @@ class Results:
 
     def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None) -> Table:
         """A table for the terminal, best first; with a `width` in characters, averages alone where sets do not fit."""
-        from .tables import rich_table
+        from fdbd.bench.tables import rich_table
 
         return rich_table(self, metrics, width)
 
@@ -245,13 +245,13 @@ class Results:
 
     def to_pandas(self) -> Any:
         """`records` as a DataFrame."""
-        from ..extras import require
+        from fdbd.util.extras import require
 
         return require("pandas", "report").DataFrame(self.records())
 
     def to_markdown(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
         """The table in Markdown, with its convention and notes; also written to `path` where one is given."""
-        from .tables import markdown
+        from fdbd.bench.tables import markdown
 
         text = markdown(self, metrics)
         if path is not None:
@@ -260,7 +260,7 @@ class Results:
 
     def to_latex(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
         """The table in LaTeX (booktabs); also written to `path` where one is given."""
-        from .tables import latex
+        from fdbd.bench.tables import latex
 
         text = latex(self, metrics)
         if path is not None:
@@ -269,7 +269,7 @@ class Results:
 
     def to_html(self, path: PathLike) -> Path:
         """The report, one self-contained page."""
-        from ..report import html
+        from fdbd.report import html
 
         return _write(path, html(self))
 
@@ -283,7 +283,7 @@ def convention(positive: str) -> str:
 
 def machine() -> dict[str, Any]:
     """What the timings were taken on."""
-    from .. import __version__
+    from fdbd import __version__
 
     return {
         "python": platform.python_version(),
@@ -295,6 +295,6 @@ def machine() -> dict[str, Any]:
 
 
 def _write(path: PathLike, text: str) -> Path:
-    from ..files import write_text
+    from fdbd.util.files import write_text
 
     return write_text(path, text)

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..batch import Head
-from ..detectors import Detector, Paper, create, list_detectors, list_shapings
-from ..detectors.base import Configured, fit_together
-from ..detectors.mds import PartMoments
-from ..metrics import evaluate
-from ..progress import track
-from ..statistics import ClassMoments, Mean, Moments
-from .features import FeatureSet
-from .latency import measure
-from .results import Results, Row, Setting
+from fdbd.bench.features import FeatureSet
+from fdbd.bench.latency import measure
+from fdbd.bench.results import Results, Row, Setting
+from fdbd.core.batch import Head
+from fdbd.detectors import Detector, Paper, create, list_detectors, list_shapings
+from fdbd.detectors.base import Configured, fit_together
+from fdbd.detectors.mds import PartMoments
+from fdbd.fitting.statistics import ClassMoments, Mean, Moments
+from fdbd.metrics import evaluate
+from fdbd.util.progress import track
 
 BATCH_SIZES = (1, 256)
 SHAPED = ("energy", "fdbd")
@@ -111,7 +111,7 @@ class Benchmark:
         return Results(self._setting(), _with_own_names(rows), self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        from ..report import figures  # the report stands on the benchmark, hence not at the top
+        from fdbd.report import figures  # the report stands on the benchmark, hence not at the top
 
         return figures(self)
 

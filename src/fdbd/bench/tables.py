@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..metrics import as_percent
+from fdbd.metrics import as_percent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .results import Results, Row
+    from fdbd.bench.results import Results, Row
 
 TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out"}
 ARROWS = {"auroc": "↑", "fpr95": "↓", "aupr_in": "↑", "aupr_out": "↑"}
@@ -25,7 +25,7 @@ def columns(results: Results, metrics: Sequence[str]) -> list[tuple[str, str]]:
 
 def caption(results: Results) -> list[str]:
     """Lines that make the table stand alone: data, accuracy, convention, marks."""
-    from .results import convention
+    from fdbd.bench.results import convention
 
     setting = results.setting
     accuracy = "" if setting.accuracy is None else f", classifier accuracy {as_percent(setting.accuracy)} %"

@@ -37,7 +37,7 @@ def bench(
         _write_example(init)
         return
     writers = _writers(formats)
-    from ..bench import Config, benchmark_of, load_bundle
+    from fdbd.bench import Config, benchmark_of, load_bundle
 
     started = time.perf_counter()
     if config is None:
@@ -70,7 +70,7 @@ def bench(
 
 def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The names, each tried before anything is computed: a slip of the pen is an error at once, not a failed row."""
-    from ..detectors import create
+    from fdbd.detectors import create
 
     for name in names or ():
         create(name)
@@ -93,8 +93,8 @@ def _writers(formats: str):  # type: ignore[no-untyped-def]
 
 
 def _write_example(path: Path) -> None:
-    from ..bench.config import EXAMPLE
-    from ..files import write_text
+    from fdbd.bench.config import EXAMPLE
+    from fdbd.util.files import write_text
 
     if path.suffix != ".toml":
         raise ValueError(f"--init writes TOML, but {str(path)!r} does not end in .toml")

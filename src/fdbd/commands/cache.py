@@ -26,7 +26,7 @@ def cache(
 
     Examples: `fdbd cache`, `fdbd cache verify`, `fdbd cache clear`
     """
-    from ..bench.cache import FeatureCache
+    from fdbd.bench.cache import FeatureCache
 
     store = FeatureCache()
     if action is Action.clear:

@@ -27,7 +27,7 @@ def data(
 
 
 def _list(as_json: bool) -> None:
-    from ..bench.datasets import list_datasets, status
+    from fdbd.data.datasets import list_datasets, status
 
     rows: list[dict[str, Any]] = [
         {
@@ -59,8 +59,8 @@ def _list(as_json: bool) -> None:
 
 
 def _fetch(name: str, split: str, as_json: bool) -> None:
-    from ..bench.datasets import load
-    from ..progress import Bar
+    from fdbd.data.datasets import load
+    from fdbd.util.progress import Bar
 
     with Bar(f"fetching {name}") as bar:
 
@@ -74,7 +74,7 @@ def _fetch(name: str, split: str, as_json: bool) -> None:
 
 
 def _verify(name: str, split: str, as_json: bool) -> None:
-    from ..bench.datasets import verify
+    from fdbd.data.datasets import verify
 
     problems = verify(name, split)
     if as_json:

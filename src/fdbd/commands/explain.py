@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import options
+from fdbd.commands import options
 
 if TYPE_CHECKING:
-    from ..report.explanation import Sample
+    from fdbd.report.explanation import Sample
 
 
 def explain(
@@ -29,9 +29,9 @@ def explain(
 
     Example: `fdbd explain guard.safetensors photo.png --out why.png`
     """
-    from ..deploy.spec import open_guard
-    from ..images import decode
-    from ..report.explanation import FORMATS, draw, sample_of
+    from fdbd.data.images import decode
+    from fdbd.jobs.guard_files import open_guard
+    from fdbd.report.explanation import FORMATS, draw, sample_of
 
     if top < 1:
         raise ValueError(f"--top is {top}, expected at least 1 boundary")

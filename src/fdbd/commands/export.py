@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from fdbd.commands import options
 
 
 def export(
@@ -31,11 +31,11 @@ def export(
 
     Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
     """
-    from ..deploy.examples import example_for
-    from ..deploy.onnx import OPSET, metadata
-    from ..deploy.onnx import export as export_onnx
-    from ..deploy.spec import Opened, open_guard
-    from ..guard import load
+    from fdbd.decision.guard import load
+    from fdbd.deploy.onnx import OPSET, metadata
+    from fdbd.deploy.onnx import export as export_onnx
+    from fdbd.jobs.examples import example_for
+    from fdbd.jobs.guard_files import Opened, open_guard
 
     if features:
         known = load(guard)

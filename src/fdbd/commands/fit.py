@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from fdbd.commands import options
 
 _HEAD_FILES = (".npz", ".safetensors")
 
@@ -71,9 +71,9 @@ def fit(
     Examples: `fdbd fit cifar10-ce ./images`, `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
     `fdbd fit features.parquet --head head.npz --out guard.safetensors`
     """
-    from ..batch import Head
-    from ..deploy.fitting import fit_files, read_head
-    from ..deploy.spec import Built, build_model
+    from fdbd.core.batch import Head
+    from fdbd.jobs.fitting import fit_files, read_head
+    from fdbd.jobs.guard_files import Built, build_model
 
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")

@@ -24,7 +24,7 @@ def paper(
 
     Examples: `fdbd paper`, `fdbd paper table-regularization`, `fdbd paper all --out results`
     """
-    from ..paper import find, list_experiments, run_all
+    from fdbd.paper import find, list_experiments, run_all
 
     names = list_experiments()
     if name is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import options
+from fdbd.commands import options
 
 
 def score(
@@ -41,7 +41,7 @@ def score(
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
-    from ..deploy.scoring import score_files
+    from fdbd.jobs.scoring import score_files
 
     summary = score_files(
         guard,

@@ -29,7 +29,7 @@ def train(
 
     Examples: `fdbd train`, `fdbd train zoo-ce`, `fdbd train supcon-small --set epochs=1 --out runs/try`
     """
-    from .. import train as training
+    from fdbd import train as training
 
     if preset is None:
         recipes = [training.preset(name) for name in training.list_presets()]

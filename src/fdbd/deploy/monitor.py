@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import artifact
-from ..artifact import ArtifactError
-from ..batch import as_tensor
-from ..extras import require
-from ..guard import Decision, Guard, NotCalibratedError
-from .drift import DriftTest
+from fdbd.core import artifact
+from fdbd.core.artifact import ArtifactError
+from fdbd.core.batch import as_tensor
+from fdbd.decision.guard import Decision, Guard, NotCalibratedError
+from fdbd.deploy.drift import DriftTest
+from fdbd.util.extras import require
 
 
 class Monitor:

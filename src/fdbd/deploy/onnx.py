@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch
-from ..classifier import split_batch
-from ..extras import require
-from ..files import beside
-from ..guard import Guard, NotCalibratedError
-from ..threshold import GRID_POINTS, Threshold
+from fdbd.core.batch import Batch
+from fdbd.decision.guard import Guard, NotCalibratedError
+from fdbd.decision.threshold import GRID_POINTS, Threshold
+from fdbd.networks.classifier import split_batch
+from fdbd.util.extras import require
+from fdbd.util.files import beside
 
 OPSET = 18
 """The ONNX operator set of exported graphs, unless another is asked for."""
@@ -222,7 +222,7 @@ def _strip(model: Any) -> None:
 
 
 def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, str]:
-    from .. import __version__
+    from fdbd import __version__
 
     threshold = _threshold(guard)
     description = {

@@ -18,10 +18,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from typing_extensions import Self
 
-from ..batch import Batch, Head
-from ..detectors import as_detector
-from ..detectors.base import Detector
-from ..threshold import Threshold
+from fdbd.core.batch import Batch, Head
+from fdbd.decision.threshold import Threshold
+from fdbd.detectors import as_detector
+from fdbd.detectors.base import Detector
 
 _CHUNK = 1 << 22  # numbers made dense at once: 32 MB
 

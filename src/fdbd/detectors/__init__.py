@@ -1,32 +1,32 @@
 """Every detector, by class and by name."""
 
-from .adascale import AdaSCALE
-from .base import Configured, Detector, NotFittedError, Paper, fit_together
-from .csi import CSI
-from .dice import DICE
-from .energy import Energy
-from .ensemble import Ensemble
-from .entropy import Entropy
-from .fdbd import FDBD, Deviation
-from .gen import GEN
-from .gradnorm import GradNorm
-from .klm import KLMatching
-from .knn import KNN
-from .maxlogit import MaxLogit
-from .mds import MDS
-from .msp import MSP
-from .nci import NCI
-from .neco import NECO
-from .nnguide import NNGuide
-from .odin import ODIN
-from .openmax import OpenMax
-from .registry import as_detector, create, create_shaping, list_detectors, list_shapings
-from .rmds import RMDS
-from .shaped import Shaped
-from .she import SHE
-from .ssd import SSD
-from .tempscale import TemperatureScaling
-from .vim import Residual, ViM
+from fdbd.detectors.adascale import AdaSCALE
+from fdbd.detectors.base import Configured, Detector, NotFittedError, Paper, fit_together
+from fdbd.detectors.csi import CSI
+from fdbd.detectors.dice import DICE
+from fdbd.detectors.energy import Energy
+from fdbd.detectors.ensemble import Ensemble
+from fdbd.detectors.entropy import Entropy
+from fdbd.detectors.fdbd import FDBD, Deviation
+from fdbd.detectors.gen import GEN
+from fdbd.detectors.gradnorm import GradNorm
+from fdbd.detectors.klm import KLMatching
+from fdbd.detectors.knn import KNN
+from fdbd.detectors.maxlogit import MaxLogit
+from fdbd.detectors.mds import MDS
+from fdbd.detectors.msp import MSP
+from fdbd.detectors.nci import NCI
+from fdbd.detectors.neco import NECO
+from fdbd.detectors.nnguide import NNGuide
+from fdbd.detectors.odin import ODIN
+from fdbd.detectors.openmax import OpenMax
+from fdbd.detectors.registry import as_detector, create, create_shaping, list_detectors, list_shapings
+from fdbd.detectors.rmds import RMDS
+from fdbd.detectors.shaped import Shaped
+from fdbd.detectors.she import SHE
+from fdbd.detectors.ssd import SSD
+from fdbd.detectors.tempscale import TemperatureScaling
+from fdbd.detectors.vim import Residual, ViM
 
 __all__ = [
     "CSI",

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..perturb import detached
-from ..shaping import Shaping
-from ..statistics import Histogram, check_finite
-from .base import Paper, Passes
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Paper, Passes
+from fdbd.fitting.statistics import Histogram, check_finite
+from fdbd.networks.perturbation import detached
+from fdbd.shaping.shapings import Shaping
 
 _KNOTS = 1024
 """Quantiles that stand for the distribution of the shift: resolution 1/1024, and a comparison that exports."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .. import kernels
-from ..batch import Batch, Head, as_tensor
-from ..configured import Configured, NotFittedError, Paper, Passes, from_config
-from ..statistics import Bank, Count, NonFiniteRow, check_finite
-from ..threshold import Threshold
+from fdbd import kernels
+from fdbd.core.batch import Batch, Head, as_tensor
+from fdbd.core.configuration import Configured, NotFittedError, Paper, Passes, from_config
+from fdbd.decision.threshold import Threshold
+from fdbd.fitting.statistics import Bank, Count, NonFiniteRow, check_finite
 
 __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
 
@@ -329,7 +329,7 @@ def fit_together(
         detectors: unfitted or fitted before; all are fitted anew.
         batches: one Batch, or an iterable that starts anew with each pass.
         head: the linear head.
-        combine: merges a statistic over processes that each see a shard of the data (`fdbd.distributed`).
+        combine: merges a statistic over processes that each see a shard of the data (`fdbd.fitting.distributed`).
     """
     data = [batches] if isinstance(batches, Batch) else batches
     first = _Peek(data)

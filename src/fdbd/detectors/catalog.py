@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .base import Configured, Detector
+from fdbd.detectors.base import Configured, Detector
 
 PAGE = Path("docs/detectors.md")
 
@@ -51,7 +51,7 @@ def _registered() -> dict[str, type[Configured]]:
     for module in pkgutil.iter_modules(package.__path__, "fdbd.detectors."):
         if module.name != "fdbd.detectors.catalog":  # which may be the program itself
             importlib.import_module(module.name)
-    importlib.import_module("fdbd.shaping")
+    importlib.import_module("fdbd.shaping.shapings")
     return {name: kind for name, kind in Configured.registry.items() if kind.__module__.startswith("fdbd.")}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..linalg import largest_products, unit, warm_up_search
-from ..statistics import Bank, check_finite
-from .base import Detector, Paper, Passes
-from .knn import require_samples, share_kept
+from fdbd.core.batch import Batch, Head
+from fdbd.core.linear_algebra import largest_products, unit, warm_up_search
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.knn import require_samples, share_kept
+from fdbd.fitting.statistics import Bank, check_finite
 
 
 class CSI(Detector):

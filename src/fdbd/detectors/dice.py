@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..batch import Batch, Head
-from ..statistics import Mean
-from .base import Detector, Paper, Passes
-from .exponentials import logsumexp
+from fdbd import kernels
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.exponentials import logsumexp
+from fdbd.fitting.statistics import Mean
 
 
 class DICE(Detector):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ..batch import Batch, Head
-from ..shaping import Shaping
-from .base import Detector, NotFittedError, Paper, Passes, as_batch
-from .registry import as_detector
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Detector, NotFittedError, Paper, Passes, as_batch
+from fdbd.detectors.registry import as_detector
+from fdbd.shaping.shapings import Shaping
 
 _KNOTS = 1024
 """Calibration scores kept of each member: half are the lowest ones, where decisions are made, half spread evenly."""

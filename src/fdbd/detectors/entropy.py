@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .base import Paper
-from .exponentials import SoftmaxDetector, Sums
+from fdbd.detectors.base import Paper
+from fdbd.detectors.exponentials import SoftmaxDetector, Sums
 
 
 class Entropy(SoftmaxDetector):

@@ -13,9 +13,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..batch import Batch
-from .base import Detector, closes_itself
+from fdbd import kernels
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, closes_itself
 
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
 """Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""

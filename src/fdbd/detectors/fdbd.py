@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import geometry, kernels
-from ..batch import Batch, Head
-from ..configured import at_least_one
-from ..statistics import Mean
-from ..threshold import Threshold
-from .base import Detector, Paper, Passes, closes_itself
+from fdbd import kernels
+from fdbd.core import geometry
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import at_least_one
+from fdbd.decision.threshold import Threshold
+from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
+from fdbd.fitting.statistics import Mean
 
 FDBD_PAPER = Paper("Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024)
 

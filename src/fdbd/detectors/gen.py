@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..batch import Batch
-from ..configured import at_least_one
-from .base import Detector, Paper
-from .exponentials import bound_, gaps
+from fdbd import kernels
+from fdbd.core.batch import Batch
+from fdbd.core.configuration import at_least_one
+from fdbd.detectors.base import Detector, Paper
+from fdbd.detectors.exponentials import bound_, gaps
 
 _NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}
 """Logarithms of sums from which on down the bounds on exponents are felt."""

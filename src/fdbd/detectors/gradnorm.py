@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch
-from .base import Detector, Paper
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, Paper
 
 
 class GradNorm(Detector):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..statistics import ClassMeans
-from .base import Detector, Paper, Passes
-from .exponentials import bound_, gaps
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.exponentials import bound_, gaps
+from fdbd.fitting.statistics import ClassMeans
 
 
 class KLMatching(Detector):

@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..batch import Batch, Head
-from ..configured import at_least_one
-from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
-from ..statistics import Bank
-from .base import Detector, Paper, Passes
+from fdbd import kernels
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import at_least_one
+from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit, warm_up_search
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.fitting.statistics import Bank
 
 Index = Literal["exact", "flat", "ivf", "hnsw"]
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..batch import Batch, Head
-from ..geometry import nearest_squared_distance
-from ..linalg import in_blocks, whitener
-from ..perturb import checked_std
-from ..statistics import Bank, ClassMoments, Sum, check_finite
-from .base import Detector, Paper, Passes, named_row
+from fdbd.core.batch import Batch, Head
+from fdbd.core.geometry import nearest_squared_distance
+from fdbd.core.linear_algebra import in_blocks, whitener
+from fdbd.detectors.base import Detector, Paper, Passes, named_row
+from fdbd.fitting.statistics import Bank, ClassMoments, Sum, check_finite
+from fdbd.networks.perturbation import checked_std
 
 
 class MDS(Detector):

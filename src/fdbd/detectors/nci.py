@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import kernels
-from ..batch import Batch, Head
-from ..statistics import Mean
-from .base import Detector, Paper, Passes, closes_itself
+from fdbd import kernels
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
+from fdbd.fitting.statistics import Mean
 
 
 class NCI(Detector):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..configured import at_least_one
-from ..statistics import Moments
-from .base import Detector, Paper, Passes
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import at_least_one
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.fitting.statistics import Moments
 
 _AUTHORS_DIMENSION = 100  # of the authors' code, for 1,000 classes
 _NEGLIGIBLE = 1e-9  # a spread below this share of the largest is rounding, not variation

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..linalg import SMALLEST_NORM, largest_products, unit, warm_up_search
-from ..statistics import Bank
-from .base import Detector, Paper, Passes
-from .exponentials import logsumexp
-from .knn import neighbours, require_samples, share_kept
+from fdbd.core.batch import Batch, Head
+from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit, warm_up_search
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.exponentials import logsumexp
+from fdbd.detectors.knn import neighbours, require_samples, share_kept
+from fdbd.fitting.statistics import Bank
 
 
 class NNGuide(Detector):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..batch import Batch
-from ..perturb import InputPerturbation
-from .base import Paper
-from .msp import MSP
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Paper
+from fdbd.detectors.msp import MSP
+from fdbd.networks.perturbation import InputPerturbation
 
 
 class ODIN(MSP):

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..configured import at_least_one
-from ..geometry import squared_distances
-from ..statistics import ClassMeans, in_float64, labels_of
-from .base import Detector, Paper, Passes
-from .exponentials import logsumexp
-from .weibull import Tails, fit_weibull
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import at_least_one
+from fdbd.core.geometry import squared_distances
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.exponentials import logsumexp
+from fdbd.fitting.statistics import ClassMeans, in_float64, labels_of
+from fdbd.fitting.weibull import Tails, fit_weibull
 
 _CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
 _FAR = 1e3  # in scales: further away nothing is more extreme

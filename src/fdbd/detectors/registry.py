@@ -7,10 +7,10 @@ import fnmatch
 import inspect
 from typing import Any
 
-from ..shaping import Shaping
-from .base import Configured, Detector
-from .energy import Energy
-from .shaped import Shaped
+from fdbd.detectors.base import Configured, Detector
+from fdbd.detectors.energy import Energy
+from fdbd.detectors.shaped import Shaped
+from fdbd.shaping.shapings import Shaping
 
 
 def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..geometry import nearest_squared_distance
-from ..linalg import eigenvectors, in_blocks, whitener
-from ..statistics import ClassMoments
-from .base import Detector, Paper, Passes
+from fdbd.core.batch import Batch, Head
+from fdbd.core.geometry import nearest_squared_distance
+from fdbd.core.linear_algebra import eigenvectors, in_blocks, whitener
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.fitting.statistics import ClassMoments
 
 
 class RMDS(Detector):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..batch import Batch, Head
-from ..shaping import Shaping
-from ..statistics import Mean, Transformed, check_finite
-from .base import Detector, Passes
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Detector, Passes
+from fdbd.fitting.statistics import Mean, Transformed, check_finite
+from fdbd.shaping.shapings import Shaping
 
 
 class Shaped(Detector):
@@ -30,7 +30,7 @@ class Shaped(Detector):
 
     >>> from fdbd import Batch, Head
     >>> from fdbd.detectors import Energy
-    >>> from fdbd.shaping import ASHP
+    >>> from fdbd.shaping.shapings import ASHP
     >>> detector = Shaped(ASHP(50), Energy()).fit(Batch(torch.eye(2)), Head(torch.eye(2), torch.zeros(2)))
     >>> detector.score(Batch(torch.tensor([[3.0, 2.0]])))  # logsumexp of (3, 0)
     tensor([3.0486])

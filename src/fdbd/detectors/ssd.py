@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..batch import Batch, Head
-from ..configured import at_least_one
-from ..geometry import nearest_squared_distance
-from ..kmeans import kmeans, nearest
-from ..linalg import in_blocks, unit, whitener
-from ..statistics import ClassMoments, Moments, Transformed, labels_of
-from .base import Detector, Paper, Passes
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import at_least_one
+from fdbd.core.geometry import nearest_squared_distance
+from fdbd.core.linear_algebra import in_blocks, unit, whitener
+from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.fitting.kmeans import kmeans, nearest
+from fdbd.fitting.statistics import ClassMoments, Moments, Transformed, labels_of
 
 LARGEST_TABLE = 1 << 27
 """Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB kept."""

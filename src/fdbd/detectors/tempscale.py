@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Head
-from ..statistics import Sum, in_float64, labels_of
-from .base import Paper, Passes
-from .exponentials import SoftmaxDetector, Sums, bound_
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors.base import Paper, Passes
+from fdbd.detectors.exponentials import SoftmaxDetector, Sums, bound_
+from fdbd.fitting.statistics import Sum, in_float64, labels_of
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""

@@ -4,7 +4,16 @@
 another device. The twin of `softmax_sums` is in `detectors.exponentials`.
 """
 
-from .dispatch import column_sums, fits_kernel, folded_decision, folded_score, linear, softmax_sums, tracing, warm_up
+from fdbd.kernels.dispatch import (
+    column_sums,
+    fits_kernel,
+    folded_decision,
+    folded_score,
+    linear,
+    softmax_sums,
+    tracing,
+    warm_up,
+)
 
 __all__ = [
     "column_sums",

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import team
+from fdbd.kernels import team
 
 _MOST_THREADS = 8
 """Threads that share products out among them: each has buffers of its own."""

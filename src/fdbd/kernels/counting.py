@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import team
+from fdbd.kernels import team
 
 
 def count_leading_bits(values: Tensor, counts: Tensor) -> None:
@@ -51,7 +51,7 @@ def _bits(values: Tensor) -> Any:
 def _kernels() -> tuple[Any, Any, Any]:
     import numba  # takes a third of a second to import: only where something is counted
 
-    from .fused import compiled
+    from fdbd.kernels.fused import compiled
 
     return compiled(numba.njit, _count), compiled(numba.njit, _count_features), compiled(numba.njit, _multilinear)
 

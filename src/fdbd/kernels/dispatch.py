@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import team, twin
-from .block import DIVIDE, FEATURES, FLOOR, NORMALS, OFFSETS, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
+from fdbd.kernels import team, twin
+from fdbd.kernels.block import DIVIDE, FEATURES, FLOOR, NORMALS, OFFSETS, OUT, OUT_OF_RANGE, SLOTS, UNTRUSTED
 
 CHUNK = 1 << 16
 """Elements that a thread takes at once: some ten microseconds of work."""
@@ -183,7 +183,7 @@ def warm_up(dtype: torch.dtype = torch.float32) -> None:
     if dtype not in _compiled:
         fused = _fused()
         fused.column_sums(dtype)
-        from . import product, softmax
+        from fdbd.kernels import product, softmax
 
         _compiled[dtype] = fused.score(dtype), softmax.softmax(dtype), product.linear(dtype)
 
@@ -234,6 +234,6 @@ def _warm(dtype: torch.dtype, number: int) -> team.Kernel | None:
 
 @cache
 def _fused() -> Any:
-    from . import fused  # numba takes a third of a second to import: only where a score is computed
+    from fdbd.kernels import fused  # numba takes a third of a second to import: only where a score is computed
 
     return fused

@@ -15,8 +15,8 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-from . import twin
-from .block import (
+from fdbd.kernels import twin
+from fdbd.kernels.block import (
     CENTER,
     CHUNK,
     CLASSES,
@@ -41,7 +41,7 @@ from .block import (
     UNTRUSTED,
     WIDTH,
 )
-from .team import Kernel
+from fdbd.kernels.team import Kernel
 
 # Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning (no nnan, no ninf): a row whose
 # squared norm is not below `overflow` is handed back as NaN, and the caller finds out why.

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import team
-from .blas import share_products
+from fdbd.kernels import team
+from fdbd.kernels.blas import share_products
 
 _ELEMENTS_OF_ALL = 1 << 23
 """Of the products of all threads, in float64: 64 MB."""
@@ -63,7 +63,7 @@ def _array(rows: Tensor) -> Any:
 def _kernels() -> tuple[Any, Any]:
     import numba  # takes a third of a second to import: only where something is summed
 
-    from .fused import compiled
+    from fdbd.kernels.fused import compiled
 
     return compiled(numba.njit, _centre), compiled(numba.njit, _add_by_class)
 

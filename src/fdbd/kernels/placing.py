@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import dispatch
-from .block import CHUNK, CLASSES, FEATURES, GIVEN, LAYOUT, OFFSETS, OUT, ROWS, SLOTS, WIDTH
-from .fused import at, kernel_of, take
-from .team import Kernel
+from fdbd.kernels import dispatch
+from fdbd.kernels.block import CHUNK, CLASSES, FEATURES, GIVEN, LAYOUT, OFFSETS, OUT, ROWS, SLOTS, WIDTH
+from fdbd.kernels.fused import at, kernel_of, take
+from fdbd.kernels.team import Kernel
 
 
 def place_rows(out: Tensor, places: Tensor, rows: Tensor, divisors: Tensor) -> None:

@@ -9,9 +9,9 @@ import numba
 import numpy as np
 import torch
 
-from .block import CHUNK, CLASSES, FEATURES, LAYOUT, NORMALS, OFFSETS, OUT, ROWS, WIDTH
-from .fused import at, jit, kernel_of, take
-from .team import Kernel
+from fdbd.kernels.block import CHUNK, CLASSES, FEATURES, LAYOUT, NORMALS, OFFSETS, OUT, ROWS, WIDTH
+from fdbd.kernels.fused import at, jit, kernel_of, take
+from fdbd.kernels.team import Kernel
 
 
 @jit

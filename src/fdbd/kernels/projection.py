@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fused import compiled
-from .team import over_rows
+from fdbd.kernels.fused import compiled
+from fdbd.kernels.team import over_rows
 
 # Distances are measured in units of the closed form, which bounds them from below, so a residual of 1e-14 stands for a
 # region ten million times farther away than its hyperplane: none that can be told from empty in float64.

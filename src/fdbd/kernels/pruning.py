@@ -33,7 +33,7 @@ def keep_between(features: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _kernels() -> tuple[Any, Any]:
     import numba  # takes a third of a second to import: only where something is pruned
 
-    from .fused import compiled
+    from fdbd.kernels.fused import compiled
 
     return compiled(numba.njit, _keep_from), compiled(numba.njit, _keep_between)
 

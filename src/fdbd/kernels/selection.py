@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .fused import compiled
+from fdbd.kernels.fused import compiled
 
 _AT_ONCE = 32
 """Values that are compared with the bound together."""

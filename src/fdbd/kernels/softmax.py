@@ -15,9 +15,9 @@ import torch
 from numba import types
 from numba.extending import intrinsic, overload
 
-from .block import CHUNK, DIVIDE, FEATURES, FLOOR, LAYOUT, OUT, ROWS, UNTRUSTED, WIDTH
-from .fused import at, compiled, jit, kernel_of, take
-from .team import Kernel
+from fdbd.kernels.block import CHUNK, DIVIDE, FEATURES, FLOOR, LAYOUT, OUT, ROWS, UNTRUSTED, WIDTH
+from fdbd.kernels.fused import at, compiled, jit, kernel_of, take
+from fdbd.kernels.team import Kernel
 
 _FEW, _ROWS = 16, 64
 """Classes up to which as many rows are worked on at once."""

@@ -4,9 +4,9 @@ Higher score = more in-distribution. Everything is a fraction in [0, 1]; `as_per
 tensors, arrays or lists; ties and ±inf are handled exactly, NaN is an error. Nothing here knows a detector.
 """
 
-from .comparison import Comparison, delong_test
-from .evaluation import Estimate, Evaluation, as_percent, evaluate
-from .points import aupr, auroc, fpr_at_tpr, roc_curve
+from fdbd.metrics.comparison import Comparison, delong_test
+from fdbd.metrics.evaluation import Estimate, Evaluation, as_percent, evaluate
+from fdbd.metrics.points import aupr, auroc, fpr_at_tpr, roc_curve
 
 __all__ = [
     "Comparison",

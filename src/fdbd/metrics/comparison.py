@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .counts import Floats, as_scores
+from fdbd.metrics.counts import Floats, as_scores
 
 
 class Comparison(NamedTuple):

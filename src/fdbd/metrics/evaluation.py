@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .counts import Counts
-from .intervals import Interval, aupr_interval, auroc_interval, fpr_interval
-from .points import area, average_precision, false_positive_rate, oriented
+from fdbd.metrics.counts import Counts
+from fdbd.metrics.intervals import Interval, aupr_interval, auroc_interval, fpr_interval
+from fdbd.metrics.points import area, average_precision, false_positive_rate, oriented
 
 
 class Estimate(float):

@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 
-from ..threshold import as_decimal
-from .counts import Counts, Floats
-from .points import area, average_precision, false_positive_rate
+from fdbd.decision.threshold import as_decimal
+from fdbd.metrics.counts import Counts, Floats
+from fdbd.metrics.points import area, average_precision, false_positive_rate
 
 Interval = tuple[float, float]
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..threshold import count_to_accept
-from .counts import Counts, Floats
+from fdbd.decision.threshold import count_to_accept
+from fdbd.metrics.counts import Counts, Floats
 
 
 def auroc(id_scores: Any, ood_scores: Any) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batch import Head
+from fdbd.core.batch import Head
 
 
 @dataclass(frozen=True)

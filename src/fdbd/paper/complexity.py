@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import geometry
-from ..batch import Batch, Head
-from ..detectors import KNN, MDS, Detector, ViM
-from . import plot
-from .experiment import Experiment
-from .finding import Finding, Table, check
-from .kinds import Say
+from fdbd.core import geometry
+from fdbd.core.batch import Batch, Head
+from fdbd.detectors import KNN, MDS, Detector, ViM
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check
+from fdbd.paper.kinds import Say
 
 ALL_PAIRS = "fDBD as printed, O(C + P)"
 FOLDED = "fDBD folded, O(P)"

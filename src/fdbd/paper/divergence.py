@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import plot
-from .experiment import Experiment
-from .finding import Finding, Table, check
-from .kinds import Say
-from .subject import main_subject, stand_ins, standing
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import main_subject, stand_ins, standing
 
 Floats = NDArray[np.float64]
 

@@ -76,7 +76,7 @@ def find(name: str, scale: str = "small") -> Experiment:
 
 
 def _read(path: Path, scale: str) -> Experiment:
-    from .kinds import KINDS
+    from fdbd.paper.kinds import KINDS
 
     text = path.read_text(encoding="utf-8")
     try:

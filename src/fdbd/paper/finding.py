@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..files import beside, write_text
+from fdbd.util.files import beside, write_text
 
 if TYPE_CHECKING:
-    from .experiment import Experiment
+    from fdbd.paper.experiment import Experiment
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 
@@ -97,7 +97,7 @@ class Finding:
 
     def to_dict(self, experiment: Experiment, seconds: float) -> dict[str, Any]:
         """Everything but the figure, ready for JSON."""
-        from ..bench.results import machine
+        from fdbd.bench.results import machine
 
         about = {key: getattr(experiment, key) for key in ("name", "kind", "title", "place", "claim", "scale")}
         return {

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..batch import Batch
-from ..bench import Benchmark, FeatureSet, Results, Row
-from ..bench.datasets import Images, load
-from ..bench.latency import Latency
-from ..classifier import Classifier
-from ..detectors import CSI, ODIN, Detector
-from ..detectors.base import fit_together
-from ..metrics import evaluate
-from .kinds import Say
-from .subject import Subject
+from fdbd.bench import Benchmark, FeatureSet, Results, Row
+from fdbd.bench.latency import Latency
+from fdbd.core.batch import Batch
+from fdbd.data.datasets import Images, load
+from fdbd.detectors import CSI, ODIN, Detector
+from fdbd.detectors.base import fit_together
+from fdbd.metrics import evaluate
+from fdbd.networks.classifier import Classifier
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import Subject
 
 _BATCH = 128
 _TIMED = 32  # images of a timed batch

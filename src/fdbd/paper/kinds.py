@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .experiment import Experiment
-from .finding import Finding
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding
 
 Say = Callable[[str], None]
 """Told what is being done, in a few words."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import beside, write_text
-from .experiment import find, list_experiments
-from .finding import Finding, Table, verdict_lines
+from fdbd.paper.experiment import find, list_experiments
+from fdbd.paper.finding import Finding, Table, verdict_lines
+from fdbd.util.files import beside, write_text
 
 PAGE = Path("docs/paper.md")
 RESULTS = Path("paper")

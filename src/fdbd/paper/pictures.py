@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import geometry
-from ..batch import Head
-from ..detectors import FDBD
-from ..metrics import auroc
-from ..report.figures import deviation_profile
-from . import plot
-from .experiment import Experiment
-from .finding import Finding, Table, check, percent
-from .kinds import Say
-from .subject import Subject, main_subject, stand_ins, standing
-from .tables import average
+from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.detectors import FDBD
+from fdbd.metrics import auroc
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check, percent
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import Subject, main_subject, stand_ins, standing
+from fdbd.paper.tables import average
+from fdbd.report.figures import deviation_profile
 
 Floats = NDArray[np.float64]
 

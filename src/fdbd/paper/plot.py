@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extras import require
-from ..report.numbers import score_range
+from fdbd.report.numbers import score_range
+from fdbd.util.extras import require
 
 INSIDE, OUTSIDE = "#1f5fa8", "#d1495b"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ..extras import require
+from fdbd.util.extras import require
 
 
 def resnet50(num_classes: int = 1000) -> nn.Module:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import plot
-from .etf import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
-from .experiment import Experiment
-from .finding import Finding, Table, check
-from .kinds import Say
+from fdbd.paper import plot
+from fdbd.paper.etf import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check
+from fdbd.paper.kinds import Say
 
 _FEWEST = 50  # points that an average takes
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import geometry
-from ..batch import Head
-from . import plot
-from .attack import CarliniWagner
-from .experiment import Experiment
-from .finding import Check, Finding, Table, check
-from .kinds import Say
-from .subject import Subject, stand_ins, subjects
+from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.paper import plot
+from fdbd.paper.attack import CarliniWagner
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Check, Finding, Table, check
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import Subject, stand_ins, subjects
 
 
 def distance_quality(experiment: Experiment, say: Say) -> Finding:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
-from .experiment import Experiment, find
-from .finding import Finding, verdict, write
-from .kinds import Say, run_kind
-from .subject import MissingData
+from fdbd.paper.experiment import Experiment, find
+from fdbd.paper.finding import Finding, verdict, write
+from fdbd.paper.kinds import Say, run_kind
+from fdbd.paper.subject import MissingData
+from fdbd.util.files import write_text
 
 
 def run(name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def run_all(
                 record = _run_or_say(experiment, folder, partial(_tell, show, number, experiment.name))
             records.append(record)
     if len(records) > 1:
-        from .page import summary
+        from fdbd.paper.page import summary
 
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "README.md", summary(records))
@@ -92,9 +92,9 @@ def _kept(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
 
 def made_from(experiment: Experiment) -> str:
     """A digest of what a result depends on: the experiment, the version, the features and weights in the package."""
-    from .. import __version__
-    from ..bench import bundle
-    from ..models.zoo import list_zoo, zoo_card
+    from fdbd import __version__
+    from fdbd.bench import bundle
+    from fdbd.networks.zoo import list_zoo, zoo_card
 
     digest = hashlib.sha256(f"{__version__} {experiment.digest}".encode())
     for path in [*sorted(bundle.FOLDER.glob("*.safetensors")), *(zoo_card(name).path for name in list_zoo())]:

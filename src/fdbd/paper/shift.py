@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from ..bench import Benchmark, FeatureSet
-from ..bench.cache import FeatureCache
-from ..bench.datasets import DatasetUnavailable, load
-from . import plot
-from .experiment import Experiment
-from .finding import Finding, Table, check, percent
-from .kinds import Say
-from .subject import MissingData, Subject, main_subject, stand_ins
-from .tables import average
+from fdbd.bench import Benchmark, FeatureSet
+from fdbd.bench.cache import FeatureCache
+from fdbd.data.datasets import DatasetUnavailable, load
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check, percent
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import MissingData, Subject, main_subject, stand_ins
+from fdbd.paper.tables import average
 
 
 def domain_shift(experiment: Experiment, say: Say) -> Finding:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import models
-from ..bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
-from ..bench.assemble import model_of
-from ..bench.datasets import DatasetUnavailable, Images, load
-from ..classifier import Classifier
-from ..preprocess import Preprocess
-from .experiment import Experiment
-from .kinds import Say
+from fdbd import networks as models
+from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
+from fdbd.bench.assemble import model_of
+from fdbd.data.datasets import DatasetUnavailable, Images, load
+from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.classifier import Classifier
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.kinds import Say
 
 _OWN = ("title", "train_with", "bundle", "detectors", "images", "stand_in")  # entries of a model that Config has not
 
@@ -42,7 +42,7 @@ class Subject:
         """The network and what prepares its images."""
         model, preprocess, _ = model_of(self.config)
         if preprocess is None:
-            from ..bench.datasets import info
+            from fdbd.data.datasets import info
 
             preprocess = Preprocess.preset(info(self.config.id).preprocess)
         return Classifier(model, self.config.head), preprocess
@@ -116,7 +116,7 @@ def stand_ins(found: Sequence[Subject]) -> list[str]:
 
 def standing(subject: Subject) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Of each set, the ID set first: average boundary distance and deviation from the training mean, (N,) each."""
-    from .. import geometry
+    from fdbd.core import geometry
 
     benchmark, mean = subject.benchmark, subject.mean()
     folded = geometry.Folded(benchmark.head, normalizer=None, dtype=torch.float64)

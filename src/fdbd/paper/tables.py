@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..bench import Results
-from ..bench.datasets import DatasetUnavailable
-from ..bench.results import convention
-from ..detectors import Detector, create
-from ..metrics.comparison import compare, placements
-from . import plot
-from .experiment import Experiment
-from .finding import Check, Finding, Table, check, percent
-from .kinds import Say
-from .subject import Subject, stand_ins, subjects
+from fdbd.bench import Results
+from fdbd.bench.results import convention
+from fdbd.data.datasets import DatasetUnavailable
+from fdbd.detectors import Detector, create
+from fdbd.metrics.comparison import compare, placements
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Check, Finding, Table, check, percent
+from fdbd.paper.kinds import Say
+from fdbd.paper.subject import Subject, stand_ins, subjects
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _run(subject: Subject, settings: Mapping[str, Any], say: Say, missing: list[
     wanted = subject.settings.get("images", [])
     from_images = None
     if wanted:
-        from .images import image_results
+        from fdbd.paper.images import image_results
 
         try:
             from_images = image_results(subject, wanted, ["fdbd"], settings["image_limit"], say)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import geometry
-from ..batch import Head
-from . import plot
-from .experiment import Experiment
-from .finding import Finding, Table, check
-from .kinds import Say
+from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment
+from fdbd.paper.finding import Finding, Table, check
+from fdbd.paper.kinds import Say
 
 
 def theorem(experiment: Experiment, say: Say) -> Finding:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extras import require
-from ..files import beside
-from ..guard import Guard
-from .numbers import score_range
+from fdbd.decision.guard import Guard
+from fdbd.report.numbers import score_range
+from fdbd.util.extras import require
+from fdbd.util.files import beside
 
 FORMATS = (".png", ".svg", ".pdf")
 BINS = 40

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import geometry
-from ..metrics import auroc
-from .numbers import bin_counts, score_range, short
+from fdbd.core import geometry
+from fdbd.metrics import auroc
+from fdbd.report.numbers import bin_counts, score_range, short
 
 if TYPE_CHECKING:
-    from ..bench.features import FeatureSet
-    from ..bench.runner import Benchmark
+    from fdbd.bench.features import FeatureSet
+    from fdbd.bench.runner import Benchmark
 
 Floats = NDArray[np.float64]
 

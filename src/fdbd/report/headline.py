@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from ..bench.results import ALL, Results, Row
-from ..metrics import as_percent
+from fdbd.bench.results import ALL, Results, Row
+from fdbd.metrics import as_percent
 
 OURS = "fdbd"
 """The detector whose place is told even when it is not the best."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..threshold import count_to_accept
+from fdbd.decision.threshold import count_to_accept
 
 Floats = NDArray[np.float64]
 

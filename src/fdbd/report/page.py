@@ -10,10 +10,10 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from ..bench.results import Results, convention, machine
-from .headline import facts, verdict
-from .payload import payload
-from .table import metric_choices, table
+from fdbd.bench.results import Results, convention, machine
+from fdbd.report.headline import facts, verdict
+from fdbd.report.payload import payload
+from fdbd.report.table import metric_choices, table
 
 SCRIPTS = ("chart.js", "table.js", "histograms.js", "roc.js", "deviation.js", "samples.js", "latency.js", "main.js")
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..bench.results import Results, Row
-from ..bench.tables import columns
-from ..metrics import roc_curve
-from .numbers import Floats, accepting_score, bin_counts, score_range, short
+from fdbd.bench.results import Results, Row
+from fdbd.bench.tables import columns
+from fdbd.metrics import roc_curve
+from fdbd.report.numbers import Floats, accepting_score, bin_counts, score_range, short
 
 BINS = 48
 RANK_BINS = 40

@@ -9,9 +9,9 @@ from html import escape
 
 import numpy as np
 
-from ..bench.results import METRICS, SMALLER_IS_BETTER, Results, Row
-from ..bench.tables import TITLES, columns
-from ..metrics import Estimate, as_percent
+from fdbd.bench.results import METRICS, SMALLER_IS_BETTER, Results, Row
+from fdbd.bench.tables import TITLES, columns
+from fdbd.metrics import Estimate, as_percent
 
 Marks = Mapping[tuple[str, str], Mapping[str, str]]
 SPOKEN = {"best": "best", "tied": "tied with the best"}

@@ -1,9 +1,9 @@
 """Training classifiers: cross-entropy, SupCon and CSI, by presets; plain torch, one loop."""
 
-from .augment import Augment
-from .loop import Trained, train
-from .objectives import CSI, CrossEntropy, SupCon
-from .presets import PRESETS, Preset, list_presets, preset
+from fdbd.train.augment import Augment
+from fdbd.train.loop import Trained, train
+from fdbd.train.objectives import CSI, CrossEntropy, SupCon
+from fdbd.train.presets import PRESETS, Preset, list_presets, preset
 
 __all__ = [
     "CSI",

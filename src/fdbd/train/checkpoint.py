@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..files import beside
-from ..models.checkpoint import load_plain
+from fdbd.networks.checkpoint import load_plain
+from fdbd.util.files import beside
 
 
 def save(path: str | os.PathLike[str], state: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..files import beside
+from fdbd.util.files import beside
 
 Row = dict[str, float]
 LOGS = ("csv", "tensorboard", "none")

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import models
-from ..models.compact import CompactResNet, whiten_stem
-from . import checkpoint
-from .data import Images
-from .distributed import mean_over_processes, process_group, rows_of, world
-from .ema import Average
-from .linear import features_of, fit_linear
-from .logs import Display, Log, Row
-from .objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
-from .pixels import normalise, to_float
-from .presets import Preset, preset
-from .schedule import learning_rate
+from fdbd import networks as models
+from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
+from fdbd.train import checkpoint
+from fdbd.train.data import Images
+from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
+from fdbd.train.ema import Average
+from fdbd.train.linear import features_of, fit_linear
+from fdbd.train.logs import Display, Log, Row
+from fdbd.train.objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
+from fdbd.train.pixels import normalise, to_float
+from fdbd.train.presets import Preset, preset
+from fdbd.train.schedule import learning_rate
 
 
 @dataclass
@@ -91,7 +91,7 @@ def train(
 
 def _load_by_name(name: str, split: str) -> Any:
     # By name and here: only `bench` knows where data come from, and training on arrays does without it.
-    datasets = importlib.import_module("fdbd.bench.datasets")
+    datasets = importlib.import_module("fdbd.data.datasets")
     return datasets.load(name, split)
 
 

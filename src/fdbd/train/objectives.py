@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads import find_heads
-from .distributed import gather
-from .losses import nearest_accuracy, rotate, supcon
+from fdbd.networks.heads import find_heads
+from fdbd.train.distributed import gather
+from fdbd.train.losses import nearest_accuracy, rotate, supcon
 
 OBJECTIVES = ("cross_entropy", "supcon", "csi")
 

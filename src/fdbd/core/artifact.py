@@ -1,0 +1,79 @@
+"""The file of a fitted guard: one safetensors file whose loading runs no code.
+
+Tensors are the buffers; the metadata holds a JSON description and a SHA-256 of everything else in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fdbd.util.files import beside
+
+FORMAT = 1
+"""Raised when a file written today could be misread by yesterday's library."""
+
+
+class ArtifactError(ValueError):
+    """A file is not a guard, is damaged, or does not fit the model."""
+
+
+def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write tensors and a JSON-able description as one file, beside its place and then renamed."""
+    text = json.dumps({"format": FORMAT, **description}, sort_keys=True)
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
+    with beside(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other."""
+    source = Path(path)
+    if not source.is_file():
+        raise FileNotFoundError(f"no guard at {str(source)!r}: no such file")
+    try:
+        with safe_open(source, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError, OSError) as error:
+        raise ArtifactError(
+            f"{str(source)!r} is truncated or is no safetensors file ({error}); copy it again or save the guard anew"
+        ) from None
+    if "fdbd" not in metadata or "sha256" not in metadata:
+        raise ArtifactError(f"{str(source)!r} is a safetensors file, but not a guard saved by fdbd")
+    description = _parse(metadata["fdbd"], source)
+    if description["format"] > FORMAT:
+        raise ArtifactError(
+            f"{str(source)!r} has format {description['format']}, this fdbd reads up to {FORMAT}: upgrade fdbd"
+        )
+    if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
+        raise ArtifactError(f"{str(source)!r} is corrupted: its content does not match its SHA-256; copy it again")
+    return description, tensors
+
+
+def _parse(text: str, source: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or a number of a million digits
+        description = None
+    if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
+        raise ArtifactError(f"{str(source)!r} is corrupted: its description cannot be read; copy it again")
+    return description
+
+
+def _digest(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,160 @@
+"""Batch and Head: the two values that everything passes around.
+
+A Batch is what a classifier says of N samples, a Head is its last linear layer. Neither knows a model or a loader.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fdbd import kernels
+
+
+class Batch(NamedTuple):
+    """What a classifier says of N samples.
+
+    >>> batch = Batch(torch.randn(4, 8))
+    >>> batch.features.shape, batch.logits
+    (torch.Size([4, 8]), None)
+    """
+
+    features: Tensor
+    """(N, P) input of the linear head."""
+    logits: Tensor | None = None
+    """(N, C) output of the head; None: computed from the head where a detector reads them."""
+    labels: Tensor | None = None
+    """(N,) class indices, only for fitting."""
+    layers: Mapping[str, Tensor] | None = None
+    """Pooled features of earlier layers, name to (N, P_layer), for multi-layer MDS."""
+    views: Tensor | None = None
+    """(V, N, P) features of transformed copies, for CSI; None: the one view there is."""
+
+    def cpu(self) -> Batch:
+        """The same batch in the CPU's memory."""
+        return self.to("cpu")
+
+    def to(self, device: torch.device | str | None) -> Batch:
+        """The same batch with every part a tensor on this device; None: where it is, arrays in the CPU's memory."""
+
+        def move(part: Any) -> Any:
+            part = None if part is None else as_tensor(part)
+            return part if part is None or device is None else part.to(device)
+
+        layers = self.layers and {name: move(part) for name, part in self.layers.items()}
+        return Batch(move(self.features), move(self.logits), move(self.labels), layers, move(self.views))
+
+
+class Head:
+    """The linear head of a classifier: ``logits = features @ weight.T + bias``.
+
+    Args:
+        weight: (C, P) array or tensor. One row (a binary head with logit d) becomes two, with logits −d/2 and d/2,
+            so that softmax gives the sigmoid of d and both classes are treated alike.
+        bias: (C,) array or tensor; None is zero.
+
+    >>> head = Head(torch.eye(3), torch.zeros(3))
+    >>> head(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[1., 2., 3.]])
+    >>> Head(torch.ones(1, 2), torch.zeros(1)).num_classes
+    2
+    """
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        weight = _as_float_tensor(weight, "head weight")
+        if weight.ndim != 2:
+            raise ValueError(f"head weight has shape {tuple(weight.shape)}, expected (classes, features)")
+        if bias is None:
+            bias = weight.new_zeros(weight.shape[0])
+        bias = _as_float_tensor(bias, "head bias").to(weight.device, weight.dtype).reshape(-1)
+        if bias.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"head bias has {bias.shape[0]} entries, expected one for each of the {weight.shape[0]} rows of weight"
+            )
+        if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
+            raise ValueError("head holds NaN or infinite values; check the checkpoint it came from")
+        self.is_binary = weight.shape[0] == 1
+        if self.is_binary:
+            weight, bias = two_rows(weight.T).T, two_rows(bias[None])[0]
+        self.weight = weight
+        self.bias = bias
+
+    @classmethod
+    def of(cls, source: Any) -> Head:
+        """The head in `source`: a Head, an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays, or a fitted
+        scikit-learn linear classifier (``coef_``, ``intercept_``)."""
+        if isinstance(source, Head):
+            return source
+        if isinstance(source, nn.Linear):
+            return cls(source.weight, source.bias)
+        if isinstance(source, nn.Conv2d):
+            if source.kernel_size != (1, 1) or source.groups != 1:
+                raise ValueError(f"a convolution head must be 1×1 and ungrouped, got {source}")
+            return cls(source.weight.flatten(1), source.bias)
+        if hasattr(source, "coef_"):
+            return cls(np.atleast_2d(source.coef_), np.atleast_1d(source.intercept_))
+        if isinstance(source, (tuple, list)) and len(source) == 2:
+            return cls(*source)
+        raise TypeError(
+            f"no linear head in a {type(source).__name__}; expected nn.Linear, a 1×1 nn.Conv2d, (weight, bias) or "
+            "a fitted linear classifier with coef_ and intercept_"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return int(self.weight.shape[0])
+
+    @property
+    def num_features(self) -> int:
+        """P."""
+        return int(self.weight.shape[1])
+
+    def cpu(self) -> Head:
+        """The same head in the CPU's memory."""
+        head = copy.copy(self)
+        head.weight, head.bias = self.weight.cpu(), self.bias.cpu()
+        return head
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(N, P) features to (N, C) logits, in the features' dtype and on their device; integers, in the head's."""
+        if not features.is_floating_point():
+            features = features.to(self.weight.dtype)
+        weight = self.weight.to(features.device, features.dtype)
+        return kernels.linear(features, weight, self.bias.to(features.device, features.dtype))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of shape and float32 values: tells whether two heads are the same, whatever their device."""
+        digest = hashlib.sha256(f"{self.num_classes}x{self.num_features}".encode())
+        for tensor in (self.weight, self.bias):
+            digest.update(tensor.to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Head({self.num_classes} classes, {self.num_features} features)"
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor as and where it is, an array or a list in the CPU's memory; ``torch.as_tensor`` would move either to the
+    default device."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
+def two_rows(logit: Tensor) -> Tensor:
+    """The two logits (N, 2) that a binary head's single one (N, 1) stands for: −d/2 and d/2."""
+    return torch.cat([-logit / 2, logit / 2], dim=1)
+
+
+def _as_float_tensor(value: Any, name: str) -> Tensor:
+    tensor = as_tensor(value).detach()
+    if tensor.is_complex():
+        raise TypeError(f"{name} is complex, expected real numbers")
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.to(torch.float32)
+    return tensor

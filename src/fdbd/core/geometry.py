@@ -1,0 +1,256 @@
+"""The decision boundaries of a linear head: distances to them, all of them folded into one vector a class, and the
+exact projection on a decision region.
+
+Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd import kernels
+from fdbd.core.batch import Head
+
+Normalizer = Literal["deviation", "norm"] | None
+
+_BLOCK_BYTES = 64 << 20
+_CANCELLED = 1e-3  # below this share of the squared norms a squared distance is worth computing anew: 3 digits went
+
+
+def pairwise_norms(head: Head) -> Tensor:
+    """(C, C) float64 distances ‖w_k − w_c‖ between the rows of the head; exactly 0 for equal rows.
+
+    >>> pairwise_norms(Head(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(2)))
+    tensor([[0., 5.],
+            [5., 0.]], dtype=torch.float64)
+    """
+    norms = np.empty((head.num_classes, head.num_classes))
+    for start, block in _norm_blocks(_float64(head.weight)):
+        norms[start : start + len(block)] = block
+    return torch.from_numpy(norms)
+
+
+def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
+    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held. In numpy: for a small
+    head the calls are what takes time, and torch's take more."""
+    centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
+    squares = np.einsum("cp,cp->c", centred, centred)
+    rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
+    for start in range(0, weight.shape[0], rows):
+        stop = min(start + rows, weight.shape[0])
+        scale = squares[start:stop, None] + squares
+        block = (-2 * centred[start:stop]) @ centred.T
+        block += scale
+        itself = np.arange(stop - start), np.arange(start, stop)
+        block[itself] = np.inf  # has cancelled, and is known
+        row, column = np.nonzero(block <= _CANCELLED * scale)
+        np.sqrt(np.maximum(block, 0, out=block), out=block)
+        block[itself] = 0
+        at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
+        for first in range(0, len(row), at_a_time):
+            i, j = row[first : first + at_a_time], column[first : first + at_a_time]
+            block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
+        if not np.isfinite(block).all():
+            largest = np.abs(weight).max()
+            raise ValueError(f"the head's weights reach {largest:.3g}, too large for float64: scale them down")
+        yield start, block
+
+
+def _float64(values: Tensor) -> Any:
+    return values.detach().to("cpu", torch.float64).numpy()
+
+
+def distances(
+    features: Tensor,
+    head: Head,
+    *,
+    logits: Tensor | None = None,
+    predicted: Tensor | None = None,
+    norms: Tensor | None = None,
+) -> Tensor:
+    """(N, C) closed-form distance of each feature to each class's boundary (Theorem 3.2 of the fDBD paper):
+
+        D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖,   k = predicted class of z
+
+    NaN at the predicted class; +inf where a class has the weights of the predicted one, since no boundary lies between.
+
+    Args:
+        features: (N, P).
+        head: the linear head.
+        logits: (N, C), the head's output; None: computed.
+        predicted: (N,) classes k; None: the argmax of the logits.
+        norms: (C, C) from `pairwise_norms`; None: computed for the classes that are predicted.
+
+    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
+    >>> distances(torch.tensor([[3.0, 7.0]]), head)
+    tensor([[nan, 3.]])
+    """
+    logits = head(features) if logits is None else logits
+    predicted = logits.argmax(dim=1) if predicted is None else predicted
+    norm = _norms_of(predicted, head) if norms is None else norms.to(features.device)[predicted]
+    own = logits.gather(1, predicted[:, None])
+    norm = norm.to(logits.dtype)
+    none = norm == 0
+    gap = (own - logits) / norm.masked_fill(none, 1)  # 0/0 would give the gradient a NaN even where it is masked
+    gap = gap.masked_fill(none, torch.inf)
+    return gap.scatter(1, predicted[:, None], torch.nan)
+
+
+def _norms_of(predicted: Tensor, head: Head) -> Tensor:
+    """(N, C) float64 norms ‖w_k − w_c‖ for the predicted classes alone."""
+    weight = head.weight.to(predicted.device, torch.float64)
+    classes, inverse = predicted.unique(return_inverse=True)
+    norms = weight.new_empty(len(classes), head.num_classes)
+    for row, k in zip(norms, classes.tolist()):
+        torch.linalg.vector_norm(weight[k] - weight, dim=1, out=row)
+    of_samples: Tensor = norms[inverse]
+    return of_samples
+
+
+def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of `distances`."""
+    nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)
+    return nearest.values, nearest.indices
+
+
+def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
+    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`; fewer where fewer exist."""
+    reachable = torch.where(distance.isnan(), torch.inf, distance)
+    smallest = reachable.topk(min(k, distance.shape[1] - 1), dim=1, largest=False).values
+    finite = torch.isfinite(smallest)
+    return torch.where(finite, smallest, 0).sum(dim=1) / finite.sum(dim=1).clamp_min(1)
+
+
+class Folded:
+    """All boundaries of a head folded into one vector and one number a class:
+
+        U_k = 1/n_k Σ_c (w_k − w_c)/‖w_k − w_c‖        γ_k = 1/n_k Σ_c (b_k − b_c)/‖w_k − w_c‖
+
+    so that the average distance of z to the boundaries of its predicted class k is U_k·z + γ_k, and
+
+        regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
+
+    costs O(P) a sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
+    float64, block by block.
+
+    Args:
+        head: the linear head, at least two distinct classes.
+        mean: (P,) training mean μ; needed by the "deviation" normalizer.
+        normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD), None not at all (avgDistDB).
+        dtype: of the folded tensors; default the head's.
+
+    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
+    >>> Folded(head, torch.zeros(2)).score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
+    tensor([0.6000])
+    """
+
+    normals: Tensor
+    """(C, P) U."""
+    offsets: Tensor
+    """(C,) U·center + γ."""
+    center: Tensor
+    """(P,) μ, or zeros."""
+    floor: Tensor
+    """Scalar: the smallest denominator, eps·max(1, ‖μ‖)."""
+
+    def __init__(
+        self,
+        head: Head,
+        mean: Tensor | None = None,
+        normalizer: Normalizer = "deviation",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if normalizer not in ("deviation", "norm", None):
+            raise ValueError(f"normalizer is {normalizer!r}, expected 'deviation', 'norm' or None")
+        if normalizer == "deviation" and mean is None:
+            raise ValueError("the 'deviation' normalizer needs the mean of the training features")
+        dtype = head.weight.dtype if dtype is None else dtype
+        normals, gammas = fold(head)
+        center = torch.zeros(head.num_features, dtype=torch.float64, device="cpu")
+        if normalizer == "deviation":
+            assert mean is not None
+            if mean.shape != (head.num_features,):
+                raise ValueError(f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the head")
+            # The center is rounded to the dtype first, so that offsets fit the center that is subtracted.
+            center = mean.to("cpu", dtype).to(torch.float64)
+        self.normals = normals.to(dtype)
+        self.offsets = (self.normals.to(torch.float64) @ center + gammas).to(dtype)
+        self.center = center.to(dtype)
+        self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(dtype)
+        self.divide = normalizer is not None
+        kernels.warm_up(dtype)
+
+    def score(self, features: Tensor, predicted: Tensor) -> Tensor:
+        """(N,) scores of (N, P) features whose predicted classes (N,) are known. Rows with a NaN or an infinity, and
+        rows whose norm overflows the dtype, score NaN or −inf here: `FDBD.score` decides on those."""
+        return kernels.folded_score(self._real(features), *self._tensors(), self.divide, predicted=predicted)[0]
+
+    def score_logits(self, features: Tensor, logits: Tensor) -> Tensor:
+        """(N,) scores, the predicted class being the argmax of the logits (N, C)."""
+        features, logits = self._real(features), self._real(logits)
+        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)[0]
+
+    def _real(self, values: Tensor) -> Tensor:
+        """Half precision and integers in the folded dtype, which loses nothing of them."""
+        is_wide = values.dtype in (torch.float32, torch.float64)
+        return values if is_wide else values.to(self.normals.dtype)
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.normals, self.offsets, self.center, self.floor
+
+
+def fold(head: Head) -> tuple[Tensor, Tensor]:
+    """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`."""
+    weight, bias = _float64(head.weight), _float64(head.bias)
+    normals, gammas = np.empty_like(weight), np.empty_like(bias)
+    for start, norms in _norm_blocks(weight):
+        stop = start + len(norms)
+        is_apart = norms > 0
+        count = is_apart.sum(axis=1)
+        if not count.all():
+            raise ValueError(
+                f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, all equal): "
+                "there is no decision boundary to measure a distance to"
+            )
+        # No boundary between equal rows: they have no part.
+        inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
+        share = inverse.sum(axis=1)
+        normals[start:stop] = weight[start:stop] * share[:, None] - inverse @ weight
+        gammas[start:stop] = bias[start:stop] * share - inverse @ bias
+    return torch.from_numpy(normals), torch.from_numpy(gammas)
+
+
+def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = None) -> Tensor:
+    """(N, C) float64 true distances of Definition 3.1: how far a feature must move to be classified as c.
+
+    The projection on the polyhedron {z' : class c wins} is Lawson and Hanson's least-distance programme (Solving Least
+    Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
+    below `distances`, and equal to it at the nearest boundary.
+    """
+    from fdbd.kernels import projection  # compiles on first use
+
+    z = features.detach().to("cpu", torch.float64)
+    exact_head = Head(head.weight.to("cpu", torch.float64), head.bias.to("cpu", torch.float64))
+    logits = exact_head(z)
+    predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
+    closed = distances(z, exact_head, logits=logits, predicted=predicted)
+    return projection.exact_distances(exact_head.weight, exact_head.bias, logits, predicted, closed)
+
+
+def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
+    """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). Which one is found by a matrix
+    product; how far it is by subtraction, since next to a point that is far from the origin a product cancels."""
+    points_there = points[squared_distances(rows, points).argmin(dim=1)]
+    return (rows - points_there).square().sum(dim=1)
+
+
+def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:
+    """(N, M) squared Euclidean distances from rows (N, D) to points (M, D), by one matrix product; `squares` (M,) are
+    the points' squared norms where they are already known."""
+    squares = points.square().sum(dim=1) if squares is None else squares
+    return torch.addmm(squares, rows, points.T, alpha=-2).add_(rows.square().sum(dim=1, keepdim=True)).clamp_min_(0)

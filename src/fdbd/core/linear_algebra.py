@@ -1,0 +1,179 @@
+"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest inner products.
+
+Pure functions of tensors; nothing here knows a batch or a detector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd import kernels
+from fdbd.kernels.blas import multiplies_with_numpy, product, share_products
+
+VARIANCE_FLOOR = 1e-12
+"""Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
+
+ROUNDING = 1e-13
+"""Variances below this share of the total one are rounding errors of float64 sums."""
+
+SMALLEST_NORM = 1e-12
+"""A row whose norm is below has no direction."""
+
+_QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where torch searches it
+_SEARCHED = 1 << 23  # inner products in a block where a kernel does: 32 MB; narrower blocks slow the product down
+_ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / norms.clamp_min(SMALLEST_NORM)
+
+
+def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
+    """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the Mahalanobis distance.
+
+    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out, as ``pinv`` and scikit-learn's
+    ``EmpiricalCovariance`` do: the distance does not see them, whatever the rank of Σ. Where Σ is what a subtraction
+    left of a larger covariance, `total` is the trace of that: below `ROUNDING` of it a variance is none either.
+
+    >>> whitener(torch.diag(torch.tensor([4.0, 0.0])))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    covariance = covariance.to(torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if not failed:
+        inverse: Tensor = torch.linalg.solve_triangular(
+            factor, torch.eye(len(factor), dtype=torch.float64), upper=False
+        )
+        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
+        if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
+            return inverse
+    variances, directions = torch.linalg.eigh(covariance)
+    kept = variances > max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
+    if not kept.any():
+        raise ValueError(
+            "the training features do not vary within their classes or clusters, so no distance can be scaled by their "
+            "covariance; give more samples a class, or a detector without a covariance"
+        )
+    directions = directions[:, kept]
+    symmetric: Tensor = (directions / variances[kept].sqrt()) @ directions.T
+    return symmetric
+
+
+def eigenvectors(matrix: Tensor) -> Tensor:
+    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue.
+
+    They do not hang on how the matrix was rounded, as far as that can be: the largest component of each is positive,
+    and where eigenvalues vanish, so that any basis would do, it is the one in which diag(1, …, 2) is diagonal.
+    """
+    values, directions = torch.linalg.eigh(matrix)
+    count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
+    if count > 1:
+        null = directions[:, :count]
+        distinct = torch.linspace(1, 2, len(matrix), dtype=matrix.dtype)
+        rotation = torch.linalg.eigh(null.T @ (distinct[:, None] * null)).eigenvectors
+        directions = torch.cat([null @ rotation, directions[:, count:]], dim=1)
+    largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
+    return torch.where(largest < 0, -directions, directions)
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
+    """function(rows) (N,), computed for as many rows at a time as make about 8 MB of the (N, width) array that it holds
+    meanwhile."""
+    size = max(64, _ELEMENTS // max(width, 1))
+    if kernels.tracing() or rows.shape[0] <= size:
+        return function(rows)
+    return torch.cat([function(block) for block in torch.split(rows, size)])
+
+
+def of_products(rows: Tensor, matrix: Tensor, shift: Tensor, what: Literal["norm", "largest"]) -> Tensor:
+    """(N,) the norm of z·matrix + shift for each of the rows z (N, P), or its largest component; matrix (P, D), shift
+    (D,). Nothing of N × D is held."""
+    size = max(64, _ELEMENTS // max(len(shift), 1))
+    if not kernels.fits_kernel(rows, matrix) or not multiplies_with_numpy() or len(rows) < 4 * size:
+
+        def reduced(some: Tensor) -> Tensor:
+            part = kernels.linear(some, matrix.T, shift)
+            found: Tensor = torch.linalg.vector_norm(part, dim=1) if what == "norm" else part.amax(dim=1)
+            return found
+
+        return in_blocks(reduced, rows, len(shift))
+    values, factors, offset = (tensor.detach().numpy() for tensor in (rows, matrix, shift))
+    out = np.empty_like(values[:, 0])
+
+    def reduce(first: int, last: int) -> None:
+        for start in range(first, last, size):
+            stop = min(start + size, last)
+            part = values[start:stop] @ factors
+            part += offset
+            out[start:stop] = np.sqrt(np.einsum("nd,nd->n", part, part)) if what == "norm" else part.max(axis=1)
+
+    share_products(len(rows), reduce)
+    return torch.from_numpy(out)
+
+
+def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
+    no particular order; M of them where k is more.
+
+    Exact. The matrix product is searched block by block; memory is bounded whatever N and M.
+    """
+    k = min(k, points.shape[0])
+    if kernels.tracing():
+        values, indices = (rows @ points.T).topk(k, dim=1)
+        return values, indices
+    search = _search_plain if kernels.fits_kernel(rows, points) else _search_blocks
+    found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
+    return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+
+
+def warm_up_search(dtype: torch.dtype) -> None:
+    """Have compiled what `largest_products` needs."""
+    one = torch.zeros(1, 1, dtype=dtype, device="cpu")
+    largest_products(one, one, 1)
+
+
+def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """On the CPU, without gradients."""
+    from fdbd.kernels.selection import Largest  # with numba, which takes a third of a second to import
+
+    width = min(points.shape[0], max(2 * k, _SEARCHED // max(rows.shape[0], 1)))
+    found = Largest(rows.shape[0], k, rows.dtype)
+    by_numpy = multiplies_with_numpy()
+
+    def search(first: int, last: int) -> None:
+        some = rows[first:last]
+        buffer = rows.new_empty(len(some) * width)
+        for start in range(0, points.shape[0], width):
+            others = points[start : start + width]
+            products = buffer[: len(some) * len(others)].view(len(some), len(others))
+            found.add(product(some, others, products, by_numpy), start, first)
+
+    if by_numpy:
+        share_products(rows.shape[0], search)
+    else:
+        search(0, rows.shape[0])
+    return found.result()
+
+
+def _search_blocks(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    found = []
+    for start in range(0, points.shape[0], _POINTS):
+        products = rows @ points[start : start + _POINTS].T
+        values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
+        found.append((values, indices + start))
+    values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
+    values, chosen = values.topk(k, dim=1, sorted=False)
+    return values, indices.gather(1, chosen)

@@ -1,0 +1,1 @@
+"""Images and features: reading, decoding, preparing."""

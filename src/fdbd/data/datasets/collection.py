@@ -1,0 +1,173 @@
+"""Images: the pictures of one dataset, in memory or decoded when asked for, with labels and a content key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.data.images import Pixels, centre_square, decode
+from fdbd.util.store import file_hashes, sha256_of_array
+
+
+class ImageFiles(Sequence[Pixels]):
+    """Image files that are decoded when asked for: ``files[i]`` is uint8 RGB (H, W, 3).
+
+    Args:
+        paths: the files.
+        size: None keeps each image's own size; a number gives the centre square at (size, size).
+    """
+
+    def __init__(self, paths: Sequence[Path], size: int | None = None) -> None:
+        self.paths = list(paths)
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Any) -> Any:
+        """One image; or, for a slice or an array of indices, the same files in that selection.
+
+        Raises:
+            ImageError: when the file is no whole image.
+        """
+        if isinstance(index, slice):
+            return ImageFiles(self.paths[index], self.size)
+        if isinstance(index, np.ndarray):
+            return ImageFiles([self.paths[i] for i in index.tolist()], self.size)
+        image = decode(self.paths[index])
+        return image if self.size is None else centre_square(image, self.size)
+
+    def __iter__(self) -> Iterator[Pixels]:
+        return (self[index] for index in range(len(self)))
+
+    def content_key(self) -> str:
+        """SHA-256 over the hashes of the files, in order, and the size."""
+        hashes = file_hashes(self.paths)
+        return hashlib.sha256(f"files {self.size} {' '.join(hashes)}".encode()).hexdigest()
+
+
+class Images:
+    """The images of one dataset.
+
+    Attributes:
+        images: uint8 array (N, H, W, 3), perhaps memory-mapped, or `ImageFiles`.
+        labels: class indices (N,) int64, or None.
+        classes: class names, perhaps empty.
+        name: what tables call the set.
+        paths: the files, where there is one an image, else None.
+        source: where it came from, for people.
+
+    >>> images = Images(np.zeros((5, 32, 32, 3), np.uint8), labels=[0, 1, 2, 0, 1], name="black")
+    >>> len(images), images[4].shape, images.subset(np.array([1, 3])).labels
+    (5, (32, 32, 3), array([1, 0]))
+    """
+
+    def __init__(
+        self,
+        images: Union[Pixels, ImageFiles],
+        labels: Any = None,
+        *,
+        classes: Sequence[str] = (),
+        name: str = "images",
+        source: str = "memory",
+        key: Callable[[], str] | None = None,
+    ) -> None:
+        if isinstance(images, np.ndarray) and (images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8):
+            raise ValueError(f"{name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)")
+        self.images = images
+        self.classes = tuple(classes)
+        self.name = name
+        self.source = source
+        self.labels: NDArray[np.int64] | None = None
+        if labels is not None:
+            array = np.asarray(labels)
+            if array.shape != (len(images),) or (array.size and not np.issubdtype(array.dtype, np.integer)):
+                raise ValueError(
+                    f"{name} has labels of shape {array.shape} and dtype {array.dtype}, expected {len(images)} integers"
+                )
+            self.labels = array.astype(np.int64)
+        self._find_key = key
+        self._key: str | None = None
+
+    @property
+    def paths(self) -> list[Path] | None:
+        return self.images.paths if isinstance(self.images, ImageFiles) else None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Pixels:
+        image: Pixels = self.images[index]
+        return image
+
+    def __repr__(self) -> str:
+        return f"Images({self.name!r}, {len(self):,} images, from {self.source})"
+
+    def content_key(self) -> str:
+        """SHA-256 that changes when an image does (files are re-read only if size or time stamp changed).
+
+        Labels are not in it: they have no part in what a model says of the images.
+        """
+        if self._key is None:
+            if self._find_key is not None:
+                self._key = self._find_key()
+            elif isinstance(self.images, ImageFiles):
+                self._key = self.images.content_key()
+            else:
+                self._key = sha256_of_array(self.images)
+        return self._key
+
+    def subset(self, indices: NDArray[np.intp]) -> Images:
+        """The images at `indices`, in that order. Its key follows from this set's, without reading anything."""
+        rows = np.asarray(indices, dtype=np.int64)
+        labels = None if self.labels is None else self.labels[rows]
+
+        def key() -> str:
+            return hashlib.sha256(self.content_key().encode() + rows.tobytes()).hexdigest()
+
+        return Images(self.images[rows], labels, classes=self.classes, name=self.name, source=self.source, key=key)
+
+    def limited(self, count: int | None) -> Images:
+        """At most `count` images, spread evenly over the set, so that files sorted by class keep their balance."""
+        if count is None or count >= len(self):
+            return self
+        if count < 1:
+            raise ValueError(f"limit is {count}, expected at least 1 image")
+        return self.subset(np.arange(count) * len(self) // count)
+
+    def resized(self, size: int | None) -> Images:
+        """Every image's centre square at (size, size); None leaves them as they are."""
+        if size is None:
+            return self
+        if size < 1:
+            raise ValueError(f"size is {size}, expected at least 1 pixel")
+        if isinstance(self.images, ImageFiles):
+            files = ImageFiles(self.images.paths, size)
+            return Images(files, self.labels, classes=self.classes, name=self.name, source=self.source)
+        if self.images.shape[1:3] == (size, size):
+            return self
+        pixels = np.empty((len(self), size, size, 3), np.uint8)
+        for index, image in enumerate(self.images):
+            pixels[index] = centre_square(image, size)
+
+        def key() -> str:
+            return hashlib.sha256(f"{self.content_key()} at {size}".encode()).hexdigest()
+
+        return Images(pixels, self.labels, classes=self.classes, name=self.name, source=self.source, key=key)
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuses to go on, in one sentence, unless there are labels and they are classes of a model with so many."""
+        if self.labels is None:
+            raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
+        if self.classes and len(self.classes) != num_classes:
+            raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
+        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= num_classes):
+            raise ValueError(
+                f"{self.name} has labels from {self.labels.min()} to {self.labels.max()}, "
+                f"the model has classes 0 to {num_classes - 1}"
+            )

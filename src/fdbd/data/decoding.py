@@ -1,0 +1,154 @@
+"""Images from files, decoded by threads or by processes, of which a file may crash one without ending the run."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from fdbd.data.images import ImageError, Pixels
+from fdbd.data.preprocessing import Preprocess
+from fdbd.data.shards import Failure
+
+CRASHED = "the decoder crashed on it"
+TOO_LARGE = "there is not enough memory to prepare it"
+_AHEAD = 2  # spans that a process works on before they are asked for
+_served: Decoded
+"""What a process that decodes apart works on."""
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Span(NamedTuple):
+    """Images of a run of rows."""
+
+    images: Pixels
+    """(n, size, size, 3) uint8, without those that cannot be decoded."""
+    failures: list[Failure]
+
+
+class Decoded(torch.utils.data.Dataset[Span]):
+    """Span i of the rows."""
+
+    def __init__(self, pixels: Sequence[Pixels], preprocess: Preprocess, spans: Sequence[range]) -> None:
+        self.pixels, self.preprocess, self.spans = pixels, preprocess, spans
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __getitem__(self, index: int) -> Span:
+        return self.decode(self.spans[index])
+
+    def decode(self, rows: Sequence[int]) -> Span:
+        """These rows; an ImageError or a lack of memory becomes a failure."""
+        size = self.preprocess.size
+        images = np.empty((len(rows), size, size, 3), np.uint8)
+        failures: list[Failure] = []
+        count = 0
+        for row in rows:
+            try:
+                images[count] = self.preprocess.fit(self.pixels[row])
+                count += 1
+            except ImageError as error:
+                failures.append(Failure(row, str(error)))
+            except MemoryError:
+                failures.append(Failure(row, TOO_LARGE))
+        return Span(images[:count], failures)
+
+
+def by_threads(decoded: Decoded, workers: int) -> Generator[Span, None, None]:
+    """All spans, in order."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
+        yield from in_order(pool, decoded.__getitem__, range(len(decoded)), workers + 1)
+
+
+def by_processes(decoded: Decoded, workers: int) -> Generator[Span, None, None]:
+    """All spans, in order. After a crash the spans that were under way are decoded apart, to find the file."""
+    done = 0
+    while done < len(decoded):
+        loader = torch.utils.data.DataLoader(
+            decoded,
+            batch_size=None,
+            sampler=range(done, len(decoded)),
+            collate_fn=_as_it_is,
+            num_workers=min(workers, len(decoded) - done),
+            prefetch_factor=_AHEAD,
+            worker_init_fn=functools.partial(_leave_with_parent, os.getpid()),
+        )
+        spans = iter(loader)
+        try:
+            while (span := next(spans, None)) is not None:
+                done += 1
+                yield span
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error) and "killed by signal" not in str(error):
+                raise
+            del spans, loader  # ends the other workers
+            for rows in decoded.spans[done : done + _AHEAD * workers]:
+                done += 1
+                yield apart(decoded, rows)
+
+
+def apart(decoded: Decoded, rows: Sequence[int]) -> Span:
+    """Some rows in a process of their own; where that crashes, each half of them in one of its own."""
+    try:
+        # As an argument of the initializer a fork has the images as they are; with each call they would be pickled.
+        with ProcessPoolExecutor(1, initializer=_serve, initargs=(decoded, os.getpid())) as pool:
+            return pool.submit(_decode, rows).result()
+    except BrokenProcessPool:
+        if len(rows) == 1:
+            size = decoded.preprocess.size
+            return Span(np.empty((0, size, size, 3), np.uint8), [Failure(rows[0], CRASHED)])
+        first, second = (apart(decoded, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
+        return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
+
+
+def _serve(decoded: Decoded, parent: int) -> None:
+    global _served
+    _served = decoded
+    _leave_with_parent(parent)
+
+
+def _decode(rows: Sequence[int]) -> Span:
+    return _served.decode(rows)
+
+
+def _leave_with_parent(parent: int, _: int = 0) -> None:
+    """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
+    room in its pipe would keep files and locks for good."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fdbd-parent", daemon=True).start()
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
+    """``map(function, items)`` by a pool that works on at most `ahead` items at a time."""
+    waiting: collections.deque[Future[T]] = collections.deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -1,0 +1,130 @@
+"""Image files to RGB arrays, refusing what is broken or too large.
+
+Pillow does the decoding and is imported at the first use; none of its global settings is changed here.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 64_000_000
+"""The largest image that is decoded, in pixels: 192 MB as RGB."""
+
+# Raster formats only: others (EPS, say) start external programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+"""File name endings, in lower case, that count as images in a folder."""
+
+Pixels = NDArray[np.uint8]
+
+
+class ImageError(ValueError):
+    """A file that is no image, is cut short, or is larger than allowed. The message is one sentence that names it."""
+
+
+def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """Decodes one image to uint8 RGB (H, W, 3), upright.
+
+    Grey, palette, CMYK and 16-bit images are converted, an alpha channel is left out, EXIF orientation is applied,
+    and an animation gives its first frame. The size is read from the header and checked before any pixel is decoded.
+
+    Args:
+        source: a path, or the file's bytes.
+        name: what errors call the image; default: the path.
+        max_pixels: the largest width × height that is decoded.
+
+    Raises:
+        ImageError: for anything that is not a whole, readable image.
+
+    >>> decode(b"GIF89a, or so they say")
+    Traceback (most recent call last):
+    ...
+    fdbd.data.images.ImageError: <bytes> is not a readable image (cannot identify the format)
+    """
+    pil = import_pillow()
+    label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
+    try:
+        with (
+            open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file,
+            pil.open(file, formats=FORMATS) as image,
+        ):
+            width, height = image.size
+            if width * height > max_pixels:
+                raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
+            image.load()
+            return np.array(_to_rgb(_upright(image)), dtype=np.uint8)
+    except ImageError:
+        raise
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
+        raise ImageError(f"{label} has more pixels than the limit of {max_pixels:,}") from error
+    except pil.UnidentifiedImageError as error:
+        raise ImageError(f"{label} is not a readable image (cannot identify the format)") from error
+    except OSError as error:
+        reason = error.strerror or _one_line(error)
+        raise ImageError(f"{label} is not a readable image ({reason})") from error
+    except Exception as error:  # a broken file can make a decoder raise nearly anything
+        raise ImageError(f"{label} is not a readable image ({_one_line(error)})") from error
+
+
+def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinear") -> Pixels:
+    """(H, W, 3) to (height, width, 3) with Pillow's antialiased filters; the same array where nothing changes."""
+    if image.shape[:2] == (height, width):
+        return image
+    pil = import_pillow()
+    try:
+        resample = pil.Resampling[interpolation.upper()]
+    except KeyError:
+        known = ", ".join(member.name.lower() for member in pil.Resampling)
+        raise ValueError(f"interpolation {interpolation!r} is unknown, expected one of {known}") from None
+    return np.array(pil.fromarray(np.ascontiguousarray(image)).resize((width, height), resample), dtype=np.uint8)
+
+
+def centre_square(image: Pixels, size: int, interpolation: str = "bilinear") -> Pixels:
+    """The largest centred square of an image, at (size, size, 3)."""
+    height, width = image.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return resize(image[top : top + side, left : left + side], size, size, interpolation)
+
+
+def import_pillow() -> Any:
+    """``PIL.Image``, or an error that names the extra."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError('images need Pillow; install it with: pip install "fdbd[vision]"') from error
+    return Image
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image) or image
+    except Exception:  # malformed EXIF says nothing about the pixels, which are whole
+        return image
+
+
+def _to_rgb(image: Image) -> Image:
+    mode = image.mode
+    if mode == "F":
+        raise ValueError("floating-point images have no fixed range")
+    if mode.startswith("I"):  # 16-bit grey (I;16…), or 32-bit integers that hold it
+        values = np.asarray(image).astype(np.int64)
+        if values.size and (values.min() < 0 or values.max() > 65535):
+            raise ValueError("32-bit images have no fixed range")
+        grey: Image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
+        return grey.convert("RGB")
+    return image if mode == "RGB" else image.convert("RGB")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,121 @@
+"""Arrays in NPZ files, read a slice at a time: memory does not grow with the file, compressed or not."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.data.images import MAX_PIXELS
+
+MAX_WHOLE_BYTES = 4 << 30
+"""The largest array that is read as a whole: the weight of 250,000 classes × 4,096 features in float32."""
+_DEFLATE = 1032  # bytes that one byte can stand for
+
+
+class NpzArray:
+    """One array of an NPZ file, sliced along its first axis.
+
+    A slice that starts where the last one ended costs no search; others start anew where they must. Not for several
+    threads at once; a copy by pickle opens the file anew. Nothing in the file is unpickled.
+
+    Attributes:
+        shape, dtype: as the array's header says.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
+        self.path, self.name = os.fspath(path), name
+        with _readable(self.path):
+            self._zip = zipfile.ZipFile(self.path)
+            info = self._zip.getinfo(f"{name}.npy")
+            self._file = self._zip.open(info)
+            version = np.lib.format.read_magic(self._file)
+            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = reader(self._file)
+        self._start = self._file.tell()
+        self.shape, self.dtype = tuple(shape), dtype
+        self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=object))
+        if dtype.hasobject or not shape or (is_fortran and len(shape) > 1) or not self._row_bytes:
+            raise ValueError(f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, one row a sample")
+        size = self._start + shape[0] * self._row_bytes
+        if size != info.file_size or size > _DEFLATE * os.path.getsize(self.path):
+            raise ValueError(f"{self.path}: the array {name!r} is not what its header says")
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NpzArray, (self.path, self.name)  # a copy in another process opens the file for itself
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole array."""
+        return len(self) * self._row_bytes
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(len(self))
+        count = max(0, stop - start)
+        with _readable(self.path):
+            self._file.seek(self._start + start * self._row_bytes)
+            data = self._file.read(count * self._row_bytes)
+            if len(data) != count * self._row_bytes:
+                raise EOFError("it ends early")
+        return np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
+
+
+class NpzImages:
+    """uint8 images (N, H, W, 3), or grey ones (N, H, W), under ``x`` of an NPZ file; slices are RGB."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._array = array = NpzArray(path, "x")
+        if array.dtype != np.uint8 or len(array.shape) not in (3, 4) or (*array.shape, 3)[3] != 3:
+            raise ValueError(f"{array.path}: x is {array.dtype} {array.shape}, expected uint8 (N, height, width, 3)")
+        _, height, width = array.shape[:3]
+        if height * width > MAX_PIXELS:
+            raise ValueError(
+                f"{array.path}: the images in x have {width} × {height} pixels, more than the limit of {MAX_PIXELS:,}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, H, W, 3)."""
+        return (*self._array.shape[:3], 3)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, rows: slice) -> NDArray[np.uint8]:
+        images = self._array[rows]
+        return images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=3)
+
+
+def array_names(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the arrays in an NPZ file."""
+    with _readable(os.fspath(path)), zipfile.ZipFile(path) as file:
+        return [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
+
+
+def read_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
+    """A whole array, of a size that its header and the file agree on, and of at most `MAX_WHOLE_BYTES`."""
+    array = NpzArray(path, name)
+    if array.nbytes > MAX_WHOLE_BYTES:
+        raise ValueError(
+            f"{array.path}: the array {name!r} has {array.nbytes:,} bytes, more than the limit of {MAX_WHOLE_BYTES:,}"
+        )
+    return array[:]
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a broken file can make zipfile, its decompressors and numpy raise nearly anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path} is not a readable NPZ file ({reason})") from None

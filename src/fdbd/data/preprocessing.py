@@ -1,0 +1,161 @@
+"""Preprocess: from uint8 images of any size to the float32 tensor that a model takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, resize
+
+Channels = tuple[float, ...]
+
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+CROPS = ("centre", "tf", "none")
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, size, size).
+
+    Resizing is Pillow's, so the result is that of torchvision's Resize and CenterCrop on a Pillow image.
+
+    Args:
+        size: height and width of the result, in pixels.
+        mean, std: one number a channel, in units of the scaled image.
+        resize: side in pixels that the short side is brought to before the crop; None: `size`.
+        crop: ``"centre"`` cuts the centre square; ``"tf"`` cuts the centre size/(size + 32) of the short side first
+            and resizes that (EfficientNet); ``"none"`` resizes both sides to `size`, whatever the aspect.
+        interpolation: a Pillow filter: nearest, box, bilinear, hamming, bicubic or lanczos.
+        scale: what the pixel values 0 to 255 are divided by.
+
+    >>> preprocess = Preprocess.preset("imagenet")
+    >>> preprocess(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
+    torch.Size([1, 3, 224, 224])
+    >>> Preprocess.from_dict(preprocess.to_dict()) == preprocess
+    True
+    """
+
+    size: int
+    mean: Channels = (0.0, 0.0, 0.0)
+    std: Channels = (1.0, 1.0, 1.0)
+    resize: int | None = None
+    crop: str = "centre"
+    interpolation: str = "bilinear"
+    scale: float = 255.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if not self.size >= 1:  # NaN, too
+            raise ValueError(f"size is {self.size}, expected at least 1 pixel")
+        if (side := max(self.size, self.resize or 0)) * side > MAX_PIXELS:
+            raise ValueError(f"images of {side} × {side} pixels have more than the limit of {MAX_PIXELS:,}")
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ValueError(f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each")
+        if min(self.std) <= 0 or self.scale <= 0:
+            raise ValueError(f"std is {self.std} and scale is {self.scale}, expected positive numbers")
+        if self.crop not in CROPS:
+            raise ValueError(f"crop is {self.crop!r}, expected one of {', '.join(CROPS)}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation is {self.interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+        if self.resize is not None and (self.crop != "centre" or self.resize < self.size):
+            raise ValueError(
+                f"resize is {self.resize} with crop {self.crop!r}, expected crop 'centre' and at least size {self.size}"
+            )
+
+    @classmethod
+    def preset(cls, name: str) -> Preprocess:
+        """A preprocessing by name: see `PRESETS`."""
+        try:
+            return PRESETS[name]
+        except KeyError:
+            raise ValueError(f"no preprocessing is called {name!r}, expected one of {', '.join(PRESETS)}") from None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """From the fields by name, as they stand in a config or in `to_dict`."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"preprocessing has no {', '.join(unknown)}, expected {', '.join(sorted(known))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+    def key(self) -> str:
+        """SHA-256 of all fields: equal where the result is."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def fit(self, image: Pixels) -> Pixels:
+        """One image (H, W, 3) to (size, size, 3), still uint8.
+
+        Raises:
+            ImageError: a long and narrow image has more than MAX_PIXELS when its short side is brought to size.
+        """
+        height, width = image.shape[:2]
+        size = self.size
+        if self.crop == "tf":
+            side = max(1, int(size / (size + 32) * min(height, width)))
+            top, left = (height - side + 1) // 2, (width - side + 1) // 2
+            return resize(image[top : top + side, left : left + side], size, size, self.interpolation)
+        if self.crop == "none":
+            return resize(image, size, size, self.interpolation)
+        short = size if self.resize is None else self.resize
+        target = (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
+        if target[0] * target[1] > MAX_PIXELS:
+            raise ImageError(
+                f"the image has {width} × {height} pixels and, resized to a short side of {short}, more than the limit "
+                f"of {MAX_PIXELS:,}"
+            )
+        image = resize(image, *target, self.interpolation)
+        top, left = (round((side - size) / 2) for side in image.shape[:2])
+        return image[top : top + size, left : left + size]
+
+    def normalise(self, images: Pixels) -> Tensor:
+        """(N, size, size, 3) uint8 to (N, 3, size, size) float32."""
+        # In numpy and one thread: this runs beside the model, whose threads have the cores.
+        planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+        factor = 1 / (self.scale * np.asarray(self.std))
+        offset = -np.asarray(self.mean) / self.std
+        planes *= factor.astype(np.float32)[:, None, None]
+        planes += offset.astype(np.float32)[:, None, None]
+        return torch.from_numpy(planes)
+
+    def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
+        if isinstance(images, Tensor):
+            images = images.numpy()
+        if isinstance(images, np.ndarray):
+            if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+                raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+            if self._fits(images.shape):
+                return self.normalise(images)
+        return self.normalise_all([self.fit(image) for image in images])
+
+    def normalise_all(self, images: Sequence[Pixels]) -> Tensor:
+        """Images that `fit` has seen, each (size, size, 3), to (N, 3, size, size) float32."""
+        return self.normalise(np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8))
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of this shape pass `fit` unchanged."""
+        return self.crop != "tf" and shape[1:3] == (self.size, self.size) and self.resize in (None, self.size)
+
+
+PRESETS: dict[str, Preprocess] = {
+    "cifar10": Preprocess(32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Preprocess(32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cifar-imagenet-statistics": Preprocess(32, IMAGENET_MEAN, IMAGENET_STD),
+    "imagenet": Preprocess(224, IMAGENET_MEAN, IMAGENET_STD, resize=256),
+    "efficientnet-lite0": Preprocess(224, (127.0,) * 3, (128.0,) * 3, crop="tf", interpolation="bicubic", scale=1.0),
+}
+"""Preprocessings by name. ``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints."""

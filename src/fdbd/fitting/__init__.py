@@ -1,0 +1,1 @@
+"""What training data are boiled down to: mergeable statistics and what drives them."""

@@ -1,0 +1,77 @@
+"""k-means on normalised features, in passes over mergeable statistics: the order of the data does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from fdbd.core.batch import Batch
+from fdbd.core.geometry import squared_distances
+from fdbd.core.linear_algebra import unit
+from fdbd.fitting.statistics import ClassMeans, in_float64, row_hashes
+
+
+def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tensor]:
+    """(M, P) float64 centres of M = `count` clusters of features (N, P): a part of a detector's `passes`, to be used as
+    ``centers = yield from kmeans(...)``. One pass draws a sample to start from, then each iteration is one."""
+    sample = yield Sample(max(2048, 32 * count))
+    centers = initial_centers(sample.rows, count)
+    for _ in range(iterations):
+        means = yield ClassMeans(count, width, partial(nearest, centers))
+        centers = torch.where(means.counts[:, None] > 0, means.means(), centers)
+    return centers
+
+
+class Sample:
+    """Normalised features of the `count` samples with the smallest hashes: a random sample that knows no order."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.rows = torch.zeros(0, dtype=torch.float64)
+        self.hashes = torch.zeros(0, dtype=torch.int64)
+
+    def update(self, batch: Batch) -> None:
+        rows = batch.features.detach().cpu()
+        self._add(unit(rows).double(), row_hashes(rows))
+
+    def merge(self, other: Self) -> None:
+        if len(other.hashes):
+            self._add(other.rows, other.hashes)
+
+    def _add(self, rows: Tensor, hashes: Tensor) -> None:
+        if len(self.hashes):
+            rows, hashes = torch.cat([self.rows, rows]), torch.cat([self.hashes, hashes])
+        order = hashes.argsort(stable=True)[: self.count]
+        self.rows, self.hashes = rows[order], hashes[order]
+
+
+def initial_centers(rows: Tensor, count: int, iterations: int = 10) -> Tensor:
+    """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii, 2007) with a fixed
+    seed."""
+    if len(rows) < count:
+        raise ValueError(f"{count} clusters asked for, but there are only {len(rows)} training samples")
+    generator = torch.Generator().manual_seed(0)
+    centers = rows[:1]
+    distance = squared_distances(rows, centers)[:, 0]
+    for _ in range(count - 1):
+        weights = distance if distance.sum() > 0 else torch.ones_like(distance)
+        chosen = rows[torch.multinomial(weights, 1, generator=generator)]
+        centers = torch.cat([centers, chosen])
+        distance = torch.minimum(distance, squared_distances(rows, chosen)[:, 0])
+    for _ in range(iterations):
+        means = ClassMeans(count, rows.shape[1], partial(nearest, centers))
+        means.update(Batch(rows))
+        centers = torch.where(means.counts[:, None] > 0, means.means(), centers)
+    return centers
+
+
+def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Normalised features (N, P) and the cluster (N,) of each, in float64 so that no split of the data breaks a tie."""
+    rows = unit(batch.features.detach().cpu())
+    clusters = [squared_distances(piece, centers).argmin(dim=1) for piece in in_float64(rows)]
+    return rows, torch.cat(clusters) if clusters else torch.zeros(0, dtype=torch.int64)

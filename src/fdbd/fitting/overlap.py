@@ -1,0 +1,70 @@
+"""A small memory of which samples went by, to notice when the same ones come again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from fdbd.fitting.statistics import row_hashes
+
+_KEPT = 4096
+_VALUES = 512  # entries of a sample that are hashed: enough to tell samples apart, cheap for large images
+
+
+class Sketch:
+    """The smallest hashes of all samples seen (bottom-k sampling): 32 kB, whatever the number of samples.
+
+    >>> first, second = Sketch(), Sketch()
+    >>> data = torch.randn(100, 8)
+    >>> first.add(data); second.add(data[:50])
+    >>> second.overlap(first)
+    1.0
+    """
+
+    def __init__(self, hashes: Tensor | None = None) -> None:
+        self.hashes = torch.zeros(0, dtype=torch.int64, device="cpu") if hashes is None else hashes
+        if self.hashes.dtype != torch.int64 or self.hashes.ndim != 1:
+            raise ValueError(f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)")
+
+    def add(self, inputs: Any) -> None:
+        """Note a batch: a tensor (N, …), or a dict or tuple whose first tensor stands for the samples."""
+        self.add_hashes(sample_hashes(inputs))
+
+    def add_hashes(self, hashes: Tensor) -> None:
+        """Note samples by their `sample_hashes`."""
+        self.hashes = torch.cat([self.hashes, hashes]).unique()[:_KEPT]
+
+    def merge(self, other: Self) -> None:
+        self.add_hashes(other.hashes)
+
+    def overlap(self, other: Sketch) -> float:
+        """Share of these samples that `other` has seen too, estimated where both sketches are complete."""
+        if not len(self.hashes) or not len(other.hashes):
+            return 0.0
+        limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62
+        comparable = self.hashes[self.hashes <= limit]
+        return float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
+
+
+def sample_hashes(inputs: Any) -> Tensor:
+    """(N,) int64, one hash a sample of a batch; empty where there is no tensor in it."""
+    tensor = _first_tensor(inputs)
+    if tensor is None or not tensor.ndim or not tensor.shape[0]:
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+    rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
+    step = max(1, rows.shape[1] // _VALUES)
+    return row_hashes(rows[:, ::step].cpu())
+
+
+def _first_tensor(inputs: Any) -> Tensor | None:
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    values = values if isinstance(inputs, (Mapping, tuple, list)) else (inputs,)
+    found = next((value for value in values if isinstance(value, (Tensor, np.ndarray))), None)
+    if isinstance(found, np.ndarray):
+        return torch.from_numpy(found) if found.dtype.kind in "biuf" else None
+    return found

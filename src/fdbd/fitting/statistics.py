@@ -1,0 +1,428 @@
+"""Mergeable sums over training data: what a detector boils its training set down to.
+
+A statistic updates with a Batch and merges with another of its kind; the result is the same for any split of the data
+and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from fdbd import kernels
+from fdbd.core.batch import Batch
+from fdbd.kernels.blas import roomy
+from fdbd.kernels.counting import count_leading_bits, multilinear
+from fdbd.kernels.moments import add_by_class, products
+
+ROWS_AT_A_TIME = 2048
+"""Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
+
+PIVOT_ROWS = 256
+"""Rows whose mean the first products are taken about."""
+
+S = TypeVar("S", bound="Statistic")
+
+
+@runtime_checkable
+class Statistic(Protocol):
+    """A summary of training data that grows by a batch and adds up with its like."""
+
+    def update(self, batch: Batch) -> None: ...
+
+    def merge(self, other: Self) -> None: ...
+
+
+class NonFiniteRow(ValueError):
+    """A row of a batch holds NaN or infinity; the driver that knows the batch's number completes the message."""
+
+    def __init__(self, row: int, what: str) -> None:
+        super().__init__(f"row {row} of {what} is not finite")
+        self.row = row
+        self.what = what
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise NonFiniteRow for the first row of (N, …) values with a NaN or an infinity, at the price of one read."""
+    if values.is_floating_point() and not torch.isfinite(kernels.column_sums(values.detach().flatten(1)).sum()):
+        bad = ~torch.isfinite(values).flatten(1).all(dim=1)
+        if bad.any():  # a float64 sum may overflow although every entry is finite
+            raise NonFiniteRow(int(bad.nonzero()[0]), what)
+
+
+def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
+    """(N, …) values in pieces of at most `rows` rows, as float64 on the CPU."""
+    for piece in values.detach().split(rows):
+        yield piece.to("cpu", torch.float64)
+
+
+class Count:
+    """How many samples there were."""
+
+    finds_non_finite = True  # it reads none
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def update(self, batch: Batch) -> None:
+        self.count += batch.features.shape[0]
+
+    def merge(self, other: Self) -> None:
+        self.count += other.count
+
+
+class Mean:
+    """Mean of the features, (P,).
+
+    >>> mean = Mean(2)
+    >>> mean.update(Batch(torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
+    >>> mean.mean()
+    tensor([2., 3.], dtype=torch.float64)
+    """
+
+    finds_non_finite = True  # the sum shows it, so that no one needs to read the features again
+
+    def __init__(self, num_features: int) -> None:
+        self.count = 0
+        self.total = torch.zeros(num_features, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        total = kernels.column_sums(batch.features).cpu()
+        if not math.isfinite(total.sum().item()):
+            check_finite(batch.features, "its features")
+        self.count += batch.features.shape[0]
+        self.total += total
+
+    def merge(self, other: Self) -> None:
+        self.count += other.count
+        self.total += other.total
+
+    def mean(self) -> Tensor:
+        """(P,) float64."""
+        return self.total / max(self.count, 1)
+
+
+class Moments:
+    """Count, mean (P,) and scatter Σ(z − mean)(z − mean)ᵀ (P, P) of the features.
+
+    Products are taken about a mean of earlier rows, and batches combined by the pairwise update of Chan, Golub and
+    LeVeque (1983): nothing cancels when the mean is large against the spread.
+    """
+
+    finds_non_finite = True
+
+    def __init__(self, num_features: int) -> None:
+        self.count = 0
+        self.average = torch.zeros(num_features, dtype=torch.float64)
+        self.scatter = torch.zeros(num_features, num_features, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        self.add(batch.features)
+
+    def add(self, rows: Tensor) -> None:
+        """Add (N, P) rows."""
+        count = rows.shape[0]
+        if not count:
+            return
+        pivot = self.average if self.count else next(in_float64(rows[:PIVOT_ROWS])).mean(dim=0)
+        total, squares = products(rows, pivot)
+        if not np.isfinite(total.numpy()).all():
+            check_finite(rows, "its features")
+        offset = total / count
+        self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
+
+    def merge(self, other: Self) -> None:
+        if other.count:
+            self._combine(other.count, other.average, other.scatter)
+
+    def _combine(self, count: int, average: Tensor, scatter: Tensor) -> None:
+        total = self.count + count
+        delta = average - self.average
+        self.scatter += scatter
+        self.scatter.addr_(delta, delta, alpha=self.count * count / total)
+        self.average = self.average + delta * (count / total)
+        self.count = total
+
+    def mean(self) -> Tensor:
+        """(P,) float64."""
+        return self.average
+
+    def covariance(self) -> Tensor:
+        """(P, P) float64, divided by the count."""
+        return self.scatter / max(self.count, 1)
+
+    def second_moment(self, origin: Tensor) -> Tensor:
+        """(P, P) mean of (z − origin)(z − origin)ᵀ."""
+        shift = self.average - origin
+        return self.covariance() + torch.outer(shift, shift)
+
+
+class ClassMoments(Moments):
+    """Moments of all features, and the count and mean of each class: (C,) and (C, P)."""
+
+    def __init__(self, num_classes: int, num_features: int) -> None:
+        super().__init__(num_features)
+        self.counts = torch.zeros(num_classes, dtype=torch.float64)
+        self.totals = torch.zeros(num_classes, num_features, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        super().update(batch)
+        labels = labels_of(batch)
+        self.counts += torch.bincount(labels, minlength=len(self.counts))
+        add_by_class(self.totals, labels, batch.features)
+
+    def merge(self, other: Self) -> None:
+        super().merge(other)
+        self.counts += other.counts
+        self.totals += other.totals
+
+    def means(self) -> Tensor:
+        """(C, P) class means; a class without samples has NaN."""
+        return self.totals / self.counts[:, None]
+
+    def within_class_covariance(self) -> Tensor:
+        """(P, P) covariance about the class means, shared by all classes, divided by the count."""
+        seen = self.counts > 0
+        between = self.means()[seen] - self.average
+        scatter = self.scatter - between.T @ (between * self.counts[seen, None])
+        return scatter / max(self.count, 1)
+
+
+class ClassMeans:
+    """Count (C,) and sum (C, D) of some vector of each sample, by label; `value` maps a Batch to (N, D)."""
+
+    def __init__(self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
+        self.value = value
+        self.counts = torch.zeros(num_classes, dtype=torch.float64)
+        self.totals = torch.zeros(num_classes, width, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        values, classes = self.value(batch)
+        classes = classes.cpu()
+        self.counts += torch.bincount(classes, minlength=len(self.counts))
+        add_by_class(self.totals, classes, values)
+
+    def merge(self, other: Self) -> None:
+        self.counts += other.counts
+        self.totals += other.totals
+
+    def means(self) -> Tensor:
+        """(C, D) float64; a class without samples has NaN."""
+        return self.totals / self.counts[:, None]
+
+
+class Sum:
+    """Sum over samples of some vector of each, in float64.
+
+    Args:
+        value: maps a Batch to (N, …).
+        finds_non_finite: whether a NaN or an infinity among a sample's features is sure to show in its value, so that
+            no one needs to read the features again.
+    """
+
+    def __init__(self, value: Callable[[Batch], Tensor], finds_non_finite: bool = False) -> None:
+        self.value = value
+        self.finds_non_finite = finds_non_finite
+        self.count = 0
+        self.total: Tensor | None = None
+
+    def update(self, batch: Batch) -> None:
+        values = self.value(batch)
+        for piece in in_float64(values):
+            total = piece.sum(dim=0)
+            if self.finds_non_finite and not math.isfinite(total.sum().item()):
+                check_finite(batch.features, "its features")
+            self._add(piece.shape[0], total)
+
+    def merge(self, other: Self) -> None:
+        if other.total is not None:
+            self._add(other.count, other.total)
+
+    def _add(self, count: int, total: Tensor) -> None:
+        self.count += count
+        self.total = total if self.total is None else self.total + total
+
+    def sum(self) -> Tensor:
+        """Float64, the shape of one sample's vector."""
+        if self.total is None:
+            raise ValueError("no samples to sum: the training data are empty")
+        return self.total
+
+
+_BINS_BELOW_SIGN = 12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
+
+
+class Histogram:
+    """Quantiles of all values that `value` takes from a batch (default: its features), without keeping them.
+
+    Bins are the upper 20 bits of the float32 bit pattern, about a million, so a quantile is right to a relative 5e-4
+    at any scale, and merging is adding counts.
+
+    >>> histogram = Histogram()
+    >>> histogram.update(Batch(torch.arange(1.0, 1001.0)[:, None]))
+    >>> abs(histogram.quantile(0.9) / 900.1 - 1) < 1e-3
+    True
+    """
+
+    def __init__(self, value: Callable[[Batch], Tensor] | None = None) -> None:
+        self.value = value
+        self.counts = torch.zeros(1 << (32 - _BINS_BELOW_SIGN), dtype=torch.int64)
+
+    def update(self, batch: Batch) -> None:
+        values = batch.features if self.value is None else self.value(batch)
+        count_leading_bits(values, self.counts)
+
+    def merge(self, other: Self) -> None:
+        self.counts += other.counts
+
+    def quantile(self, fraction: float) -> float:
+        """The value below which this fraction of all values lies, between 0 and 1: numpy's definition (linear between
+        order statistics), the order statistics taken at the middle of their bin."""
+        return float(self.quantiles([fraction])[0])
+
+    def quantiles(self, fractions: Sequence[float]) -> Tensor:
+        """Several quantiles at once, float64."""
+        cumulative = self.counts.cumsum(0)
+        total = int(cumulative[-1])
+        if not total:
+            raise ValueError("no values to take a percentile of: the training data are empty")
+        position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
+        ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
+        bins = torch.searchsorted(cumulative, ranks, right=True).tolist()
+        middles = {index: _middle(index) for index in {*bins[0], *bins[1]}}
+        lower, upper = torch.tensor([[middles[index] for index in row] for row in bins], dtype=torch.float64)
+        return torch.lerp(lower, upper, position.frac())
+
+
+def _middle(index: int) -> float:
+    ends = []
+    for ordered in (index << _BINS_BELOW_SIGN, ((index + 1) << _BINS_BELOW_SIGN) - 1):
+        bits = ordered - (1 << 31) if ordered >= (1 << 31) else -1 - ordered
+        ends.append(torch.tensor([bits], dtype=torch.int64).to(torch.int32).view(torch.float32).item())
+    if ends[0] == 0.0 or ends[1] == 0.0:
+        return 0.0  # exact zeros dominate their bin in any network with a ReLU
+    return (ends[0] + ends[1]) / 2
+
+
+class Bank:
+    """The samples themselves, or an `alpha` share of them: only for the nearest-neighbour family.
+
+    A sample is kept when a hash of its bits falls below alpha, and samples are ordered by that hash, so neither the
+    split of the data nor the order of the shards matters. About alpha·N rows are kept.
+
+    Args:
+        alpha: fraction of the samples to keep, in (0, 1].
+        value: what to keep of a batch, (N, P); default its features.
+        beside: a number of each sample (N,), kept with it without a part in its hash: one that follows from others only
+            up to rounding must not decide what is kept.
+    """
+
+    may_borrow = False
+    """Whether batches stay as they are until the fit is over, so that no copy is needed; the driver of the fit says."""
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        value: Callable[[Batch], Tensor] | None = None,
+        beside: Callable[[Batch], Tensor] | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.value = value
+        self.beside = beside
+        self.rows: list[Tensor] = []
+        self.hashes: list[Tensor] = []
+        self.numbers: list[Tensor] = []
+
+    @property
+    def finds_non_finite(self) -> bool:
+        return self.value is None
+
+    def update(self, batch: Batch) -> None:
+        rows = (batch.features if self.value is None else self.value(batch)).detach().cpu()
+        hashes, is_finite = _hashed(rows)
+        if self.finds_non_finite and not is_finite:
+            check_finite(rows, "its features")
+        numbers = torch.ones(len(rows)) if self.beside is None else self.beside(batch).detach().cpu()
+        if self.alpha < 1:
+            kept = hashes < int(self.alpha * 2**62)
+            rows, hashes, numbers = rows[kept], hashes[kept], numbers[kept]
+        self.rows.append(rows if self.alpha < 1 or self.may_borrow else rows.clone())
+        self.hashes.append(hashes)
+        self.numbers.append(numbers)
+
+    def merge(self, other: Self) -> None:
+        self.rows += other.rows
+        self.hashes += other.hashes
+        self.numbers += other.numbers
+
+    def samples(
+        self, dtype: torch.dtype | None = None, divisors: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """(M, P) kept rows in the order of their hashes.
+
+        Args:
+            dtype: float32 or float64; None: that of the rows, float32 at least.
+            divisors: maps some rows (n, P) and the numbers beside them (n,), 1 where there are none, to what the rows
+                are divided by, (n,).
+        """
+        from fdbd.kernels.placing import place_rows  # with numba, which takes a third of a second to import
+
+        if not self.rows:
+            raise ValueError("no samples to keep: the training data are empty")
+        order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy()))
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order))
+        widths = sorted({rows.shape[1] for rows in self.rows})
+        if len(widths) > 1:
+            raise ValueError(f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width")
+        dtype = torch.promote_types(self.rows[0].dtype, torch.float32) if dtype is None else dtype
+        samples = roomy((len(order), widths[0]), dtype)
+        pieces = [piece for rows in self.rows for piece in torch.split(rows, ROWS_AT_A_TIME)]
+        beside = [piece for numbers in self.numbers for piece in torch.split(numbers, ROWS_AT_A_TIME)]
+        for rows, numbers, where in zip(pieces, beside, torch.split(places, [len(piece) for piece in pieces])):
+            rows, numbers = rows.to(samples.dtype), numbers.to(samples.dtype)
+            place_rows(samples, where, rows, numbers if divisors is None else divisors(rows, numbers))
+        return samples
+
+
+def row_hashes(rows: Tensor) -> Tensor:
+    """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
+    return _hashed(rows)[0]
+
+
+def _hashed(rows: Tensor) -> tuple[Tensor, bool]:
+    """The hashes of rows, and whether all numbers are finite in float32."""
+    bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
+    generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
+    keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
+    mixed, is_finite = multilinear(bits, keys)
+    for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
+        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    return (mixed ^ (mixed >> 31)) & (2**62 - 1), is_finite
+
+
+class Transformed:
+    """A statistic of transformed batches: each batch passes through `transform` first."""
+
+    def __init__(self, statistic: Any, transform: Callable[[Batch], Batch]) -> None:
+        self.statistic = statistic
+        self.transform = transform
+
+    def update(self, batch: Batch) -> None:
+        self.statistic.update(self.transform(batch))
+
+    def merge(self, other: Self) -> None:
+        self.statistic.merge(other.statistic)
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """(N,) int64 labels on the CPU; an error where there are none."""
+    if batch.labels is None:
+        raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
+    return batch.labels.detach().to("cpu", torch.int64)

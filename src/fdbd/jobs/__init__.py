@@ -1,0 +1,1 @@
+"""Fitting and scoring files, on one machine or on a Ray cluster."""

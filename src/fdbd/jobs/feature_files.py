@@ -1,0 +1,299 @@
+"""Features to fit on or to score, from Parquet or NPZ, in slices; rows that hold none are named one by one.
+
+Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``label`` (N,); in Parquet the first two are
+lists, best of fixed size: those are read without a copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from fdbd.core.batch import Batch, Head
+from fdbd.data.extraction import cut
+from fdbd.data.npz import NpzArray, array_names
+from fdbd.jobs.image_files import stamp
+from fdbd.jobs.rows import RowBatch
+from fdbd.util.extras import require
+
+CHUNK_ROWS = 8192
+"""Rows that are read and scored at once."""
+SPARE_VALUES = 1 << 26
+"""Numbers that a Parquet row group may hold beyond those of rows of the right width: 256 MB in float32."""
+MAX_ROWS_A_BYTE = 64
+FREE_ROWS = 1 << 24
+"""A Parquet file may claim so many rows whatever its size, and `MAX_ROWS_A_BYTE` times its bytes more."""
+ABSENT = "its features are null"
+
+
+class Widths(NamedTuple):
+    """Numbers in each row that suits a head."""
+
+    features: int
+    logits: int
+
+    @classmethod
+    def of(cls, head: Head) -> Widths:
+        return cls(head.num_features, head.num_classes)
+
+
+class FeatureRows(Protocol):
+    """Features in a fixed order; their names are row numbers."""
+
+    key: str
+    """Changes when the file is written anew."""
+    source: str
+
+    def __len__(self) -> int: ...
+
+    def check(self, widths: Widths, labels: bool = False) -> None:
+        """One sentence where the file as a whole does not suit a head, or has labels that are no class indices."""
+
+    def spans(self, size: int) -> list[range]:
+        """All rows in runs of about `size` that are cheap to read apart."""
+
+    def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
+        """The rows of a span of a file that `check` has passed; with their labels, if asked for and there. For any
+        thread."""
+
+
+def open_features(path: str | os.PathLike[str]) -> FeatureRows:
+    """The features in a ``.parquet`` or ``.npz`` file."""
+    return ParquetFeatures(path) if Path(path).suffix.lower() == ".parquet" else NpzFeatures(path)
+
+
+def holds_features(data: str) -> bool:
+    """Whether what a user typed is a file of features, and not of images."""
+    path = Path(data).expanduser()
+    if path.suffix.lower() == ".parquet":
+        if not path.is_file():
+            raise FileNotFoundError(f"no features at {data!r}: no such file")
+        return True
+    return path.suffix.lower() == ".npz" and path.is_file() and "features" in array_names(path)
+
+
+class NpzFeatures:
+    """Features in an NPZ file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.source, self.key = os.fspath(path), stamp([path])
+        self._names = [name for name in ("features", "logits", "label") if name in array_names(path)]
+        arrays = self._open(labels=False)
+        self._len = len(arrays["features"])
+        self._check_shapes(arrays)
+
+    def _open(self, labels: bool) -> dict[str, NpzArray]:
+        return {name: NpzArray(self.source, name) for name in self._names if labels or name != "label"}
+
+    def _check_shapes(self, arrays: dict[str, NpzArray]) -> None:
+        if any(len(array) != self._len or len(array.shape) != 2 - (name == "label") for name, array in arrays.items()):
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and label (N,)")
+
+    def check(self, widths: Widths, labels: bool = False) -> None:
+        arrays = self._open(labels)
+        self._check_shapes(arrays)
+        for name in ("features", "logits"):
+            if name in arrays:
+                _check_width(self, name, arrays[name].shape[1], widths)
+        if "label" in arrays:
+            dtype = arrays["label"].dtype
+            _check_label(self, dtype, dtype.kind in "biuf")
+
+    def __len__(self) -> int:
+        return self._len
+
+    def spans(self, size: int) -> list[range]:
+        return cut(range(len(self)), size)
+
+    def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
+        arrays = self._open(labels)
+        for part in cut(rows, CHUNK_ROWS):
+            found = {name: torch.from_numpy(array[part.start : part.stop].copy()) for name, array in arrays.items()}
+            label = found.get("label")
+            batch = Batch(found["features"], found.get("logits"), None if label is None else label.long())
+            yield RowBatch(part, batch, {})
+
+
+class ParquetFeatures:
+    """Features in a Parquet file; a span is one or more row groups."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.source, self.key = os.fspath(path), stamp([path])
+        with self._readable():
+            file = self._open()
+            schema, footer = file.schema_arrow, file.metadata
+            groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+            counts = [group.num_rows for group in groups]
+        if "features" not in schema.names:
+            raise ValueError(
+                f"{self.source} has no column 'features' with lists of numbers; it has "
+                f"{', '.join(schema.names) or 'none'}"
+            )
+        self._starts = [0, *itertools.accumulate(counts)]
+        size = os.path.getsize(self.source)
+        if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_A_BYTE * size:
+            raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
+        columns = [name for name in ("features", "logits", "label") if name in schema.names]
+        self._types = {name: schema.field(name).type for name in columns}
+        self._values: dict[str, list[int]] = {}
+        """Numbers in each row group, by column."""
+        for name in ("features", "logits"):
+            if name in self._types:
+                _check_list(schema.field(name), self.source)
+                with self._readable():
+                    leaf = _leaf(footer.schema, name)
+                    self._values[name] = [group.column(leaf).num_values for group in groups]
+
+    def _open(self) -> Any:
+        return require("pyarrow.parquet", "report").ParquetFile(self.source, pre_buffer=False)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (require("pyarrow", "report").ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ValueError(f"{self.source} is not a readable Parquet file ({_one_line(error)})") from None
+
+    def check(self, widths: Widths, labels: bool = False) -> None:
+        types = require("pyarrow", "report").types
+        for name, values in self._values.items():
+            size = getattr(self._types[name], "list_size", None)  # None: each row has its own
+            if size is not None:
+                _check_width(self, name, size, widths)
+            width = getattr(widths, name)
+            for group, (start, stop) in enumerate(itertools.pairwise(self._starts)):
+                if values[group] > (stop - start) * max(1, width) + SPARE_VALUES:
+                    raise ValueError(
+                        f"{self.source}, rows {start} to {stop}: {values[group]:,} {name} are far more than {width} a "
+                        "row, too many to be read"
+                    )
+        if labels and "label" in self._types:
+            kind = self._types["label"]
+            _check_label(self, kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def spans(self, size: int) -> list[range]:
+        spans, start = [], 0
+        for stop in self._starts[1:]:
+            if stop - start >= size or (stop == len(self) and stop > start):
+                spans.append(range(start, stop))
+                start = stop
+        return spans
+
+    def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
+        groups = [
+            group
+            for group, (start, stop) in enumerate(itertools.pairwise(self._starts))
+            if rows.start <= start and stop <= rows.stop
+        ]
+        columns = [name for name in self._types if labels or name != "label"]
+        start = rows.start
+        pa = require("pyarrow", "report")
+        try:
+            for chunk in self._open().iter_batches(CHUNK_ROWS, groups, columns, use_threads=False):
+                yield _row_batch(chunk, range(start, start + len(chunk)), widths)
+                start += len(chunk)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{self.source}, rows from {start}: not readable ({_one_line(error)})") from None
+
+
+def _check_width(rows: FeatureRows, name: str, found: int, widths: Widths) -> None:
+    expected = getattr(widths, name)
+    if len(rows) and found != expected:
+        raise ValueError(f"{rows.source} has {found} {name} a row, expected the head's {expected}")
+
+
+def _check_label(rows: FeatureRows, kind: Any, is_number: bool) -> None:
+    if not is_number:
+        raise ValueError(f"{rows.source}: the column 'label' is {kind}, expected class indices; leave it out or map it")
+
+
+def _leaf(schema: Any, name: str) -> int:
+    """Number of the Parquet column that holds the numbers of a column of lists."""
+    for number in range(len(schema)):
+        leaf = schema.column(number)
+        if leaf.path.startswith(f"{name}.") and leaf.max_repetition_level:
+            return number
+    raise OSError(f"the column {name!r} has no numbers")
+
+
+def _row_batch(chunk: Any, rows: range, widths: Widths) -> RowBatch:
+    """A record batch with the columns of a file of features."""
+    columns = dict(zip(chunk.schema.names, chunk.columns))
+    features, errors = matrix(columns["features"], widths.features)
+    logits = None
+    if "logits" in columns:
+        logits, more = matrix(columns["logits"], widths.logits)
+        errors = {**{row: reason.replace("features", "logits") for row, reason in more.items()}, **errors}
+    labels = None
+    if "label" in columns:
+        indices = columns["label"].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
+        labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
+    if errors:
+        kept = torch.ones(len(rows), dtype=torch.bool)
+        kept[list(errors)] = False
+        features = features[kept]
+        logits = None if logits is None else logits[kept]
+        labels = None if labels is None else labels[kept]
+    return RowBatch(rows, Batch(features, logits, labels), errors)
+
+
+def matrix(column: Any, width: int) -> tuple[Tensor, dict[int, str]]:
+    """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong with which row.
+
+    Rows that are null or of another width are named, and are zeros; a null among the numbers is NaN.
+    """
+    pa = require("pyarrow", "report")
+    errors: dict[int, str] = {}
+    if column.null_count or not pa.types.is_fixed_size_list(column.type):
+        lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(lengths != width).tolist():
+            length = lengths[row]
+            errors[row] = ABSENT if length < 0 else f"it has {length} features, expected {width}"
+        if errors:
+            zeros = pa.array(np.zeros(width, np.float32)).cast(column.type.value_type)
+            rows = [None if row in errors else row for row in range(len(column))]
+            column = _filled(pa, column, rows, zeros)
+    values = column.flatten()
+    if values.null_count:
+        values = (
+            values.fill_null(float("nan"))
+            if pa.types.is_floating(values.type)
+            else values.cast(pa.float64()).fill_null(float("nan"))
+        )
+    if not pa.types.is_floating(values.type):
+        values = values.cast(pa.float32())
+    return from_dlpack(values).reshape(len(column), width), errors
+
+
+def _filled(pa: Any, column: Any, rows: list[int | None], filler: Any) -> Any:
+    """The lists at `rows`, with `filler` where there is None."""
+    spare = pa.ListArray.from_arrays(pa.array([0, len(filler)], pa.int32()), filler).cast(column.type)
+    together = pa.concat_arrays([column, spare])
+    return together.take(pa.array([len(column) if row is None else row for row in rows]))
+
+
+def _check_list(field: Any, source: str) -> None:
+    types = require("pyarrow", "report").types
+    kind = field.type
+    is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+    if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+        raise ValueError(f"{source}: the column {field.name!r} is {kind}, expected lists of numbers")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,275 @@
+"""Fit and calibrate a guard on files: images with a model, or features with a head."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fdbd.core.batch import Batch, Head
+from fdbd.data.datasets import info
+from fdbd.data.extraction import cut, prepare
+from fdbd.data.images import Pixels
+from fdbd.data.npz import array_names, read_array
+from fdbd.data.preprocessing import Preprocess
+from fdbd.decision.guard import Guard
+from fdbd.jobs.feature_files import FeatureRows, Widths
+from fdbd.jobs.guard_files import Built
+from fdbd.jobs.image_files import ImageRows
+from fdbd.jobs.scoring import Engine, Rows, check_engine, open_rows
+
+HOLDOUT = 0.2
+"""Share of the data that is kept for calibration where there are no other data for it."""
+
+
+class Fitted(NamedTuple):
+    """A guard, ready to be saved, and what it was made from."""
+
+    guard: Guard
+    fit_rows: int
+    calibration_rows: int
+    errors: list[str]
+    """Why rows were left out, a sentence each."""
+
+
+def fit_files(
+    source: Built | Head,
+    data: str,
+    *,
+    calibration: str | None = None,
+    holdout: float = HOLDOUT,
+    head: str | None = None,
+    detector: str = "fdbd",
+    shaping: str | None = None,
+    tpr: float | None = None,
+    alpha: float | None = None,
+    per_class: bool = False,
+    split: str = "train",
+    engine: Engine = "local",
+    address: str | None = None,
+    device: str | None = None,
+    batch_size: int = 128,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Fitted:
+    """Fit a guard on files, and calibrate it on others or on a share that the fit does not see.
+
+    Args:
+        source: a model, for images or for features of it; or a head alone, for features.
+        data: images or features, as in `open_rows`.
+        calibration: other data of the same kind; None: a random share of `data`, the same in each run.
+        holdout: that share, a fraction.
+        head, detector, shaping: as for `Guard`.
+        tpr, alpha, per_class: as for `Guard.calibrate`.
+        split: which part of a dataset by name the fit takes; `calibration` takes its test part.
+        engine, address, batch_size, workers: as for `score_files`.
+        device: on Ray, ``"cuda"`` gives each actor a GPU; elsewhere the model is where it runs.
+        progress: show a bar when it takes more than two seconds.
+    """
+    check_engine(engine, address, batch_size, workers)
+    rows = open_rows(data, split)
+    guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
+    linear = guard._find_head()
+    preprocess: Preprocess | None = None
+    names: tuple[str, ...] = ()
+    if isinstance(rows, ImageRows):
+        if isinstance(source, Head):
+            raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
+        preprocess = source.preprocess or _usual_preprocess(data)
+    if isinstance(source, Built):
+        names = source.class_names
+    if calibration is None:
+        if not 0 < holdout < 1:
+            raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
+        held = np.random.default_rng(0).permutation(len(rows)) < round(holdout * len(rows))
+        parts = [(rows, ~held), (rows, held)]
+    else:
+        other = open_rows(calibration, "test")
+        parts = [(rows, np.ones(len(rows), bool)), (other, np.ones(len(other), bool))]
+    training, calibrating = (
+        Loader(each, chosen, linear, names, preprocess, batch_size, workers) for each, chosen in parts
+    )
+    for loader, purpose in ((training, "to fit on"), (calibrating, "to calibrate on")):
+        if not loader.chosen.any():
+            raise ValueError(f"{loader.rows.source} leaves no rows {purpose}: {len(loader.rows)} are too few")
+    if guard.detector.needs_labels and training.labels is None and isinstance(rows, ImageRows):
+        raise ValueError(
+            f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
+            f"images in one folder a class, {linear.num_classes} in all"
+        )
+    if engine == "ray":
+        from fdbd.jobs import ray
+
+        ray.connect(address)
+        pool = ray.Workers.on(device, workers, batch_size)
+        ray.fit_loaders(guard, training, calibrating, pool, tpr=tpr, alpha=alpha, per_class=per_class)
+    else:
+        guard.fit(training, progress=progress)
+        guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
+    if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
+        names = rows.classes
+    guard.about = {"class_names": list(names)}
+    if isinstance(source, Built) and (own := preprocess or source.preprocess) is not None:
+        guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
+    return Fitted(guard, training.num_given, calibrating.num_given, [*training.errors, *calibrating.errors])
+
+
+def read_head(path: str | os.PathLike[str]) -> Head:
+    """A linear head from ``.npz`` or ``.safetensors`` with ``weight`` (C, P) and, perhaps, ``bias`` (C,)."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
+    arrays: dict[str, Tensor] = {}
+    if path.suffix.lower() == ".npz":
+        names = [name for name in ("weight", "bias") if name in array_names(path)]
+        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in names}
+    elif path.suffix.lower() == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                arrays = {name: file.get_tensor(name) for name in ("weight", "bias") if name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no readable safetensors file: {error}") from None
+    else:
+        raise ValueError(f"the head {str(path)!r} is neither .npz nor .safetensors")
+    if "weight" not in arrays:
+        raise ValueError(f"{path} has no 'weight', expected a weight (C, P) and a bias (C,)")
+    weight = arrays["weight"]
+    return Head(weight, arrays.get("bias", torch.zeros(len(weight), dtype=weight.dtype)))
+
+
+class Loader:
+    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head.
+
+    Attributes:
+        spans: of rows, each a batch or some batches; of files that are chosen, or of all rows of an array.
+        num_given: rows that the last iteration gave.
+        errors: why it left rows out, a sentence each.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        chosen: NDArray[np.bool_],
+        head: Head,
+        class_names: Sequence[str],
+        preprocess: Preprocess | None,
+        batch_size: int,
+        workers: int | None,
+    ) -> None:
+        self.rows, self.chosen = rows, chosen
+        self.widths = Widths.of(head)
+        self.preprocess, self.workers = preprocess, workers
+        self.num_given = 0
+        self.errors: list[str] = []
+        self.labels: NDArray[np.int64] | None = None
+        if isinstance(rows, ImageRows):
+            if preprocess is None:
+                raise ValueError(f"{rows.source} are images, expected features like those of the fit")
+            self.labels = labels_for(rows, head.num_classes, class_names)
+            count = int(chosen.sum()) if isinstance(rows.pixels, Sequence) else len(rows)
+            self.spans = cut(range(count), batch_size)
+        else:
+            if preprocess is not None:
+                raise ValueError(f"{rows.source} are features, expected images like those of the fit")
+            rows.check(self.widths, labels=True)
+            self.spans = rows.spans(65_536)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[Any]:
+        """(images, labels) or `Batch`es of features. Where no row can be read, an error says why the first cannot."""
+        yield from self.read(self.spans)
+        if self.errors and not self.num_given:
+            raise ValueError(f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}")
+
+    def read(self, spans: Sequence[range], processes: bool = True) -> Iterator[Any]:
+        """The batches of some spans; images are decoded by `workers` processes, or by threads."""
+        self.num_given, self.errors = 0, []
+        rows = self.rows
+        items: Iterator[Any]
+        items = self._images(rows, spans, processes) if isinstance(rows, ImageRows) else self._features(rows, spans)
+        for item in items:
+            count = len(item.features if isinstance(item, Batch) else item[0])
+            self.num_given += count
+            if count:
+                yield item
+
+    def _images(
+        self, rows: ImageRows, spans: Sequence[range], processes: bool
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        assert self.preprocess is not None
+        pixels, places = rows.pixels, np.arange(len(rows))
+        if isinstance(pixels, Sequence):  # files: only those that are wanted are decoded
+            places = np.flatnonzero(self.chosen)
+            pixels = _Chosen(pixels, places)
+        for batch in prepare(pixels, self.preprocess, spans, workers=self.workers, processes=processes):
+            for failure in batch.failures:
+                name = str(rows.names[places[failure.row]])
+                self.errors.append(failure.reason if name in failure.reason else f"{name}: {failure.reason}")
+            failed = {failure.row for failure in batch.failures}
+            kept = places[[row for row in batch.rows if row not in failed]]
+            kept_and_chosen = self.chosen[kept]
+            labels = None if self.labels is None else torch.from_numpy(self.labels[kept[kept_and_chosen]])
+            yield batch.inputs[torch.from_numpy(kept_and_chosen)], labels
+
+    def _features(self, rows: FeatureRows, spans: Sequence[range]) -> Iterator[Batch]:
+        for span in spans:
+            for batch in rows.read(span, self.widths, labels=True):
+                assert isinstance(batch.inputs, Batch)
+                self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]
+                assert isinstance(batch.names, range)
+                mask = torch.from_numpy(
+                    self.chosen[[r for r in batch.names if r - batch.names.start not in batch.errors]]
+                )
+                features, logits, labels = (
+                    None if part is None else part[mask]
+                    for part in (batch.inputs.features, batch.inputs.logits, batch.inputs.labels)
+                )
+                assert features is not None
+                yield Batch(features, logits, labels)
+
+
+class _Chosen(Sequence[Pixels]):
+    """Some images of a set, decoded when asked for."""
+
+    def __init__(self, pixels: Sequence[Pixels], places: NDArray[np.int64]) -> None:
+        self.pixels, self.places = pixels, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.pixels[int(self.places[index])]
+
+
+def labels_for(rows: ImageRows, num_classes: int, class_names: Sequence[str]) -> NDArray[np.int64] | None:
+    """Labels of images as classes of a model: by name where the model's class names are known, else by position.
+
+    None where the classes of the images are not those of the model.
+    """
+    if rows.labels is None:
+        return None
+    if rows.classes and set(rows.classes) <= set(class_names):
+        index = np.array([list(class_names).index(name) for name in rows.classes])
+        return index[rows.labels]
+    if rows.classes and len(rows.classes) != num_classes:
+        return None
+    return rows.labels if rows.labels.max() < num_classes and rows.labels.min() >= 0 else None
+
+
+def _usual_preprocess(data: str) -> Preprocess:
+    try:
+        return Preprocess.preset(info(data).preprocess)
+    except ValueError:
+        raise ValueError(
+            "how are images to be prepared for this model? give --preprocess, a preset such as cifar10 or imagenet, or "
+            'fields as JSON such as {"size": 224, "mean": […], "std": […]}'
+        ) from None

@@ -1,0 +1,163 @@
+"""Rows of Arrow tables to tensors and back: what goes in and out of Ray's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch
+from fdbd.data.decoding import Decoded
+from fdbd.data.images import Pixels, decode
+from fdbd.data.preprocessing import Preprocess
+from fdbd.decision.guard import Guard
+from fdbd.jobs.feature_files import matrix
+from fdbd.util.extras import require
+
+INPUTS = ("features", "image", "bytes", "path")
+"""Columns that hold samples, in the order in which they are looked for."""
+SEEN = "seen"
+"""Column of `sketch.sample_hashes` beside features that the network made."""
+_LAYER = "layer "
+
+
+class Reader:
+    """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs.
+
+    Args:
+        guard: that will take them.
+        dataset: that holds them.
+        column: features (N, P), uint8 images, encoded images, paths of images, or arrays that go to the model as they
+            are; None: the first of `INPUTS` that is there.
+        preprocess: from uint8 images to what the model takes.
+    """
+
+    def __init__(self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None) -> None:
+        columns = dataset.columns() or []
+        if column is None:
+            column = next((name for name in INPUTS if name in columns), None)
+        if column is None or column not in columns:
+            wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
+            present = ", ".join(columns) or "no rows"
+            raise ValueError(f"the dataset has {wanted}; it has {present}: say with column=... where the samples are")
+        self.column = column
+        self.is_features = guard.classifier is None or column == "features"
+        self.preprocess = preprocess
+        self._width = guard._find_head().num_features
+        self._classes = guard._find_head().num_classes
+
+    def __call__(self, table: Any) -> tuple[Any, dict[int, str]]:
+        """Inputs of the readable rows, and what is wrong with the others by their number."""
+        if self.is_features:
+            return self._features(table)
+        values = column_values(table, self.column)
+        if values.dtype != np.uint8 and values.dtype.kind in "fiu":
+            return tensor(values), {}
+        if self.preprocess is None:
+            raise ValueError(f"column {self.column!r} holds images: give the preprocess of the model's training")
+        if values.dtype == np.uint8:
+            return self.preprocess(values), {}
+        names = table.column("path").to_pylist() if "path" in table.column_names else None
+        images, failures = Decoded(_Encoded(values, names), self.preprocess, ()).decode(range(len(values)))
+        return self.preprocess.normalise(images), {failure.row: failure.reason for failure in failures}
+
+    def _features(self, table: Any) -> tuple[Batch, dict[int, str]]:
+        features, errors = _matrix(table, self.column, self._width)
+        logits = None
+        if "logits" in table.column_names:
+            logits, more = _matrix(table, "logits", self._classes)
+            errors = {**more, **errors}
+        if errors:
+            readable = torch.ones(len(features), dtype=torch.bool)
+            readable[list(errors)] = False
+            features, logits = features[readable], None if logits is None else logits[readable]
+        return Batch(features, logits), errors
+
+
+def refuse(errors: dict[int, str]) -> None:
+    """An error for the first row that could not be read, where all are needed."""
+    for reason in errors.values():
+        raise ValueError(f"a row cannot be read: {reason}")
+
+
+def tensor(values: Any) -> Tensor:
+    """A tensor of its own: Ray's arrays live in shared memory that cannot be written."""
+    return torch.from_numpy(np.array(values))
+
+
+def column_values(table: Any, name: str) -> Any:
+    """A column of a pyarrow table as an array (N, …), or (N,) of objects where the shapes differ."""
+    accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([name]))
+    values = accessor.to_numpy([name])[name]
+    if values.dtype == object and len(values) and isinstance(values[0], np.ndarray):
+        return np.stack(values) if len({value.shape for value in values}) == 1 else values
+    return values
+
+
+def feature_dtype(dataset: Any, column: str) -> torch.dtype:
+    """In which dtype a fit on this column is done."""
+    schema = dataset.schema()
+    kind = None if schema is None else dict(zip(schema.names, schema.types)).get(column)
+    values = getattr(kind, "scalar_type", None) or getattr(kind, "value_type", None)
+    return torch.float64 if values == require("pyarrow", "ray").float64() else torch.float32
+
+
+def labels_in(table: Any, column: str | None) -> Tensor | None:
+    """(N,) int64, or None where the table has no such column."""
+    if column is None or column not in table.column_names:
+        return None
+    labels = column_values(table, column)
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"labels in column {column!r} are {labels.dtype}, expected class indices")
+    return tensor(labels).long()
+
+
+def to_columns(batch: Batch) -> dict[str, Any]:
+    """A batch as arrays of N rows each, for a block; `from_columns` reads it back."""
+    columns = {"features": batch.features, "logits": batch.logits, "labels": batch.labels}
+    columns.update({_LAYER + name: part for name, part in (batch.layers or {}).items()})
+    columns["views"] = None if batch.views is None else batch.views.transpose(0, 1)
+    return {
+        name: (part.float() if part.dtype in (torch.float16, torch.bfloat16) else part).cpu().numpy()
+        for name, part in columns.items()
+        if part is not None
+    }
+
+
+def from_columns(table: Any) -> Batch:
+    """The batch that `to_columns` took apart."""
+    parts = {name: tensor(column_values(table, name)) for name in table.column_names if name != SEEN}
+    layers = {name.removeprefix(_LAYER): part for name, part in parts.items() if name.startswith(_LAYER)}
+    views = parts["views"].transpose(0, 1) if "views" in parts else None
+    return Batch(parts["features"], parts.get("logits"), parts.get("labels"), layers or None, views)
+
+
+def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
+    """(N, width) of a column of lists or of Ray's own arrays, and what is wrong with which row."""
+    pa = require("pyarrow", "ray")
+    column = table.column(name)
+    if pa.types.is_nested(column.type):
+        return matrix(column.combine_chunks(), width)
+    values = column_values(table, name)
+    if values.dtype == object or values.ndim != 2:
+        raise ValueError(f"column {name!r} holds {values.dtype} {values.shape}, expected one list of numbers a row")
+    return tensor(values), {}
+
+
+class _Encoded(Sequence[Pixels]):
+    """Images of a column: arrays, or encoded ones that are decoded when asked for."""
+
+    def __init__(self, values: Any, names: Sequence[str] | None) -> None:
+        self.values, self.names = values, names
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: Any) -> Any:
+        value = self.values[row]
+        if isinstance(value, np.ndarray):
+            return value
+        return decode(value, name=None if self.names is None else str(self.names[row]))

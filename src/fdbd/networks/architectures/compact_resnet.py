@@ -1,0 +1,82 @@
+"""The zoo's network: a ten-layer residual network for 32×32 images whose cost sits where a CPU is fast.
+
+ResNet-20 spends most of its time moving 16 channels of 32×32 maps through memory. Four wide blocks at 16×16, 8×8 and
+4×4 cost as many multiplications but run at twice the speed, and learn in a third of the epochs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fdbd.networks.architectures.common import Network, he_init
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch norm, and a projection shortcut where the shape changes (He et al., 2016)."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class CompactResNet(Network):
+    """Stem convolution, four residual blocks, global average pooling, linear head: 128 features, 0.9 M parameters."""
+
+    head_name = "linear"
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        stem: tuple[int, int, int] = (32, 3, 1),
+        blocks: tuple[tuple[int, int], ...] = ((64, 2), (128, 2), (128, 1), (128, 2)),
+    ) -> None:
+        """`stem` is (channels, kernel, stride), each of `blocks` (width, stride)."""
+        super().__init__()
+        channels, kernel, stride = stem
+        # The stem has a bias and no batch norm: whitened filters (`whiten_stem`) need none.
+        self.stem = nn.Conv2d(3, channels, kernel, stride, padding=1)
+        layers = []
+        for width, step in blocks:
+            layers.append(Block(channels, width, step))
+            channels = width
+        self.blocks = nn.Sequential(*layers)
+        self.num_features = channels
+        self.linear = nn.Linear(channels, num_classes)
+        he_init(self)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(F.relu(self.stem(x)))
+        return out
+
+
+@torch.no_grad()
+def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None:
+    """Start the stem as the whitening transform of image patches (Page, 2019; Jordan, 2024).
+
+    The leading principal directions of the patches, scaled to unit variance, once with each sign so that the rectifier
+    loses nothing. images: normalised, (N, 3, H, W); a few thousand are enough.
+    """
+    weight = model.stem.weight
+    half, kernel = weight.shape[0] // 2, weight.shape[2]
+    if half > 3 * kernel * kernel:
+        raise ValueError(f"a stem of {weight.shape[0]} channels is more than 2 × {3 * kernel * kernel} patch values")
+    patches = F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
+    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+    # An eigenvector's sign is the solver's whim; fix it so that the start is the same everywhere.
+    directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
+    filters = (directions / (variances + eps).sqrt())[:, -half:].T.reshape(half, 3, kernel, kernel)
+    weight.copy_(torch.cat([filters, -filters]))
+    if model.stem.bias is not None:
+        model.stem.bias.zero_()

@@ -1,0 +1,131 @@
+"""Weights in and out of models: safetensors and torch files, never code from a file; errors say what does not fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fdbd.util.files import beside
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
+
+
+def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
+    """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are unwrapped.
+
+    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`). Weights that do not
+    fit are a ValueError that names the keys; half-precision weights are converted to the model's type.
+    """
+    path = Path(path)
+    state = read_weights(path)
+    own = model.state_dict()
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in own]
+    if missing or unexpected:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} missing ({_some(missing)})")
+        if unexpected:
+            parts.append(f"{len(unexpected)} unexpected ({_some(unexpected)})")
+        raise ValueError(f"{path} does not fit {type(model).__name__}: keys {' and '.join(parts)}")
+    wrong = [key for key in state if state[key].shape != own[key].shape]
+    if wrong:
+        key = wrong[0]
+        theirs, ours = tuple(state[key].shape), tuple(own[key].shape)
+        heads = {w.rpartition(".")[0] for w in wrong}
+        if len(heads) == 1 and len(theirs) == len(ours) and theirs[1:] == ours[1:]:
+            raise ValueError(f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}")
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {key} is {theirs} there and {ours} here")
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, unwrapped."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint file {path}")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
+        except Exception as error:  # a damaged header raises nearly anything
+            raise ValueError(f"{path} is no readable safetensors file: {_first_line(error)}") from None
+    content = load_plain(path)
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
+        raise ValueError(f"{path} holds no state dict of tensors")
+    return _strip(dict(content))
+
+
+def load_plain(path: str | os.PathLike[str]) -> Any:
+    """What `torch.save` wrote, as long as it is tensors and plain values: anything that could run code is refused."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks on the pickle inside
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} needs pickle, which can run code: save its state_dict instead (torch.save(model.state_dict(), …))"
+        ) from None
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ValueError(f"{path} is no readable checkpoint: {_first_line(error)}") from None
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """What a safetensors file says of itself."""
+    with safe_open(Path(path), framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+def save_weights(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a model's weights as safetensors, beside and then renamed.
+
+    dtype: how filters and matrices are stored, half precision say; biases and batch-norm statistics stay as they are.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for key, value in model.state_dict().items():
+        kept = value.detach().cpu()
+        narrow = dtype is not None and kept.is_floating_point() and kept.ndim > 1
+        tensors[key] = (kept.to(dtype) if narrow else kept).clone(memory_format=torch.contiguous_format)
+    with beside(path) as temporary:
+        save_file(tensors, temporary, metadata=dict(metadata or {}))
+
+
+def _strip(state: dict[str, Any]) -> dict[str, Tensor]:
+    while state and all(key.startswith("module.") for key in state):
+        state = {key[len("module.") :]: value for key, value in state.items()}
+    return state
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,373 @@
+"""Classifier: any torch model, split into backbone and linear head.
+
+Finding the head is in `heads`; here the model runs, once a call, and what its head saw comes back as a Batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, Head, as_tensor, two_rows
+from fdbd.networks.heads import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
+
+Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
+
+
+class Classifier(nn.Module):
+    """A model with a linear head, asked for the head's input and output in one forward pass.
+
+    ``classifier(images)`` gives ``Batch(features, logits)``: the exact input (N, P) of the linear head and its output
+    (N, C). The model itself is not changed: it keeps its outputs, its weights and its training mode.
+
+    - The head is found by timm's ``get_classifier()``, by the usual names (``classifier``, ``fc``, ``head``, …) or as
+      the last linear layer. The first eager call checks that the model's output is the head's, and raises otherwise.
+      With an explicit `head` the model may go on after it (softmax, say): logits are then the head's output.
+    - Averaged heads (distilled DeiT, CrossViT) are one linear head on their inputs side by side. A head on every token
+      of which the model keeps one (GPT-2 and others) yields the features of that token.
+    - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
+      once no call is under way. Only ``model.training`` is asked, so dropout that is switched on below an eval model
+      stays on. A model in training mode can be neither compiled nor exported.
+    - Gradients follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed. Under autocast
+      features and logits keep the dtype that the model gives them.
+    - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
+      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
+
+    Args:
+        model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global pooling.
+        head: the head's module name or the module itself, or several ("a+b" or a list) that the model averages;
+            None finds it.
+        layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean over tokens of
+            (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models that say so (timm's
+            ``output_fmt``, torchvision's Swin).
+
+    >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> classifier = Classifier(model, layers=["0"])
+    >>> batch = classifier(torch.randn(4, 8))
+    >>> batch.features.shape, batch.logits.shape, batch.layers["0"].shape
+    (torch.Size([4, 5]), torch.Size([4, 3]), torch.Size([4, 5]))
+    >>> classifier.head, classifier.head_name
+    (Head(3 classes, 5 features), '2')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str | nn.Module | Sequence[str | nn.Module] | None = None,
+        layers: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile(model) hides its hooks
+        self.training = self.model.training
+        self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
+        heads = find_heads(self.model, head)
+        self.head_name = "+".join(heads)
+        self._names = (*heads, *self.layer_names)
+        # In a tuple, so that modules are not registered twice. Heads come first.
+        self._watched = (*heads.values(), *(get_layer(self.model, name) for name in self.layer_names))
+        self._num_heads = len(heads)
+        self._is_explicit = head is not None
+        self._is_checked = False
+        self._is_uncompiled = False
+        self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
+        self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
+        self._recorder = _Recorder()
+        self._handles = [
+            module.register_forward_hook(_Tap(self._recorder, index), with_kwargs=True)
+            for index, module in enumerate(self._watched)
+        ]
+        self._remove_hooks_at_end()
+
+    @property
+    def head(self) -> Head:
+        """The linear head with its present weights."""
+        return merged_head(self._watched[: self._num_heads])
+
+    def fingerprint(self) -> str:
+        """The head's fingerprint."""
+        return self.head.fingerprint()
+
+    def forward(self, inputs: Any) -> Batch:
+        """Runs the model once.
+
+        Args:
+            inputs: what the model takes: a tensor, or a dict of keyword arguments; a loader's item with labels
+                (see `split_batch`) goes in as it is, and its labels come out. Moved to the model's device.
+        """
+        labels = None
+        if not isinstance(inputs, Tensor):
+            inputs, labels = split_batch(inputs)
+        inputs = self._to_device(inputs)
+        calls: list[Call] = []
+        if torch.compiler.is_compiling():
+            if self.model.training:
+                raise RuntimeError("the model is in training mode; call model.eval() before it is compiled or exported")
+            self._recorder.traced = calls
+            try:
+                output = call_model(self.model, inputs)
+            finally:
+                self._recorder.traced = None
+            return self._collect(calls, output, labels)
+        output = self._run(inputs, calls, self._is_uncompiled)
+        if len(calls) < len(self._watched) and not self._is_uncompiled:
+            # Under torch.compile a graph break in the model leaves this method to Python, but compiles the hooks away.
+            calls.clear()
+            output = self._run(inputs, calls, uncompiled=True)
+            if len(calls) == len(self._watched):
+                self._is_uncompiled = True
+                warnings.warn("the model has graph breaks, so the Classifier runs it uncompiled", stacklevel=2)
+        batch = self._collect(calls, output, labels)
+        if not self._is_checked and len(batch.features) and not batch.features.is_meta:
+            rerun = functools.partial(self._run, inputs, [], self._is_uncompiled)
+            self._is_checked = check_head(
+                self.model, self.head_name, self.head, batch, output, self._is_explicit, rerun
+            )
+        return batch
+
+    def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
+        """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
+        call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
+        model, local = self.model, self._recorder.local
+        is_borrowed = _enter_eval(model)
+        local.calls = calls
+        try:
+            return call(model, inputs)
+        finally:
+            local.calls = None
+            if is_borrowed:
+                _leave_eval(model)
+
+    def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
+        if len(calls) != len(self._watched):
+            self._refuse_call_count(calls)
+        seen = {index: (given, result) for index, given, result in calls}
+        if self._num_heads == 1:
+            features, logits = self._flat(0, *seen[0], output)
+        else:
+            flat = [self._flat(index, *seen[index], None) for index in range(self._num_heads)]
+            features = torch.cat([features for features, _ in flat], dim=1)
+            logits = torch.stack([logits for _, logits in flat]).mean(0)
+        if self._is_binary:
+            logits = two_rows(logits)
+        layers = None
+        if self.layer_names:
+            outputs = (seen[index][1] for index in range(self._num_heads, len(self._watched)))
+            layers = {name: self._pool(name, output) for name, output in zip(self.layer_names, outputs)}
+        if labels is not None:
+            labels = labels.to(features.device)
+        return Batch(features, logits, labels, layers)
+
+    def _flat(self, index: int, features: Tensor, logits: Tensor, output: Any) -> tuple[Tensor, Tensor]:
+        """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token that was kept."""
+        if features.ndim == 2:
+            return features, logits
+        num_classes, num_features = _weight(self._watched[index]).shape[:2]
+        if features.ndim > 2 and features.shape[1:].numel() == num_features:
+            return features.flatten(1), logits.flatten(1)
+        output = logits_of(output)
+        if features.ndim == 3 and output is not None and output.shape == (features.shape[0], num_classes):
+            return _kept_token(features, logits, output), output
+        raise ValueError(
+            f"the head {self.head_name!r} saw an input of shape {tuple(features.shape)}, expected "
+            f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction a sample, after pooling; dense and "
+            "token classifiers, and heads that stand before the pooling, are not supported"
+        )
+
+    def _pool(self, name: str, output: Any) -> Tensor:
+        """(N, P_layer) from a layer's output."""
+        while isinstance(output, (tuple, list)) and output:  # Hugging Face layers give tuples
+            output = output[0]
+        if not isinstance(output, Tensor) or output.ndim < 2:
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ValueError(f"layer {name!r} gives {shape}, expected a tensor of (N, C), (N, T, C) or (N, C, H, W)")
+        if output.ndim == 3 or name in self._channels_last:
+            return output.flatten(1, -2).mean(1)
+        return output.flatten(2).mean(2) if output.ndim > 2 else output
+
+    def _refuse_call_count(self, calls: list[Call]) -> None:
+        for index, name in enumerate(self._names):
+            count = sum(index == call for call, _, _ in calls)
+            if count != 1:
+                raise ValueError(
+                    f"the model called {name!r} {count} times in one forward pass, expected once; name a module that "
+                    "the model calls once (if the model is compiled, compile the Classifier instead); "
+                    + describe_linear_layers(self.model)
+                )
+
+    def _to_device(self, inputs: Any) -> Any:
+        if isinstance(inputs, Tensor) and inputs.device == _weight(self._watched[0]).device:
+            return inputs
+        # The first parameter decides: the head of a model spread over several devices may be elsewhere.
+        return _to(inputs, next(self.model.parameters()).device)
+
+    def _remove_hooks_at_end(self) -> None:
+        weakref.finalize(self, _remove, self._handles).atexit = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._remove_hooks_at_end()
+
+
+def split_batch(batch: Any) -> tuple[Any, Tensor | None]:
+    """Splits what a loader yields into what the model takes and labels (N,), or None where there are none.
+
+    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out. A dict holds keyword
+    arguments for the model, and labels under ``labels`` or ``label``. Labels are class indices; a second element
+    that is no array (None, file names) is not taken for labels.
+
+    >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
+    >>> images.shape, labels
+    (torch.Size([2, 3, 8, 8]), tensor([4, 1]))
+    >>> split_batch({"input_ids": torch.ones(1, 2), "labels": [3]})
+    ({'input_ids': tensor([[1., 1.]])}, tensor([3]))
+    """
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if key not in ("labels", "label")}
+        labels = batch.get("labels", batch.get("label"))
+        return inputs, _as_labels(labels)
+    if isinstance(batch, (tuple, list)):
+        if not batch:
+            raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
+        if isinstance(batch[0], Mapping):
+            inputs, labels = split_batch(batch[0])
+            return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
+        return batch[0], _as_labels(batch[1]) if len(batch) > 1 else None
+    return batch, None
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as positional ones."""
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+class _Local(threading.local):
+    calls: list[Call] | None = None
+
+
+class _Recorder:
+    """Where the hooks write: to the list of the call that is under way in this thread, or in this trace."""
+
+    def __init__(self) -> None:
+        self.local = _Local()
+        self.traced: list[Call] | None = None
+
+    def __reduce__(self) -> tuple[type[_Recorder], tuple[()]]:
+        return _Recorder, ()  # a copy starts with no call under way
+
+
+class _Tap:
+    """The forward hook on one watched module. Outside a Classifier's call it does nothing."""
+
+    def __init__(self, recorder: _Recorder, index: int) -> None:
+        self.recorder = recorder
+        self.index = index
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
+        """`others` are keyword arguments and the output; the output alone where a tool (quantisation) has copied the
+        hook to a module of its own."""
+        recorder = self.recorder
+        calls = recorder.traced if torch.compiler.is_compiling() else recorder.local.calls
+        if calls is not None:
+            given = (*args, *(others[0].values() if len(others) > 1 else ()))
+            calls.append((self.index, given[0] if given else None, others[-1]))
+
+
+_MODE_LOCK = threading.Lock()
+_BORROWED: dict[int, tuple[list[int], list[nn.Module]]] = {}  # id of a model: calls under way, its training modules
+
+
+def _enter_eval(model: nn.Module) -> bool:
+    """Puts a training model in eval mode until the last `_leave_eval`; False if there is nothing to restore."""
+    with _MODE_LOCK:
+        if not model.training and id(model) not in _BORROWED:
+            return False
+        count, training = _BORROWED.setdefault(id(model), ([0], []))
+        count[0] += 1
+        if model.training:
+            training += [module for module in model.modules() if module.training]
+            model.eval()
+        return True
+
+
+def _leave_eval(model: nn.Module) -> None:
+    with _MODE_LOCK:
+        count, training = _BORROWED[id(model)]
+        count[0] -= 1
+        if not count[0]:
+            del _BORROWED[id(model)]
+            model.train()
+            was_training = set(training)
+            for module in model.modules():
+                module.training = module in was_training
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
+    """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where none is."""
+    is_kept = (logits == output[:, None]).all(dim=2)
+    index = is_kept.int().argmax(dim=1)
+    kept = features.gather(1, index[:, None, None].expand(-1, 1, features.shape[2]))[:, 0]
+    return kept.masked_fill(~is_kept.any(dim=1, keepdim=True), float("nan"))
+
+
+def _is_channels_last(model: nn.Module, name: str) -> bool:
+    parts = name.split(".")
+    path = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+    if isinstance(path[-1], (nn.Conv2d, nn.BatchNorm2d)):
+        return False
+    return any(
+        getattr(module, "output_fmt", None) == "NHWC"
+        or (type(module).__name__ == "SwinTransformer" and type(module).__module__.startswith("torchvision."))
+        for module in path
+    )
+
+
+def _as_labels(labels: Any) -> Tensor | None:
+    if labels is None or isinstance(labels, (str, bytes, Mapping)):
+        return None
+    if isinstance(labels, (tuple, list)) and not all(isinstance(label, (int, Tensor)) for label in labels):
+        return None
+    indices = as_tensor(labels)
+    if indices.ndim == 2 and indices.shape[1] == 1:
+        indices = indices[:, 0]
+    is_whole = not indices.is_floating_point() or bool((indices == indices.round()).all())
+    if indices.ndim != 1 or not is_whole:
+        raise ValueError(
+            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,); "
+            "give a loader of (inputs, labels), or of dicts when the model takes several inputs"
+        )
+    return indices.long()
+
+
+def _to(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {key: _to(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(_to(value, device) for value in inputs)
+    return inputs

@@ -1,0 +1,256 @@
+"""Finds the linear head of a torch model by its structure, and checks the finding against what the model gave.
+
+Running the model and capturing features is `classifier`'s part.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, Head, two_rows
+
+# Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then single ones.
+_PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"), ("head", "head_dist"))
+_NAMES = ("classifier", "classification_head", "score", "logits_proj", "fc", "head", "heads")
+# What may stand after a head in an nn.Sequential without changing its output in eval mode.
+_PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
+    if isinstance(module, nn.Conv2d):
+        linear = tuple(module.kernel_size) == (1, 1) and module.groups == 1
+    else:
+        linear = isinstance(module, nn.Linear)
+    return linear and not isinstance(module.weight, nn.UninitializedParameter)
+
+
+def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Module] | None) -> dict[str, nn.Module]:
+    """Name to module of the linear head; several entries are heads whose outputs the model averages.
+
+    An explicit `head` is looked up. Otherwise timm's ``get_classifier()`` is asked, then the usual attribute names are
+    tried (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    if head is not None:
+        chosen = head.split("+") if isinstance(head, str) else head if isinstance(head, Sequence) else [head]
+        if not chosen:
+            raise ValueError("head=() names no layer; leave head out or name at least one linear layer")
+        return dict(_explicit(model, names, entry) for entry in chosen)
+    found = _conventional(model) or _layers_in(model)
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) that can be its head"
+        )
+    heads = {names[module]: module for module in found}
+    for name in heads:
+        _refuse_followers(model, name)
+    return heads
+
+
+def merged_head(modules: Sequence[nn.Module]) -> Head:
+    """The Head of one linear layer, or of several averaged ones: a linear head on their inputs side by side."""
+    heads = [Head.of(module) for module in modules]
+    if len(heads) == 1:
+        return heads[0]
+    weight = torch.cat([head.weight for head in heads], dim=1) / len(heads)
+    return Head(weight, torch.stack([head.bias for head in heads]).mean(0))
+
+
+def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
+    """One line for error messages: the linear layers of `model` with their widths, last ones first."""
+    layers = [
+        f"{name or '(the model itself)'} ({_width(module)})"
+        for name, module in model.named_modules()
+        if is_linear(module)
+    ]
+    if not layers:
+        return "it has no linear layers"
+    more = f" and {len(layers) - limit} more before" if len(layers) > limit else ""
+    return f"linear layers found, from the last: {', '.join(layers[: -limit - 1 : -1])}{more}"
+
+
+def get_layer(model: nn.Module, name: str) -> nn.Module:
+    """The module called `name`, or an error with the closest names."""
+    modules = dict(model.named_modules())
+    if name not in modules:
+        close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "see model.named_modules() for the names there are"
+        raise ValueError(f"{type(model).__name__} has no module named {name!r}; {hint}")
+    return model.get_submodule(name)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]`` or the first of a tuple."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif isinstance(output, (tuple, list)):
+        output = output[0] if output else None
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    return output if isinstance(output, Tensor) else None
+
+
+@torch.no_grad()
+def check_head(
+    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_explicit: bool, rerun: Callable[[], Any]
+) -> bool:
+    """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output.
+
+    False says that this batch cannot tell, as it is not finite. A head that was named (`is_explicit`) may be
+    followed by more, but not by another number of classes. `rerun` runs the model again, to look for the right layer.
+    """
+    features, logits = batch.features, batch.logits
+    assert logits is not None
+    given = logits_of(output)
+    if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
+        given = given.reshape(len(logits), -1)
+        given = two_rows(given) if head.is_binary else given
+    if given is None or given.shape != logits.shape:
+        if not is_explicit or (given is not None and given.ndim == 2):
+            shape = type(output).__name__ if given is None else tuple(given.shape)
+            raise ValueError(
+                f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}; "
+                f"pass head= to name the layer that holds the logits; {describe_linear_layers(model)}"
+            )
+    elif not torch.isfinite(logits).all():
+        return False
+    elif not is_explicit and not _is_close(given, logits):
+        behind = _layer_behind(model, given, rerun)
+        hint = (
+            f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} "
+            "to take this layer's output as logits all the same, or name another layer"
+        )
+        if behind is not None:
+            hint = f"it is that of {behind!r}: pass head={behind!r}"
+        raise ValueError(
+            f"the model's output is not that of its linear layer {name!r}; {hint}; {describe_linear_layers(model)}"
+        )
+    if not torch.isfinite(features).all():
+        raise ValueError(
+            f"the head {name!r} is applied to every token and the model does not keep one of them, expected one "
+            f"prediction a sample; {describe_linear_layers(model)}"
+        )
+    if not _is_close(head(features.float()), logits):
+        raise ValueError(
+            f"the output of {name!r} is not weight · input + bias: its module computes something else, or the output "
+            f"is changed in place after it; a linear head is needed; {describe_linear_layers(model)}"
+        )
+    return True
+
+
+def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], Any]) -> str | None:
+    """The linear layer whose output is the model's; only looked for when the first guess was wrong."""
+    found: list[str] = []
+
+    def compare(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            if output.numel() == target.numel() and _is_close(output.reshape(target.shape), target):
+                found.append(name)
+
+        return hook
+
+    layers = [(name, module) for name, module in model.named_modules() if is_linear(module)]
+    handles = [module.register_forward_hook(compare(name)) for name, module in layers]
+    try:
+        rerun()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[-1] if found else None
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the rounding of their dtype; TensorFloat-32 counts as float32."""
+    is_single = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
+    a, b = a.double(), b.double()
+    return bool((a - b).abs().max() <= (1e-3 if is_single else 2e-2) * b.abs().max())
+
+
+def _explicit(model: nn.Module, names: dict[nn.Module, str], head: str | nn.Module) -> tuple[str, nn.Module]:
+    if isinstance(head, str):
+        name, module = head, get_layer(model, head)
+    elif isinstance(head, nn.Module):
+        if head not in names:
+            raise ValueError(
+                f"head={type(head).__name__}(…) is not a module of the model; {describe_linear_layers(model)}"
+            )
+        name, module = names[head], head
+    else:
+        raise TypeError(f"head is a {type(head).__name__}, expected a module's name or the module itself")
+    if not is_linear(module):
+        raise ValueError(
+            f"head={name!r} is a {type(module).__name__}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d; "
+            + describe_linear_layers(model)
+        )
+    return name, module
+
+
+def _conventional(model: nn.Module) -> list[nn.Module]:
+    """The head that the model's library names: timm's ``get_classifier``, or a well-known attribute."""
+    for module in model.modules():
+        get_classifier: Any = getattr(module, "get_classifier", None)
+        if callable(get_classifier):
+            answer = get_classifier()
+            parts = answer if isinstance(answer, (tuple, list, nn.ModuleList)) else [answer]
+            if found := [layer for part in parts for layer in _layers_in(part)]:
+                return found
+            if module is model:
+                raise ValueError(
+                    f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer; create the "
+                    "model with num_classes above 0, or pass head= to name another layer"
+                )
+    if found := _pair_in(model):
+        return found
+    for name in _NAMES:
+        if found := _layers_in(getattr(model, name, None)):
+            return found
+    return []
+
+
+def _layers_in(module: Any) -> list[nn.Module]:
+    """The last linear layer inside `module`, or of each of the two heads that it averages."""
+    if not isinstance(module, nn.Module):
+        return []
+    return _pair_in(module) or [layer for layer in module.modules() if is_linear(layer)][-1:]
+
+
+def _pair_in(module: nn.Module) -> list[nn.Module]:
+    for names in _PAIRS:
+        pair = [getattr(module, name, None) for name in names]
+        if all(isinstance(part, nn.Module) for part in pair):
+            return [layer for part in pair for layer in _layers_in(part)]
+    return []
+
+
+def _refuse_followers(model: nn.Module, name: str) -> None:
+    for follower in _followers(model, name):
+        if not isinstance(follower, _PASSIVE):
+            raise ValueError(
+                f"{type(model).__name__} does not end in a linear layer: {type(follower).__name__} follows {name!r}, "
+                f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
+                f"or name another layer; {describe_linear_layers(model)}"
+            )
+
+
+def _followers(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules that stand after `name` in the nn.Sequential containers around it."""
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
+            children = list(parent.named_children())
+            position = [child for child, _ in children].index(parts[depth])
+            yield from (module for _, module in children[position + 1 :])
+
+
+def _width(module: nn.Module) -> str:
+    if isinstance(module, nn.Conv2d):
+        return f"1×1 convolution, {module.in_channels} to {module.out_channels}"
+    assert isinstance(module, nn.Linear)
+    return f"{module.in_features} to {module.out_features}"

@@ -1,0 +1,209 @@
+"""Input perturbation: images in, images out, one signed gradient step towards a higher objective.
+
+ODIN and the noise of the Mahalanobis detector raise a score; adversarial samples raise the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, as_tensor
+
+Objective = Callable[[Batch], Tensor]
+
+
+class InputPerturbation(nn.Module):
+    """Moves each image a small step that raises its score; in-distribution images gain more from it.
+
+        x' = x + ε · sign ∇ₓ objective(x)
+
+    With ``objective="msp"`` it is the step of ODIN (Liang et al., 2018): log softmax of the predicted class at
+    `temperature`. With ``objective="score"`` it is the noise of the Mahalanobis detector (Lee et al., 2018): the
+    caller gives a detector's score. Costs a forward and a backward pass. Images are not clipped, as in both papers.
+
+    Args:
+        epsilon: step in [0, 1] pixel units; 0 leaves images as they are.
+        objective: "msp", or "score" for one that is given with each call.
+        temperature: T of the softmax, for "msp".
+        std: the per-channel std by which the images were normalised (dimension 1), or one number; the step is
+            divided by it. None: images are in pixel units.
+
+    >>> from fdbd.networks.classifier import Classifier
+    >>> classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    >>> images = torch.rand(2, 3, 2, 2)
+    >>> moved = InputPerturbation(0.0014)(images, classifier)
+    >>> bool(((moved - images).abs() < 0.0015).all())
+    True
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        objective: Literal["msp", "score"] = "msp",
+        temperature: float = 1000.0,
+        std: float | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if objective not in ("msp", "score"):
+            raise ValueError(f"objective is {objective!r}, expected 'msp' or 'score'")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature is {temperature}, expected a positive number")
+        self.epsilon = _checked_epsilon(epsilon)
+        self.objective = objective
+        self.temperature = float(temperature)
+        self.std = checked_std(std)
+
+    @property
+    def needs_score(self) -> bool:
+        """Whether a call has to bring its objective."""
+        return self.objective == "score"
+
+    def forward(self, images: Tensor, classifier: Callable[[Any], Batch], score: Objective | None = None) -> Tensor:
+        """Images (N, C, …), moved.
+
+        Args:
+            images: (N, C, …) floating point.
+            classifier: images to Batch, a `Classifier`.
+            score: Batch to (N,), higher is more in-distribution; None: log softmax of the predicted class. Each
+                sample's score may depend on that sample alone.
+        """
+        if score is None:
+            if self.needs_score:
+                raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
+            score = self._log_softmax
+        return _step(images, classifier, score, self.epsilon, self.std)
+
+    def seen_and_moved(
+        self, images: Tensor, classifier: Callable[[Any], Batch], score: Objective | None = None
+    ) -> tuple[Batch, Tensor]:
+        """What the classifier says of the images as they are, and the images moved: one forward pass serves both."""
+        seen: list[Batch] = []
+
+        def watched(inputs: Any) -> Batch:
+            seen.append(classifier(inputs))
+            return seen[-1]
+
+        moved = self(images, watched, score)
+        return detached(seen[0] if seen else classifier(images)), moved
+
+    def _log_softmax(self, batch: Batch) -> Tensor:
+        # T · log softmax: the factor T leaves the sign, and keeps gradients away from underflow in half precision.
+        log_softmax = (_logits(batch) / self.temperature).log_softmax(dim=1)
+        return self.temperature * log_softmax.max(dim=1).values
+
+    def to_config(self) -> dict[str, Any]:
+        """The arguments, as JSON takes them."""
+        return {
+            "epsilon": self.epsilon,
+            "objective": self.objective,
+            "temperature": self.temperature,
+            "std": None if self.std is None else list(self.std),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> InputPerturbation:
+        """The perturbation that `to_config` described.
+
+        >>> InputPerturbation.from_config(InputPerturbation(0.0014, std=0.5).to_config())
+        InputPerturbation(epsilon=0.0014, objective='msp', temperature=1000.0, std=[0.5])
+        """
+        return cls(**config)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
+
+
+def adversarial(
+    images: Tensor,
+    labels: Tensor,
+    classifier: Callable[[Any], Batch],
+    epsilon: float,
+    std: float | Sequence[float] | None = None,
+) -> Tensor:
+    """Images moved by one step that raises the cross-entropy of their `labels` (N,): x' = x + ε · sign ∇ₓ CE.
+
+    The fast gradient sign method (Goodfellow et al., 2015), which Lee et al. (2018) use for out-of-distribution samples
+    when layers are weighted. `epsilon` and `std` are those of `InputPerturbation`.
+
+    >>> from fdbd.networks.classifier import Classifier
+    >>> classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    >>> adversarial(torch.rand(2, 3, 2, 2), torch.tensor([0, 2]), classifier, 0.05).shape
+    torch.Size([2, 3, 2, 2])
+    """
+    labels = as_tensor(labels)
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, expected class indices ({len(images)},)"
+        )
+
+    def cross_entropy(batch: Batch) -> Tensor:
+        logits = _logits(batch)
+        return nn.functional.cross_entropy(logits, labels.to(logits.device, torch.int64), reduction="none")
+
+    return _step(images, classifier, cross_entropy, _checked_epsilon(epsilon), checked_std(std))
+
+
+def _step(
+    images: Tensor,
+    classifier: Callable[[Any], Batch],
+    objective: Objective,
+    epsilon: float,
+    std: tuple[float, ...] | None,
+) -> Tensor:
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        raise TypeError(
+            f"input perturbation got {given}, expected one floating-point tensor (N, C, …); it needs a gradient with "
+            "respect to the input, which token ids and dicts do not have"
+        )
+    if std is not None and len(std) not in (1, images.shape[1]):
+        raise ValueError(f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels")
+    if epsilon == 0 or not len(images):
+        return images
+    # Works whatever mode the caller is in; only the input's gradient is asked for, so that parameters collect none.
+    with torch.inference_mode(False), torch.enable_grad():
+        moved = images.detach().clone().requires_grad_()
+        score = objective(classifier(moved))
+        if score.shape != images.shape[:1]:
+            raise ValueError(f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one a sample")
+        if not score.requires_grad:
+            raise ValueError("the objective has no gradient with respect to the images; use a differentiable score")
+        (gradient,) = torch.autograd.grad(score.sum(), moved)
+        direction = gradient.sign()
+        if std is not None:
+            direction = direction / direction.new_tensor(std).view(1, -1, *[1] * (images.ndim - 2))
+        return moved.detach() + epsilon * direction
+
+
+def detached(batch: Batch) -> Batch:
+    """The batch without its graph."""
+    logits = None if batch.logits is None else batch.logits.detach()
+    layers = None if batch.layers is None else {name: part.detach() for name, part in batch.layers.items()}
+    return batch._replace(features=batch.features.detach(), logits=logits, layers=layers)
+
+
+def _logits(batch: Batch) -> Tensor:
+    if batch.logits is None:
+        raise ValueError("the batch has no logits; input perturbation needs a Classifier's batch")
+    logits = batch.logits
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _checked_epsilon(epsilon: float) -> float:
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon is {epsilon}, expected a number from 0, in pixel units of [0, 1]")
+    return float(epsilon)
+
+
+def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
+    if std is None:
+        return None
+    values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())
+    if not values or not all(0 < value < math.inf for value in values):
+        raise ValueError(f"std is {std}, expected positive numbers, one a channel")
+    return values

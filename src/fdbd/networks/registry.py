@@ -1,0 +1,118 @@
+"""Networks by name: ours, torchvision's, timm's, or any importable factory."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from fdbd.networks.architectures.cifar_resnet import CifarResNet
+from fdbd.networks.architectures.compact_resnet import CompactResNet
+from fdbd.networks.architectures.densenet import DenseNet
+from fdbd.networks.architectures.resnet import BasicBlock, Bottleneck, ResNet
+from fdbd.networks.architectures.wide_resnet import WideResNet
+from fdbd.networks.checkpoint import load_checkpoint
+from fdbd.util.extras import require
+
+_OURS: dict[str, Callable[[int], nn.Module]] = {
+    **{f"resnet{depth}": lambda c, d=depth: CifarResNet(d, c) for depth in (20, 32, 44, 56, 110)},  # type: ignore[misc]
+    "resnet18": lambda c: ResNet(BasicBlock, (2, 2, 2, 2), c),
+    "resnet34": lambda c: ResNet(BasicBlock, (3, 4, 6, 3), c),
+    "resnet50": lambda c: ResNet(Bottleneck, (3, 4, 6, 3), c),
+    "densenet100": lambda c: DenseNet(100, 12, c),
+    "densenet22": lambda c: DenseNet(22, 12, c),
+    "wrn40_2": lambda c: WideResNet(40, 2, c),
+    "resnet10_compact": lambda c: CompactResNet(c),
+}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of our networks that match a shell pattern; all are for 32×32 images.
+
+    >>> list_models("resnet1*")
+    ['resnet10_compact', 'resnet110', 'resnet18']
+    """
+    return sorted(fnmatch.filter(_OURS, pattern))
+
+
+def create(
+    name: str, num_classes: int | None = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any
+) -> nn.Module:
+    """A network by name, with its weights from `checkpoint` if given.
+
+    name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours is looked up in both;
+    `package.module:function` calls any importable factory, with `num_classes` if it takes it; options go to it.
+    num_classes: None leaves it to the factory, and is 10 elsewhere.
+
+    >>> create("resnet20", num_classes=100).get_classifier()
+    Linear(in_features=64, out_features=100, bias=True)
+    """
+    if num_classes is not None and num_classes < 1:
+        raise ValueError(f"num_classes must be at least 1, not {num_classes}")
+    model = _build(name, num_classes, options)
+    return model if checkpoint is None else load_checkpoint(model, checkpoint)
+
+
+def _build(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
+    source, _, rest = name.partition(":")
+    if rest and source not in ("torchvision", "timm"):
+        return _factory(source, rest, num_classes, options)
+    num_classes = 10 if num_classes is None else num_classes
+    if name in _OURS:
+        if options:
+            raise ValueError(f"{name} takes no options, not {', '.join(options)}")
+        return _OURS[name](num_classes)
+    if not rest:
+        return _elsewhere(name, num_classes, options)
+    return (_timm if source == "timm" else _torchvision)(rest, num_classes, options)
+
+
+def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
+    torchvision = require("torchvision.models", "vision")
+    if name in torchvision.list_models():
+        return _torchvision(name, num_classes, options)
+    timm = require("timm", "vision")
+    if timm.is_model(name):
+        return _timm(name, num_classes, options)
+    raise ValueError(
+        f"no model {name!r}: ours are {', '.join(list_models())}; torchvision and timm have none of that name"
+    )
+
+
+def _torchvision(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
+    torchvision = require("torchvision.models", "vision")
+    if name not in torchvision.list_models():
+        raise ValueError(f"torchvision has no model {name!r}")
+    model: nn.Module = torchvision.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
+    return model
+
+
+def _timm(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
+    timm = require("timm", "vision")
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no model {name!r}")
+    model: nn.Module = timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **options})
+    return model
+
+
+def _factory(module: str, function: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
+    try:
+        factory = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import the model factory {module}:{function} ({error})") from None
+    if not callable(factory):
+        raise ValueError(f"{module}:{function} is no function")
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    takes = any(p.name == "num_classes" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    model = factory(**({"num_classes": num_classes} if takes and num_classes is not None else {}), **options)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{module}:{function} gave a {type(model).__name__}, not a torch module")
+    return model

@@ -1,0 +1,69 @@
+"""The zoo: small CIFAR-10 classifiers that come with the package, trained by `fdbd train zoo-ce` and `zoo-supcon`.
+
+A weights file says itself what it is (safetensors metadata); the text card beside it says the same to people.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.checkpoint import load_checkpoint, read_metadata
+from fdbd.networks.registry import create
+
+_FOLDER = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class ZooCard:
+    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction."""
+
+    name: str
+    model: str
+    num_classes: int
+    recipe: str
+    seed: int
+    dataset: str
+    test_accuracy: float
+    preprocess: Preprocess
+    path: Path
+
+    @property
+    def text(self) -> str:
+        """The card as Markdown."""
+        return self.path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def list_zoo() -> list[str]:
+    """Names of the shipped models."""
+    return sorted(path.stem for path in _FOLDER.glob("*.safetensors"))
+
+
+def zoo_card(name: str) -> ZooCard:
+    """What the shipped model `name` is, without loading its weights."""
+    if name not in list_zoo():
+        raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
+    path = _FOLDER / f"{name}.safetensors"
+    about = read_metadata(path)
+    preprocess = Preprocess(32, tuple(json.loads(about["mean"])), tuple(json.loads(about["std"])))
+    return ZooCard(
+        name=name,
+        model=about["model"],
+        num_classes=int(about["num_classes"]),
+        recipe=about["recipe"],
+        seed=int(about["seed"]),
+        dataset=about["dataset"],
+        test_accuracy=float(about["test_accuracy"]),
+        preprocess=preprocess,
+        path=path,
+    )
+
+
+def zoo(name: str) -> nn.Module:
+    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its inputs."""
+    card = zoo_card(name)
+    return load_checkpoint(create(card.model, card.num_classes), card.path).eval()

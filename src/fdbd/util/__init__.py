@@ -1,0 +1,1 @@
+"""Files, optional extras and progress: what everything else stands on."""
