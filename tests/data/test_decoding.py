@@ -91,7 +91,7 @@ def test_large_images_in_an_array_are_prepared_a_few_at_a_time(monkeypatch) -> N
 SLEEPER = """
 import os, sys, time
 from collections.abc import Sequence
-from fdbd.bench.decoding import Decoded, apart
+from fdbd.data.decoding import Decoded, apart
 from fdbd.preprocess import Preprocess
 
 class Sleeper(Sequence):

@@ -213,7 +213,7 @@ def test_memory_is_the_same_for_ten_times_the_images(slow_job) -> None:
     # Not ru_maxrss, which starts at the peak of the process that started it: this one's.
     code = """
 import json, sys
-from fdbd.deploy.scoring import score_files
+from fdbd.jobs.scoring import score_files
 summary = score_files("guard.safetensors", sys.argv[1], sys.argv[2], model="fastmodel:fast", workers=1)
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([summary.rows, int(peak)]))

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from fdbd import networks as models
+from fdbd.networks.architectures.cifar_resnet import CifarResNet
 from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
+from fdbd.networks.architectures.densenet import DenseNet
+from fdbd.networks.architectures.wide_resnet import WideResNet
 
 # He et al. (2016, table 6) give millions: 0.27, 0.46, 0.66, 0.85, 1.7; Huang et al. (2017) 0.8; the rest are of the
 # widespread implementations.
@@ -77,11 +80,11 @@ def test_resnet18_has_the_public_names():
 
 def test_a_wrong_depth_says_which_are_possible():
     with pytest.raises(ValueError, match=r"6n\+2 layers, not 21"):
-        models.cifar_resnet.CifarResNet(21)
+        CifarResNet(21)
     with pytest.raises(ValueError, match=r"6n\+4 layers, not 99"):
-        models.densenet.DenseNet(99)
+        DenseNet(99)
     with pytest.raises(ValueError, match=r"6n\+4 layers, not 39"):
-        models.wide_resnet.WideResNet(39)
+        WideResNet(39)
 
 
 def test_whitened_stem_decorrelates_patches():
