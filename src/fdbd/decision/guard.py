@@ -224,7 +224,7 @@ class Guard(nn.Module):
 
     def _forward(self, images: Any) -> Decision:
         plain, scored = self._observe(images)
-        return self._answer(plain, scored)
+        return self._decide(self._logits(plain), self.detector.score(scored))
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
@@ -243,7 +243,7 @@ class Guard(nn.Module):
         """
         with torch.no_grad():
             plain, scored = self._observe(images)
-            decision = self._answer(plain, scored)
+            decision = self._decide(self._logits(plain), self.detector.score(scored))
             with full_precision():
                 distances = self._distances(scored)
             nearest_distance, nearest = geometry.nearest_boundary(distances)
@@ -266,14 +266,6 @@ class Guard(nn.Module):
         return geometry.distances(
             batch.features, head, logits=None if logits is None else logits.to(batch.features.dtype)
         )
-
-    def _answer(self, plain: Batch, scored: Batch) -> Decision:
-        detector, threshold = self.detector, self.threshold
-        if threshold is not None and plain is scored and plain.logits is not None:
-            at_once = detector.decide_at_once(plain, threshold)
-            if at_once is not None:
-                return Decision(plain.logits, *at_once)
-        return self._decide(self._logits(plain), detector.score(scored))
 
     def _decide(self, logits: Tensor, scores: Tensor) -> Decision:
         if self.threshold is None:

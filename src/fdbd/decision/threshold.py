@@ -159,21 +159,11 @@ class Threshold(nn.Module):
 
     def decide(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`p_values` and `is_ood` by one search, which a single score feels."""
-        ladder = self.ladder
-        if ladder is None or scores.dtype != ladder[0].dtype or _is_exporting():
+        if self.per_class or scores.dtype != self.calibration.dtype or _is_exporting():
             return self.p_values(scores, predicted), self.is_ood(scores, predicted)
-        negated, steps, most_above = ladder
-        above = torch.searchsorted(negated, -scores)
-        return steps.index_select(0, above), above > most_above
-
-    @property
-    def ladder(self) -> tuple[Tensor, Tensor, int] | None:
-        """All that a decision takes where there is one threshold for all, None otherwise: (n,) the calibration scores
-        negated and ascending, (n + 1,) the p-value for each number of them above a score, and the largest such number
-        that is accepted. The threshold is a calibration score: a score is below it just where more of them are above.
-        """
-        own: dict[str, Any] = self._buffers  # as attributes of a module they would cost microseconds
-        return None if self.per_class else (own["negated"], own["steps"], self._most_above)
+        # The threshold is a calibration score: a score is below it just where more than `_most_above` are above.
+        above = torch.searchsorted(self.negated, -scores)
+        return self.steps.index_select(0, above), above > self._most_above
 
     def p_values_on_grid(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """`p_values` without binary search, as exported graphs compute them.

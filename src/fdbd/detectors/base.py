@@ -19,7 +19,6 @@ from typing_extensions import Self
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head, as_tensor
 from fdbd.core.configuration import Configured, NotFittedError, Paper, Passes, from_config
-from fdbd.decision.threshold import Threshold
 from fdbd.fitting.statistics import Bank, Count, NonFiniteRow, check_finite
 
 __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
@@ -69,11 +68,6 @@ class Detector(Configured):
     def score(self, batch: Batch) -> Tensor:
         """(N,) scores of a batch; higher is more in-distribution."""
         raise NotImplementedError(f"{type(self).__name__} defines no score")
-
-    def decide_at_once(self, batch: Batch, threshold: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """(N,) predicted classes, scores, p-values and verdicts of a batch with logits, where that is faster than one
-        after the other; None: ask one after the other."""
-        return None
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
         """Learn from training data: one Batch, or an iterable of batches that can be run through once a pass."""

@@ -11,7 +11,6 @@ from fdbd import kernels
 from fdbd.core import geometry
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
-from fdbd.decision.threshold import Threshold
 from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
 from fdbd.fitting.statistics import Mean
 
@@ -87,24 +86,6 @@ class FDBD(Detector):
             return torch.where(scores.isnan(), -torch.inf, scores)
         # Rows with non-finite or huge numbers come back as NaN, so the others need no second look.
         return scores if clean else self._fail_closed(batch, prepared, scores)
-
-    def decide_at_once(self, batch: Batch, threshold: Threshold) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        folded: dict[str, Any] = self._buffers
-        ladder = threshold.ladder
-        if ladder is None or batch.logits is None or self.nearest is not None or "normals" not in folded:
-            return None
-        if type(self).score is not FDBD.score:  # a subclass that scores in its own way
-            return None
-        return kernels.folded_decision(
-            batch.features,
-            batch.logits,
-            folded["normals"],
-            folded["offsets"],
-            folded["center"],
-            folded["floor"],
-            self.normalizer is not None,
-            *ladder,
-        )
 
     def _score_nearest(self, batch: Batch) -> Tensor:
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)

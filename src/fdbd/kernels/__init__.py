@@ -7,7 +7,6 @@ another device. The twin of `softmax_sums` is in `detectors.exponentials`.
 from fdbd.kernels.dispatch import (
     column_sums,
     fits_kernel,
-    folded_decision,
     folded_score,
     linear,
     softmax_sums,
@@ -18,7 +17,6 @@ from fdbd.kernels.dispatch import (
 __all__ = [
     "column_sums",
     "fits_kernel",
-    "folded_decision",
     "folded_score",
     "linear",
     "softmax_sums",

@@ -10,11 +10,6 @@ of the folded head; what is written: scores (N,), or float64 sums (chunks, P). W
 logits (N, C), FLOOR is what multiplies them, DIVIDE asks for more than the largest, and (3, N) is written. Where rows
 are placed, GIVEN (N,) are their places, OFFSETS (N,) their divisors, and CLASSES is the M of (M, P) that is written."""
 
-COUNT, MOST_ABOVE, NEGATED, STEPS, LABELS, P_VALUES, IS_OOD = range(16, 23)
-"""For decisions: the number of calibration scores, 0 where none are asked for; how many of them may be above a score
-that is accepted; addresses of these scores, negated and ascending, and of the p-value for each number above; what is
-written: classes (N,) int64, p-values (N,) and verdicts (N,) bool."""
-
 LAYOUT = tuple(number for name, number in sorted(globals().items()) if name.isupper())
 """The numbers of all slots, by name. Kernels have this tuple in their closure: numba keeps machine code on disk until
 the kernel's file or closure changes, and code of another layout would read the wrong memory."""

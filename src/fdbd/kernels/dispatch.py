@@ -66,58 +66,11 @@ def folded_score(
     tensors = [tensor.contiguous() for tensor in (features, given, normals, offsets, center, floor)]
     block = [0, _rows_of_chunk(width), rows, width, classes, from_logits, divide, 0, 0]
     block += [tensor.data_ptr() for tensor in tensors]
-    block += [out.data_ptr(), 0, 0, 0, 0, 0, 0, 0]
+    block.append(out.data_ptr())
     slots = run(kernel, block, rows * (width + classes * from_logits))
     if slots[OUT_OF_RANGE]:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
     return out, not slots[UNTRUSTED]
-
-
-def folded_decision(
-    features: Tensor,
-    logits: Tensor,
-    normals: Tensor,
-    offsets: Tensor,
-    center: Tensor,
-    floor: Tensor,
-    divide: bool,
-    negated: Tensor,
-    steps: Tensor,
-    most_above: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """(N,) predicted classes, folded scores, p-values and verdicts, all in one go: a single sample spends more time
-    between operations than in them. None where the kernel cannot look at these tensors, where their shapes do not fit
-    each other, or where it does not trust all rows.
-
-    Args:
-        features, logits: (N, P) and (N, C).
-        normals, offsets, center, floor, divide: of the folded head, as `folded_score` takes them.
-        negated: (n,) calibration scores, negated, ascending.
-        steps: (n + 1,) the p-value for each number of calibration scores above.
-        most_above: a score with more of them above is out-of-distribution.
-    """
-    kernel = _warm(features.dtype, 0)
-    tensors = [features, logits, normals, offsets, center, floor, negated, steps]
-    if kernel is None or not fits_kernel(*tensors):
-        return None
-    classes, width = normals.shape
-    rows = logits.shape[0] if logits.ndim == 2 else -1
-    if features.shape != (rows, width) or logits.shape != (rows, classes):
-        return None
-    if offsets.shape != (classes,) or center.shape != (width,) or floor.shape != ():
-        return None
-    if negated.ndim != 1 or steps.shape != (negated.shape[0] + 1,):
-        return None
-    *read, negated, steps = [tensor.contiguous() for tensor in tensors]
-    scores, p_values = features.new_empty(rows), features.new_empty(rows)
-    labels, is_ood = features.new_empty(rows, dtype=torch.int64), features.new_empty(rows, dtype=torch.bool)
-    block = [0, _rows_of_chunk(width), rows, width, classes, 1, divide, 0, 0]
-    block += [tensor.data_ptr() for tensor in (*read, scores)]
-    block += [negated.shape[0], most_above]
-    block += [tensor.data_ptr() for tensor in (negated, steps, labels, p_values, is_ood)]
-    if run(kernel, block, rows * (width + classes))[UNTRUSTED]:
-        return None
-    return labels, scores, p_values, is_ood
 
 
 def softmax_sums(

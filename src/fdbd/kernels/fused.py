@@ -20,24 +20,17 @@ from fdbd.kernels.block import (
     CENTER,
     CHUNK,
     CLASSES,
-    COUNT,
     DIVIDE,
     FEATURES,
     FLOOR,
     FROM_LOGITS,
     GIVEN,
-    IS_OOD,
-    LABELS,
     LAYOUT,
-    MOST_ABOVE,
-    NEGATED,
     NORMALS,
     OFFSETS,
     OUT,
     OUT_OF_RANGE,
-    P_VALUES,
     ROWS,
-    STEPS,
     UNTRUSTED,
     WIDTH,
 )
@@ -157,22 +150,9 @@ def _argmax(row: Any, bits: Any, integer: Any, sign: Any, mask: Any, infinity: A
     return best
 
 
-@jit
-def _smaller(values: Any, value: Any) -> int:
-    """How many of these ascending values are below a value."""
-    low, high = 0, values.shape[0]
-    while low < high:
-        middle = (low + high) // 2
-        if values[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 @cache
 def score(dtype: torch.dtype) -> Kernel:
-    """Scores of rows whose class is given, or is the argmax of their logits; and decisions where they are asked for."""
+    """Scores of rows whose class is given, or is the argmax of their logits."""
     real, integer = (np.float32, np.int32) if dtype == torch.float32 else (np.float64, np.int64)
     sign = np.iinfo(integer).bits - 1
     mask, infinity = integer(np.iinfo(integer).max), real(np.inf).view(integer)
@@ -192,12 +172,6 @@ def score(dtype: torch.dtype) -> Kernel:
         center = numba.carray(at(slots[CENTER]), width, real)
         floor = numba.carray(at(slots[FLOOR]), 1, real)[0]
         out = numba.carray(at(slots[OUT]), rows, real)
-        count, most_above = slots[COUNT], slots[MOST_ABOVE]
-        negated = numba.carray(at(slots[NEGATED]), count, real)
-        steps = numba.carray(at(slots[STEPS]), count + 1, real)
-        labels = numba.carray(at(slots[LABELS]), rows, np.int64)
-        p_values = numba.carray(at(slots[P_VALUES]), rows, real)
-        is_ood = numba.carray(at(slots[IS_OOD]), rows, np.bool_)
         from_logits, divide = slots[FROM_LOGITS] != 0, slots[DIVIDE] != 0
         untrusted = out_of_range = False
         # Normals that no cache holds come from memory in no order: with four rows at once, more are on their way.
@@ -236,9 +210,6 @@ def score(dtype: torch.dtype) -> Kernel:
                     score = distance / max(np.sqrt(squares), floor) if divide else distance
                     out[first + i] = score if is_right else nan
                     untrusted = untrusted or np.isnan(out[first + i])
-                    if count > 0:
-                        above = _smaller(negated, -score)
-                        labels[first + i], p_values[first + i], is_ood[first + i] = k, steps[above], above > most_above
         if untrusted:  # several threads may write, but all write the same
             slots[UNTRUSTED] = 1
         if out_of_range:
