@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow lint types format docs benchmarks clean
+.PHONY: help bench test slow elsewhere lint types format docs benchmarks clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,17 @@ test: $(VENV)/.dev ## run the tests (slow ones aside)
 slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
 
+# The arithmetic of other machines: older instruction sets of torch, numpy (OpenBLAS) and numba, other numbers of threads.
+ELSEWHERE := "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic" \
+  "ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2" \
+  "OPENBLAS_CORETYPE=SkylakeX OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1" \
+  "OPENBLAS_CORETYPE=Zen MKL_ENABLE_INSTRUCTIONS=SSE4_2"
+NUMERICAL := $(addprefix tests/,core kernels fitting shaping detectors decision metrics paper)
+
+elsewhere: $(VENV)/.dev ## run the numerical tests with the arithmetic of other processors
+	@for setting in $(ELSEWHERE); do \
+	  echo "numerical tests with $$setting"; env $$setting $(BIN)/python -m pytest $(NUMERICAL) || exit 1; done
+
 lint: $(VENV)/.dev ## check style and layout
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,6 +64,7 @@ benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.m
 	$(BIN)/python benchmarks/scoring.py
 	$(BIN)/python benchmarks/ray_scaling.py
 	$(BIN)/python benchmarks/onnx_overhead.py
+	$(BIN)/python benchmarks/analysis.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

@@ -1,4 +1,4 @@
-"""Distances to decision boundaries against loop-by-loop float64 definitions, and exact projections against solvers."""
+"""Distances to decision boundaries against float64 definitions, and exact projections against optimality conditions."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog, minimize
+from scipy.optimize import linprog, nnls
 
 from fdbd import Head
 from fdbd.core import geometry
@@ -246,8 +246,16 @@ def test_exact_distances_are_those_of_the_best_active_set(classes, width, seed):
     torch.testing.assert_close(exact.gather(1, index[:, None])[:, 0], value, rtol=1e-9, atol=1e-12)
 
 
+def optimal_step(rows, needs):
+    """(step, multipliers) of: minimise |y|²/2 subject to rows @ y ≥ needs, by the dual problem of Lawson and Hanson."""
+    width = rows.shape[1]
+    dual, _ = nnls(np.vstack([rows.T, needs]), np.eye(width + 1)[width])
+    residual = np.vstack([rows.T, needs]) @ dual - np.eye(width + 1)[width]
+    return -residual[:width] / residual[width], -dual / residual[width]
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_exact_distances_are_those_of_a_general_solver(seed):
+def test_exact_distances_meet_the_conditions_of_optimality(seed):
     head = random_head(9, 6, seed)
     z = random_features(1, 6, seed + 50)
     exact = geometry.exact_distances(z, head)[0]
@@ -258,20 +266,17 @@ def test_exact_distances_are_those_of_a_general_solver(seed):
         rows = weight[c] - weight[others]
         needs = (weight[others] - weight[c]) @ point + bias[others] - bias[c]
         # Feasibility first: a class that is never predicted has no solution.
-        feasible = linprog(np.zeros(6), A_ub=-rows, b_ub=-needs, bounds=(None, None))
-        if feasible.status == 2:
+        if linprog(np.zeros(6), A_ub=-rows, b_ub=-needs, bounds=(None, None)).status == 2:
             assert exact[c] == math.inf
             continue
-        solved = minimize(
-            lambda y: y @ y,
-            feasible.x,
-            jac=lambda y: 2 * y,
-            method="SLSQP",
-            constraints={"type": "ineq", "fun": lambda y, a=rows, b=needs: a @ y - b, "jac": lambda _, a=rows: a},
-            options={"maxiter": 500, "ftol": 1e-14},
-        )
-        assert solved.success
-        assert exact[c].item() == pytest.approx(math.sqrt(solved.fun), rel=1e-5, abs=1e-6)
+        # However the step was found, these four conditions prove that it is the shortest (Karush, Kuhn and Tucker).
+        step, multipliers = optimal_step(rows, needs)
+        slack, scale = rows @ step - needs, np.abs(needs).max()
+        assert (slack >= -1e-9 * scale).all()
+        assert (multipliers >= 0).all()
+        np.testing.assert_allclose(rows.T @ multipliers, step, atol=1e-9 * scale)
+        assert multipliers @ np.abs(slack) <= 1e-9 * scale * multipliers.sum()
+        assert exact[c].item() == pytest.approx(np.linalg.norm(step), rel=1e-8)
 
 
 def test_a_class_that_is_never_predicted_is_infinitely_far():

@@ -8,7 +8,6 @@ import math
 import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -348,17 +347,6 @@ def test_published_openood_figures_are_reproduced(ood: str, expected: tuple[floa
     assert mean[0] == pytest.approx(expected[0], abs=0.05)
     assert mean[1] == pytest.approx(expected[1], abs=0.01)
     assert mean[2:] == pytest.approx(list(expected[2:]), abs=0.02)  # published by trapezoids, here by steps
-
-
-def test_two_hundred_thousand_scores_take_under_two_seconds() -> None:
-    rng = np.random.default_rng(0)
-    inside, outside = rng.normal(2, 1, 100_000), rng.normal(0, 1, 100_000)
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        metrics.evaluate(inside, outside)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 2
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 
 from fdbd import FDBD, Batch, Head
 from fdbd.core import geometry
-from fdbd.paper.complexity import ALL_PAIRS, FOLDED, as_printed, costs, slope
+from fdbd.paper.complexity import as_printed, slope
 
 
 def test_the_printed_form_is_fdbd() -> None:
@@ -22,16 +22,3 @@ def test_the_printed_form_is_fdbd() -> None:
 
 def test_the_slope_is_that_of_a_power() -> None:
     assert slope([10, 100, 1000], [3 * n**0.5 for n in (10, 100, 1000)]) == pytest.approx(0.5)
-
-
-@pytest.mark.slow
-def test_the_folded_cost_does_not_grow_with_the_number_of_classes() -> None:
-    settings = {"batch": 256, "bank": 300, "budget": 0.3}
-    sizes = [10, 30, 100, 300, 1000]
-    rounds = [[costs(classes, 256, settings) for classes in sizes] for _ in range(3)]
-    # The least of three: a busy machine only ever adds.
-    found = [{name: min(part[name] for part in parts) for name in parts[0]} for parts in zip(*rounds)]
-    folded, printed = ([part[name] for part in found] for name in (FOLDED, ALL_PAIRS))
-    assert slope(sizes, folded) < 0.1
-    assert slope(sizes, printed) > slope(sizes, folded) + 0.1
-    assert found[-1]["KNN"] > folded[-1]

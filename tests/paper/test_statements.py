@@ -26,6 +26,12 @@ def test_class_means_are_centred_of_equal_length_and_equiangular(classes: int, w
     assert float(boundary_distance(means, means)[0]) == pytest.approx(separation_limit(classes))
 
 
+def test_the_frame_is_the_same_on_every_machine() -> None:
+    side = math.sqrt(3) / 2
+    expected = torch.tensor([[side, 0.5, 0], [-side, 0.5, 0], [0, -1, 0]], dtype=torch.float64)
+    assert torch.allclose(simplex_etf(3, 3), expected, rtol=1e-15, atol=1e-15)
+
+
 def test_a_simplex_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="need 4 dimensions, not 3"):
         simplex_etf(5, 3)

@@ -19,10 +19,12 @@ def simplex_etf(classes: int, width: int) -> Tensor:
     """
     if width < classes - 1:
         raise ValueError(f"{classes} class means of a simplex need {classes - 1} dimensions, not {width}")
-    centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
-    left, values, _ = torch.linalg.svd(centred)
-    corners = left[:, : classes - 1] * values[: classes - 1]
-    corners = corners / torch.linalg.vector_norm(corners, dim=1, keepdim=True)
+    # The rows of Helmert's orthonormal basis of the vectors that sum to zero, written out: a singular value
+    # decomposition would be degenerate here and give another frame on every machine.
+    column = torch.arange(1, classes, dtype=torch.float64)
+    row = torch.arange(classes)[:, None]
+    corners = (row < column).double() - column * (row == column)
+    corners = corners / (column * (column + 1)).sqrt() * math.sqrt(classes / (classes - 1))
     return torch.nn.functional.pad(corners, (0, width - classes + 1))
 
 

@@ -1,0 +1,72 @@
+"""What the analysis of scores costs: metrics with intervals, exact projections, and the folded score as classes grow.
+
+Run ``python benchmarks/analysis.py``; it writes the section "Analysis" of RESULTS.md. Nothing else should run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from _common import machine, seconds_text, table, verdict, write_section
+
+from fdbd import Head, metrics
+from fdbd.core import geometry
+from fdbd.paper.attack import CarliniWagner
+from fdbd.paper.complexity import FOLDED, costs, slope
+
+CLASSES = [10, 30, 100, 300, 1000]
+
+
+def fastest(run: Callable[[], Any], rounds: int) -> float:
+    """Seconds of the fastest of several runs, after one that warms up."""
+    run()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round, few attack steps; writes nothing")
+    quick = parser.parse_args().quick
+    rounds = 1 if quick else 5
+    random = np.random.default_rng(0)
+    inside, outside = random.normal(2, 1, 100_000), random.normal(0, 1, 100_000)
+    evaluation = fastest(lambda: metrics.evaluate(inside, outside), rounds)
+
+    generator = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(10, 128, generator=generator), torch.randn(10, generator=generator))
+    z = torch.randn(1000, 128, generator=generator)
+    exact = fastest(lambda: geometry.exact_distances(z, head), rounds)
+    attack = CarliniWagner(steps=50 if quick else 500)
+    target = head(z[:1]).argmin(dim=1)
+    attacked = fastest(lambda: attack.distances(z[:1], head, target), 1)
+
+    settings = {"batch": 256, "bank": 300, "budget": 0.3}
+    found = [[costs(classes, 256, settings)[FOLDED] for classes in CLASSES] for _ in range(rounds)]
+    growth = slope(CLASSES, [min(part) for part in zip(*found)])
+
+    ratio = attacked / (exact / (len(z) * 9))
+    rows = [
+        ["metrics of 200,000 scores, with intervals", seconds_text(evaluation), "2 s"],
+        ["exact distances of 1,000 samples to 9 classes", seconds_text(exact), "1 s"],
+        ["attack on one pair over exact projection of one pair", f"{ratio:,.0f} ×", "at least 1,000 ×"],
+        ["slope of the folded score in the number of classes", f"{growth:.2f}", "0.1"],
+    ]
+    print("\n".join("  ".join(row) for row in rows))
+    missed = [row[0] for row, met in zip(rows, (evaluation < 2, exact < 1, ratio >= 1000, growth < 0.1)) if not met]
+    if not quick:
+        text = f"`python benchmarks/analysis.py` on {machine()}. The fastest of {rounds} runs.\n\n"
+        write_section("Analysis", text + table(["what", "measured", "target"], rows) + "\n" + verdict(missed))
+
+
+if __name__ == "__main__":
+    main()
