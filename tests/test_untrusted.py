@@ -472,7 +472,7 @@ def test_links_and_devices_in_archives_are_refused(kind: bytes, tmp_path: Path) 
 
 
 def read_features(path: Path) -> list[Any]:
-    from fdbd.jobs.feature_files import Widths, holds_features, open_features
+    from fdbd.data.features import Widths, holds_features, open_features
 
     if not holds_features(str(path)):
         raise ValueError(f"{path} holds no features")
@@ -510,7 +510,7 @@ def test_an_npz_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "npz:"])
 def test_an_npz_with_a_damaged_lzma_stream_is_refused(prefix: str, tmp_path: Path) -> None:
-    from fdbd.jobs.image_files import open_images
+    from fdbd.data.inputs import open_images
 
     path, array = tmp_path / "images.npz", io.BytesIO()
     np.save(array, np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), np.uint8))
@@ -525,7 +525,7 @@ def test_an_npz_with_a_damaged_lzma_stream_is_refused(prefix: str, tmp_path: Pat
 
 def test_sizes_in_an_npz_of_images_have_limits(tmp_path: Path, monkeypatch: Any) -> None:
     from fdbd.data import npz
-    from fdbd.jobs.image_files import open_images
+    from fdbd.data.inputs import open_images
 
     path = tmp_path / "images.npz"
     np.savez_compressed(path, x=np.zeros((1, 8001, 8000, 3), np.uint8))

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fdbd.bench.cache import CachedFeatures, FeatureCache, model_key
 from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets import Images, Preprocess, from_folder
-from fdbd.data.extraction import prefetch
-from fdbd.util import store
+from fdbd.data.decoding import prefetch
+from fdbd.util import files
 
 SHARD_ROWS = 16
 PREPROCESS = Preprocess(8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -249,7 +249,7 @@ def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(cache: Featur
     assert not entry.is_complete
     done = entry.rows_done
     assert 2 * SHARD_ROWS <= done < 100
-    (entry.path / ".shard-000009.safetensors.1-abc.tmp").write_bytes(b"half a shard")  # as a kill may leave it
+    (entry.path / ".0badcafe.shard-000009.safetensors").write_bytes(b"half a shard")  # as a kill may leave it
     network, images = Network(), pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert network.num_images == found.num_computed == 100 - done
@@ -261,7 +261,7 @@ def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(cache: Featur
     assert [path for path in entry.path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.skipif(store.fcntl is None, reason="no locks on this platform")
+@pytest.mark.skipif(files.fcntl is None, reason="no locks on this platform")
 def test_two_runs_at_once_share_one_pass(cache: FeatureCache, tmp_path: Path) -> None:
     process = start_extraction(cache.root, tmp_path / "log")
     network, images = Network(), pictures()
@@ -277,7 +277,7 @@ def test_two_runs_without_locks_do_no_harm(
     cache: FeatureCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start_extraction(cache.root, tmp_path / "log")
-    monkeypatch.setattr(store, "fcntl", None)
+    monkeypatch.setattr(files, "fcntl", None)
     network, images = Network(delay=0.05), pictures()
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert 0 < network.num_images <= 100 - 2 * SHARD_ROWS
@@ -495,13 +495,13 @@ def test_entries_are_listed_and_cleared(cache: FeatureCache) -> None:
     assert cache.list() == ()
 
 
-@pytest.mark.skipif(store.fcntl is None, reason="no locks on this platform")
+@pytest.mark.skipif(files.fcntl is None, reason="no locks on this platform")
 def test_an_entry_in_use_is_neither_cleared_nor_verified(cache: FeatureCache) -> None:
     cache.features(Network(), pictures(), PREPROCESS)
     (entry,) = cache.list()
     (array,) = entry_files(cache, "features-*.npy")
     flip_byte(array, 300)
-    with store.lock(cache._lock_path(entry.key)):
+    with files.lock(cache._lock_path(entry.key)):
         assert cache.clear() == 0
         assert cache.verify() == ()
     assert len(cache.verify()) == 1

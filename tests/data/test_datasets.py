@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import http.server
 import io
 import json
 import os
-import subprocess
 import sys
 import tarfile
 import threading
@@ -47,7 +45,7 @@ from fdbd.data.datasets import (
 )
 from fdbd.data.datasets.info import DATASETS, Archive, Npm
 from fdbd.data.images import ImageError
-from fdbd.util import store
+from fdbd.util import files
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -306,8 +304,8 @@ def test_files_are_hashed_once_until_size_or_time_changes(tmp_path: Path, monkey
     for path in (tmp_path / "set").iterdir():
         os.utime(path, (time.time() - 100,) * 2)
     hashed: list[str] = []
-    original = store.hash_file
-    monkeypatch.setattr(store, "hash_file", lambda path: hashed.append(path.name) or original(path))  # type: ignore[func-returns-value]
+    original = files.hash_file
+    monkeypatch.setattr(files, "hash_file", lambda path: hashed.append(path.name) or original(path))  # type: ignore[func-returns-value]
     key = from_folder(tmp_path / "set").content_key()
     assert from_folder(tmp_path / "set").content_key() == key
     assert sorted(hashed) == ["a.png", "b.png"]
@@ -383,7 +381,7 @@ def test_idx_files_become_padded_rgb_in_the_cache(folders: tuple[Path, Path], mo
     assert datasets.status("mnist") == "cache"
     np.testing.assert_array_equal(load("mnist").images, images.images)  # now from the cache alone
     assert load("mnist").content_key() == images.content_key()
-    assert not [path for path in cache.rglob("*") if store.is_temporary(path)]
+    assert not [path for path in cache.rglob("*") if files.is_draft(path)]
 
 
 def test_a_set_of_the_wrong_length_is_not_stored(folders: tuple[Path, Path]) -> None:
@@ -786,14 +784,14 @@ def test_a_broken_download_resumes_where_it_stopped(server: Server, tmp_path: Pa
 
 def test_a_killed_download_resumes_in_the_next_process(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.bin.part").write_bytes(server.content[:250_000])
-    store.write_json(tmp_path / "a.bin.part.json", server.etag)
+    files.write_json(tmp_path / "a.bin.part.json", server.etag)
     assert fetch(server.url, tmp_path / "a.bin").read_bytes() == server.content
     assert server.requests[0]["range"] == "bytes=250000-"
 
 
 def test_a_part_of_another_version_is_not_continued(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.bin.part").write_bytes(b"x" * 250_000)
-    store.write_json(tmp_path / "a.bin.part.json", '"older"')
+    files.write_json(tmp_path / "a.bin.part.json", '"older"')
     assert fetch(server.url, tmp_path / "a.bin").read_bytes() == server.content
 
 
@@ -805,7 +803,7 @@ def test_a_part_without_a_validator_is_not_continued(server: Server, tmp_path: P
 
 def test_a_part_that_is_already_whole_is_taken(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.bin.part").write_bytes(server.content)
-    store.write_json(tmp_path / "a.bin.part.json", server.etag)
+    files.write_json(tmp_path / "a.bin.part.json", server.etag)
     assert fetch(server.url, tmp_path / "a.bin").read_bytes() == server.content
 
 
@@ -934,53 +932,6 @@ def test_a_broken_archive_is_refused(tmp_path: Path, cut: float) -> None:
 def test_a_good_archive_is_unpacked(tmp_path: Path) -> None:
     extract(tar_with(tmp_path / "a.tgz", member("x/y.txt"), member("x", tarfile.DIRTYPE, 0)), tmp_path / "out")
     assert (tmp_path / "out" / "x" / "y.txt").read_text() == "xxx"
-
-
-# Atomic writes.
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    with contextlib.suppress(RuntimeError), store.atomic_file(path) as file:
-        file.write(b"half")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-    with store.atomic_file(path) as file:
-        file.write(b"whole")
-        assert not path.exists()
-    assert path.read_bytes() == b"whole"
-
-
-def test_a_folder_appears_whole_and_the_first_one_stays(tmp_path: Path) -> None:
-    target = tmp_path / "set"
-    with store.atomic_folder(target) as first:
-        (first / "who").write_text("first")
-        with store.atomic_folder(target) as second:
-            (second / "who").write_text("second")
-    assert (target / "who").read_text() == "second"
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-@pytest.mark.skipif(store.fcntl is None, reason="no locks on this platform")
-def test_a_lock_is_exclusive_and_falls_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import runpy, sys, time; from pathlib import Path\n"
-        "lock = runpy.run_path(sys.argv[2])['lock']\n"
-        "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "lock"), store.__file__], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with store.lock(tmp_path / "lock", wait=False) as is_held:
-            assert is_held is False
-    finally:
-        process.kill()
-        process.wait()
-    with store.lock(tmp_path / "lock", wait=False) as is_held:
-        assert is_held
 
 
 # Preprocessing.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fdbd.data.extraction import prepare
+from fdbd.data.decoding import prepare
 from fdbd.data.preprocessing import Preprocess
 
 
@@ -70,7 +70,7 @@ def test_efficientnets_crop_of_an_image_one_pixel_high_is_a_pixel() -> None:
 def test_large_images_in_an_array_are_prepared_a_few_at_a_time(monkeypatch) -> None:
     images = np.random.default_rng(0).integers(0, 255, (7, 6, 6, 3), np.uint8)
     whole = [batch.inputs for batch in prepare(images, Preprocess(4), [range(5), range(5, 7)])]
-    monkeypatch.setattr("fdbd.data.extraction.MAX_PIXELS", 2 * 36)
+    monkeypatch.setattr("fdbd.data.decoding.MAX_PIXELS", 2 * 36)
     slices = []
 
     class Watched:
@@ -92,7 +92,7 @@ SLEEPER = """
 import os, sys, time
 from collections.abc import Sequence
 from fdbd.data.decoding import Decoded, apart
-from fdbd.preprocess import Preprocess
+from fdbd.data.preprocessing import Preprocess
 
 class Sleeper(Sequence):
     def __len__(self):

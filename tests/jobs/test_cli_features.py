@@ -251,8 +251,8 @@ def test_rows_that_would_not_fit_in_memory_are_refused_by_the_footer(guard, plac
     lists = pa.list_(pa.float32())
     write(place / "long.parquet", features=pa.array([[0.0] * 500, [0.0] * 6], lists))
     write(place / "many.parquet", 200_000, features=pa.nulls(200_000, lists))
-    monkeypatch.setattr("fdbd.jobs.feature_files.SPARE_VALUES", 100)
-    monkeypatch.setattr("fdbd.jobs.feature_files.FREE_ROWS", 1000)
+    monkeypatch.setattr("fdbd.data.features.SPARE_VALUES", 100)
+    monkeypatch.setattr("fdbd.data.features.FREE_ROWS", 1000)
     for arguments in (("score", "guard.safetensors"), ("fit", "--head", "head.npz")):
         code, _, err = run(*arguments, "long.parquet")
         assert (code, err.count("\n")) == (2, 1)

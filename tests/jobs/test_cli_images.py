@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 import fdbd
 from fdbd.core import artifact
+from fdbd.data.inputs import open_images
 from fdbd.data.preprocessing import Preprocess
 from fdbd.jobs.guard_files import weights_hash
-from fdbd.jobs.image_files import open_images
 
 pq = pytest.importorskip("pyarrow.parquet")
 

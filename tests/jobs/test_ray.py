@@ -27,10 +27,10 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
+from fdbd.data.inputs import ImageRows  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
 from fdbd.jobs.guard_files import Opened  # noqa: E402
-from fdbd.jobs.image_files import ImageRows  # noqa: E402
 from fdbd.jobs.ray.scoring import whole_parts  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file

@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import fdbd
+from fdbd.data.features import RowBatch
 from fdbd.data.npz import NpzArray
 from fdbd.jobs import scoring
-from fdbd.jobs.parts import Parts
-from fdbd.jobs.rows import NOT_FINITE, RowBatch, decide_rows
+from fdbd.jobs.output import NOT_FINITE, Parts, decide_rows
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+PACKAGE = str(Path(fdbd.__file__).parents[1])
 SLOW_MODEL = """
 import time
 import torch
@@ -74,7 +75,7 @@ def start(folder: Path, out: str) -> subprocess.Popen[bytes]:
         "import fdbd.jobs.scoring as s; s.PART_ROWS = 16; "
         f"s.score_files('guard.safetensors', 'images', {out!r}, model='slowmodel:slow', batch_size=4, workers=1)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), PACKAGE]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment)
 
 
@@ -132,7 +133,7 @@ def test_other_data_do_not_mix_with_what_an_earlier_run_left(slow_job) -> None:
 
 
 def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fdbd.jobs.parts.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("fdbd.jobs.output.PATIENCE_SECONDS", 0.0)
     schema = pa.schema([("row", pa.int64())])
     first, second = (Parts(tmp_path / "out.parquet", {}, schema, {}) for _ in range(2))
     with first.hold(), pytest.raises(RuntimeError, match="another run"), second.hold():
@@ -223,7 +224,7 @@ print(json.dumps([summary.rows, int(peak)]))
     for count in (2_000, 20_000):
         pixels = np.random.default_rng(0).integers(0, 255, (count, 32, 32, 3), np.uint8)
         np.savez(slow_job / f"{count}.npz", x=pixels)
-        environment = {**os.environ, "PYTHONPATH": str(slow_job), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(slow_job), PACKAGE]), "OMP_NUM_THREADS": "1"}
         run = subprocess.run(
             [sys.executable, "-c", code, f"{count}.npz", f"{count}.parquet"],
             cwd=slow_job, env=environment, capture_output=True, check=True,

@@ -17,8 +17,8 @@ from fdbd.bench.features import FeatureSet
 from fdbd.bench.runner import Benchmark
 from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
 from fdbd.networks.classifier import Classifier
+from fdbd.util.files import data_roots
 from fdbd.util.progress import Bar
-from fdbd.util.store import data_roots
 
 
 def benchmark_of(

@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdbd.bench.cache_entry import EntryFolder
+from fdbd.bench.extraction import Extractor, Progress, extract
 from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets.collection import Images
-from fdbd.data.extraction import Extractor, Progress, extract
+from fdbd.data.decoding import Failure
 from fdbd.data.preprocessing import Preprocess
-from fdbd.data.shards import EntryFolder, Failure
-from fdbd.util.store import cache_root, lock, write_json
+from fdbd.util.files import cache_root, lock, write_json
 
 log = logging.getLogger(__name__)
 

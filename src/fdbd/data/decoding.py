@@ -1,32 +1,47 @@
-"""Images from files, decoded by threads or by processes, of which a file may crash one without ending the run."""
+"""Images made ready ahead of the model: decoded by threads or processes while it computes.
+
+A file that crashes its decoder ends neither the run nor the other images.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fdbd.data.images import ImageError, Pixels
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels
 from fdbd.data.preprocessing import Preprocess
-from fdbd.data.shards import Failure
 
 CRASHED = "the decoder crashed on it"
 TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
+_PREPARED = 3  # batches that wait for the model
 _served: Decoded
 """What a process that decodes apart works on."""
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+class Failure(NamedTuple):
+    """An image that could not be decoded, and is left out."""
+
+    row: int
+    """Its position in the dataset."""
+    reason: str
+    """One sentence that names the file."""
 
 
 class Span(NamedTuple):
@@ -152,3 +167,116 @@ def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahe
     finally:
         for future in waiting:
             future.cancel()
+
+
+class Prepared(NamedTuple):
+    """Some images of a set, ready for the network."""
+
+    rows: range
+    inputs: Tensor
+    """(n, 3, size, size), without those that cannot be decoded."""
+    failures: list[Failure]
+
+
+class Sliceable(Protocol):
+    """Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Pixels: ...
+
+
+def cut(rows: range, size: int) -> list[range]:
+    """The rows in runs of `size`, the last one perhaps shorter.
+
+    >>> cut(range(10, 15), 2)
+    [range(10, 12), range(12, 14), range(14, 15)]
+    """
+    return [range(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+
+
+def prepare(
+    pixels: Sequence[Pixels] | Sliceable,
+    preprocess: Preprocess,
+    spans: Sequence[range],
+    *,
+    workers: int | None = None,
+    processes: bool = False,
+) -> Generator[Prepared, None, None]:
+    """The images of each span of rows, in order, made ahead of the one who asks for them.
+
+    Args:
+        pixels: an array or `Sliceable`; or a sequence of images that are decoded when asked for, where an ImageError
+            becomes a failure.
+        preprocess: what the network expects.
+        spans: which rows go together.
+        workers: how many decode at once; None: one a core.
+        processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
+    """
+    return prefetch(_prepare(pixels, preprocess, spans, workers or _num_cores(), processes), _PREPARED)
+
+
+def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, None]:
+    """The same items, made by a thread up to `ahead` in advance. Closing the generator stops the thread.
+
+    >>> list(prefetch((number**2 for number in range(4)), 2))
+    [0, 1, 4, 9]
+    """
+    waiting: queue.Queue[tuple[bool, Any]] = queue.Queue(ahead)
+    is_closed = threading.Event()
+
+    def put(has_item: bool, item: Any) -> None:
+        while not is_closed.is_set():
+            with contextlib.suppress(queue.Full):
+                waiting.put((has_item, item), timeout=0.1)
+                return
+
+    def produce() -> None:
+        try:
+            with contextlib.closing(items):
+                for item in items:
+                    put(True, item)
+                    if is_closed.is_set():
+                        return
+            put(False, None)
+        except BaseException as error:  # raised again where the items are consumed
+            put(False, error)
+
+    thread = threading.Thread(target=produce, name="fdbd-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            has_item, item = waiting.get()
+            if has_item:
+                yield item
+            elif item is not None:
+                raise item
+            else:
+                return
+    finally:
+        is_closed.set()
+        thread.join()
+
+
+def _prepare(
+    pixels: Sequence[Pixels] | Sliceable, preprocess: Preprocess, spans: Sequence[range], workers: int, processes: bool
+) -> Generator[Prepared, None, None]:
+    if not isinstance(pixels, Sequence):
+        # Large images come in slices that are no larger than one image may be.
+        step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
+        for rows in spans:
+            parts = [preprocess(pixels[part.start : part.stop]) for part in cut(rows, step)]
+            yield Prepared(rows, parts[0] if len(parts) == 1 else torch.cat(parts), [])
+        return
+    decoded = Decoded(pixels, preprocess, spans)
+    results = by_processes(decoded, workers) if processes else by_threads(decoded, workers)
+    with contextlib.closing(results):
+        for rows, (images, failures) in zip(spans, results):
+            yield Prepared(rows, preprocess.normalise(images), failures)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

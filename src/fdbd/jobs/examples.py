@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch
+from fdbd.data.features import Widths, holds_features, open_features
 from fdbd.data.images import decode
-from fdbd.jobs.feature_files import Widths, holds_features, open_features
 from fdbd.jobs.guard_files import Opened
 
 ROWS = 4

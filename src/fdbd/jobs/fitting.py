@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets import info
-from fdbd.data.extraction import cut, prepare
+from fdbd.data.decoding import cut, prepare
+from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Pixels
+from fdbd.data.inputs import ImageRows
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.jobs.feature_files import FeatureRows, Widths
 from fdbd.jobs.guard_files import Built
-from fdbd.jobs.image_files import ImageRows
 from fdbd.jobs.scoring import Engine, Rows, check_engine, open_rows
 
 HOLDOUT = 0.2

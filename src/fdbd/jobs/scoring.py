@@ -15,17 +15,15 @@ from typing import Any, Literal, NamedTuple, Union
 
 import torch
 
-from fdbd.data.decoding import in_order
-from fdbd.data.extraction import cut, prepare
+from fdbd.data.decoding import cut, in_order, prepare
+from fdbd.data.features import FeatureRows, RowBatch, Widths, holds_features, open_features
+from fdbd.data.inputs import ImageRows, open_images
 from fdbd.decision.guard import NotCalibratedError
-from fdbd.jobs.feature_files import FeatureRows, Widths, holds_features, open_features
 from fdbd.jobs.guard_files import Opened, open_guard
-from fdbd.jobs.image_files import ImageRows, open_images
-from fdbd.jobs.parts import Parts
-from fdbd.jobs.rows import RowBatch, decide_rows, schema
+from fdbd.jobs.output import Parts, decide_rows, schema
 from fdbd.util.extras import require
+from fdbd.util.files import hash_file
 from fdbd.util.progress import Bar
-from fdbd.util.store import hash_file
 
 PART_ROWS = 1024
 """Images of a part of the output: what a kill loses at most."""

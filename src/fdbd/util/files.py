@@ -1,43 +1,242 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all: atomic writes, locks and content hashes; and where cache and data lie."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import fcntl
+except ImportError:  # Windows: renames still keep two runs from harming each other
+    fcntl = None  # type: ignore[assignment]
+
+UNREADABLE = "unreadable"
+_SETTLED_SECONDS = 2.0  # a file may change again within one tick of its time stamp
+_DRAFT = r"\.[0-9a-f]{8}\."
 
 
-@contextmanager
+def cache_root() -> Path:
+    """The cache folder: ``FDBD_CACHE``, or ``~/.cache/fdbd``."""
+    return Path(os.environ.get("FDBD_CACHE") or "~/.cache/fdbd").expanduser()
+
+
+def data_roots() -> tuple[Path, ...]:
+    """The user's own data folders: ``FDBD_DATA``, one or several joined like ``PATH``."""
+    return tuple(Path(part).expanduser() for part in os.environ.get("FDBD_DATA", "").split(os.pathsep) if part)
+
+
+@contextlib.contextmanager
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path next to `path`, renamed to it when the block ends well and removed when it does not."""
+    """A temporary file next to `path`, renamed to it when the block ends well and removed when it does not.
+
+    The file is on the disk before it is renamed, and its folder afterwards: a power cut leaves the old file or the new
+    one.
+    """
     target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(target.parent)!r} does not exist; create it first")
-    temporary = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    temporary.touch()
-    usual = temporary.stat().st_mode
+    check_place(target)
+    draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    draft.touch()
+    usual = draft.stat().st_mode
     try:
-        yield temporary
-        temporary.chmod(usual)  # safetensors makes files that only their owner can read
-        os.replace(temporary, target)
+        yield draft
+        draft.chmod(usual)  # safetensors makes files that only their owner can read
+        _to_disk(draft)
+        os.replace(draft, target)
+        _to_disk(target.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
-def is_beside(path: Path, target: Path) -> bool:
-    """Whether `beside` gave `path` its name, for a file in the place of `target`.
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it gets its name when the block ends. If `path` is there by then, that one stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    draft.mkdir()
+    try:
+        yield draft
+        if hasattr(os, "sync"):  # one call for what may be 100,000 files
+            os.sync()
+        try:
+            os.rename(draft, path)
+        except OSError:
+            if not path.is_dir():
+                raise
+        _to_disk(path.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
-    >>> is_beside(Path("out/.00c0ffee.a.csv"), Path("a.csv")), is_beside(Path(".coffee.a.csv"), Path("a.csv"))
+
+def check_place(path: Path) -> None:
+    """One sentence where no file can be written under this name."""
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder, and a file is to be written there; choose another name")
+
+
+def is_draft(path: Path, target: Path | None = None) -> bool:
+    """Whether `path` has the name of something unfinished: of `target`, or of anything.
+
+    >>> is_draft(Path("out/.00c0ffee.a.csv"), Path("a.csv")), is_draft(Path(".coffee.a.csv"), Path("a.csv"))
     (True, False)
     """
-    return re.fullmatch(rf"\.[0-9a-f]{{8}}\.{re.escape(target.name)}", path.name) is not None
+    return re.fullmatch(_DRAFT + (".+" if target is None else re.escape(target.name)), path.name) is not None
+
+
+def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
+    """Remove what killed runs left of `target`, if it was not touched for so many seconds.
+
+    0 is for those who hold a lock: another run may be writing its draft now.
+    """
+    for path in target.absolute().parent.iterdir():
+        if is_draft(path, target):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime >= older_than:
+                    path.unlink()
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write beside `path`, then rename."""
+    with beside(path) as draft:
+        draft.write_bytes(data)
+    return Path(path)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write text beside `path`, then rename."""
-    with beside(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return Path(path)
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON beside `path`, then rename; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file, or None where there is none or it is broken."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
+    """Hold the lock file `path`, shared by processes and threads; it is released even if the holder is killed.
+
+    Yields True when the lock is held, False where another has it and `wait` is False, and None where the platform or
+    the file system knows no locks.
+    """
+    if fcntl is None:
+        yield None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_held: bool | None = True
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = False
+        except OSError:
+            is_held = None
+        yield is_held
+
+
+def stamp(path: str | os.PathLike[str]) -> str:
+    """What changes when a file is written anew or replaced: inode, size and times; empty where there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def stamps(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """SHA-256 over the paths and the `stamp` of each."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{os.path.abspath(path)}\0{stamp(path)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def hash_file(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:
+    """The hash of a file's bytes, in hexadecimal."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_of_array(array: NDArray[Any]) -> str:
+    """SHA-256 of dtype, shape and values."""
+    digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    rows = max(1, (1 << 24) // max(1, array[:1].nbytes))
+    for start in range(0, len(array), rows):  # in parts, so that a memory map is not read at once
+        digest.update(np.ascontiguousarray(array[start : start + rows]).data)
+    return digest.hexdigest()
+
+
+def file_hashes(paths: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp.
+
+    A file that cannot be read counts as `UNREADABLE`: it has no content that could be stale.
+    """
+    if not paths:
+        return []
+    folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
+    index_path = cache_root() / "hashes" / (hashlib.sha256(folder.encode()).hexdigest()[:32] + ".json")
+    index = read_json(index_path)
+    if not isinstance(index, dict):
+        index = {}
+    fresh: dict[str, list[Any]] = {}
+
+    def hash_one(path: Path) -> str:
+        absolute = os.path.abspath(path)
+        try:
+            stat = os.stat(absolute)
+            known = index.get(absolute)
+            if isinstance(known, list) and known[:2] == [stat.st_size, stat.st_mtime_ns]:
+                return str(known[2])
+            digest = hash_file(path)
+        except OSError:
+            return UNREADABLE
+        if time.time() - stat.st_mtime > _SETTLED_SECONDS:
+            fresh[absolute] = [stat.st_size, stat.st_mtime_ns, digest]
+        return digest
+
+    with ThreadPoolExecutor(4) as pool:
+        hashes = list(pool.map(hash_one, paths))
+    if fresh:
+        with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
+            write_json(index_path, {**index, **fresh})
+    return hashes
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return
+    number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(number)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot for folders
+            raise
+    finally:
+        os.close(number)

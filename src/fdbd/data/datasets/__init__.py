@@ -7,7 +7,7 @@ from fdbd.data.datasets.formats import FormatError, from_folder, from_list, from
 from fdbd.data.datasets.info import DatasetInfo, info, list_datasets
 from fdbd.data.datasets.sources import DatasetUnavailable, load, status, verify
 from fdbd.data.preprocessing import PRESETS, Preprocess
-from fdbd.util.store import cache_root, data_roots
+from fdbd.util.files import cache_root, data_roots
 
 __all__ = [
     "PRESETS",

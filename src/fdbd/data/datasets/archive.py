@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, NamedTuple
 
-from fdbd.util.store import atomic_folder
+from fdbd.util.files import atomic_folder
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 2_000_000

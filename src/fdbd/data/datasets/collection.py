@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.images import Pixels, centre_square, decode
-from fdbd.util.store import file_hashes, sha256_of_array
+from fdbd.util.files import file_hashes, sha256_of_array
 
 
 class ImageFiles(Sequence[Pixels]):

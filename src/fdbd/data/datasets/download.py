@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from fdbd.util.store import hash_file, lock, read_json, write_json
+from fdbd.util.files import hash_file, lock, read_json, write_json
 
 Progress = Callable[[int, "int | None"], None]
 """Called with the bytes so far and the bytes in all, or None where the server does not say."""

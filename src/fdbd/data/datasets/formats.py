@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.collection import ImageFiles, Images
 from fdbd.data.images import EXTENSIONS, Pixels, decode
-from fdbd.util.store import file_hashes
+from fdbd.util.files import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30

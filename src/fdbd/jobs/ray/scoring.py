@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from fdbd.core.batch import Batch
+from fdbd.data.features import RowBatch
+from fdbd.data.inputs import ImageRows
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard, NotCalibratedError
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.jobs.guard_files import Opened
-from fdbd.jobs.image_files import ImageRows
+from fdbd.jobs.output import decide_rows, schema
 from fdbd.jobs.ray.columns import INPUTS, SEEN, Reader, column_values, refuse, tensor
 from fdbd.jobs.ray.pool import Actor, Workers, plain_errors, quiet
-from fdbd.jobs.rows import RowBatch, decide_rows, schema
 from fdbd.jobs.scoring import Part, Rows, Tables, feature_table, image_tables
 from fdbd.util.extras import require
 

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.datasets import load
-from fdbd.data.extraction import Sliceable, cut
+from fdbd.data.decoding import Sliceable, cut
+from fdbd.data.features import Names
 from fdbd.data.images import EXTENSIONS, Pixels, decode
 from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
-from fdbd.jobs.rows import Names
+from fdbd.util.files import stamp, stamps
 
 
 class ImageRows:
@@ -76,34 +77,18 @@ def open_images(data: str, split: str = "test") -> ImageRows:
             raise ValueError(
                 f"{path}: x holds {len(pixels)} images and y {0 if labels is None else len(labels)} labels"
             )
-        return ImageRows(pixels, range(len(pixels)), labels, (), stamp([path]), str(path))
+        return ImageRows(pixels, range(len(pixels)), labels, (), stamps([path]), str(path))
     images = load(data, split)
     names = range(len(images)) if images.paths is None else [str(file) for file in images.paths]
-    key = images.content_key() if images.paths is None else stamp(images.paths)
+    key = images.content_key() if images.paths is None else stamps(images.paths)
     return ImageRows(images.images, names, images.labels, images.classes, key, images.source)
-
-
-def stamp(paths: Sequence[str | os.PathLike[str]]) -> str:
-    """SHA-256 over paths, sizes and time stamps of files: a file that was written anew is another one."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(_line(os.path.abspath(path), path))
-    return digest.hexdigest()
-
-
-def _line(name: str, path: Any) -> bytes:
-    try:
-        stat = os.stat(path)
-        return f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
-    except OSError:  # it will be a row with an error
-        return f"{name}\0\n".encode(errors="surrogateescape")
 
 
 def _from_folder(folder: Path) -> ImageRows:
     names, digest = [], hashlib.sha256(os.path.abspath(folder).encode(errors="surrogateescape"))
     for name, path in _walk(os.fspath(folder)):
         names.append(name)
-        digest.update(_line(name, path))
+        digest.update(f"{name}\0{stamp(path)}\n".encode(errors="surrogateescape"))
     if not names:
         raise ValueError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))})")
     labels, classes = None, []

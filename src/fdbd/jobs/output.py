@@ -1,7 +1,18 @@
 """Where scores go: parts that appear whole one by one, and then one file. What was finished survives a kill.
 
 Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as the output they stay
-there, and any Parquet reader takes the folder for one table.
+there, and any Parquet reader takes the folder for one table. Columns:
+
+=========  =======  ====================================================================================
+path, row  string,  the image's path below its folder, with bytes that are no UTF-8 escaped; or, where rows
+           int64    have no files, their number from 0
+label      int64    predicted class; null where the row could not be read
+class      string   its name, where names are known
+score      double   higher is more in-distribution; −inf where a number was not finite; null if unread
+p_value    double   share of calibration scores at or below; null if unread
+is_ood     bool     true for every row that could not be read
+error      string   why the row could not be read or scored, else null
+=========  =======  ====================================================================================
 """
 
 from __future__ import annotations
@@ -9,13 +20,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch
+from fdbd.data.features import Names, RowBatch
+from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
-from fdbd.util.files import beside, is_beside
-from fdbd.util.store import lock, read_json, write_json
+from fdbd.util.files import beside, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
 """How long a run waits for another to let go of the output: the workers of a killed one take a moment to notice."""
@@ -85,9 +102,7 @@ class Parts:
         """Removes what a killed run was writing. Not without the lock: another run may be writing it now."""
         for draft in self.folder.glob(".*.part-*.parquet"):
             draft.unlink()
-        for path in self.out.absolute().parent.iterdir():
-            if is_beside(path, self.out):
-                path.unlink()
+        remove_drafts(self.out, older_than=0)
 
     def _open(self) -> None:
         about = read_json(self._about)
@@ -171,3 +186,75 @@ def _regrouped(tables: Iterator[Any]) -> Iterator[Any]:
             waiting = []
     if waiting:
         yield concat(waiting).combine_chunks()
+
+
+NOT_FINITE = "its features or logits hold NaN or infinity"
+
+
+def schema(names: Names) -> Any:
+    """The `pyarrow.Schema` of the output: it depends on whether rows have paths or numbers."""
+    pa = require("pyarrow", "report")
+    key = ("row", pa.int64()) if isinstance(names, range) else ("path", pa.string())
+    fields = [("label", pa.int64()), ("class", pa.string()), ("score", pa.float64()), ("p_value", pa.float64())]
+    return pa.schema([key, *fields, ("is_ood", pa.bool_()), ("error", pa.string())])
+
+
+def decide_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> Any:
+    """The guard's decision on every row of the batch as a `pyarrow.Table`, in order; it fails closed row by row."""
+    pa = require("pyarrow", "report")
+    names, count = batch.names, len(batch.names)
+    read = np.ones(count, bool)
+    read[list(batch.errors)] = False
+    labels, scores, p_values, is_ood = _decide(guard, batch.inputs)
+    if len(labels) != read.sum():
+        raise ValueError(f"{len(labels)} decisions on {read.sum()} readable rows of {count}")
+    is_finite = np.isfinite(scores)
+    known = read.copy()
+    known[read] = is_finite
+    errors: list[str | None] = [None] * count
+    for position in np.flatnonzero(read & ~known).tolist():
+        errors[position] = NOT_FINITE
+    for position, reason in batch.errors.items():
+        errors[position] = reason
+
+    def column(values: Any, where: Any, kind: Any) -> Any:
+        spread = np.zeros(count, values.dtype)
+        spread[read] = values
+        return pa.array(spread, kind, mask=None if where.all() else ~where)
+
+    label = column(labels, known, pa.int64())
+    classes = _texts(class_names).take(label) if class_names else pa.nulls(count, pa.string())
+    decisions = column(is_ood, np.ones(count, bool), pa.bool_())
+    if not read.all():
+        decisions = pa.array(decisions.to_numpy(zero_copy_only=False) | ~read)
+    return pa.Table.from_arrays(
+        [
+            pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
+            label,
+            classes,
+            column(scores, read, pa.float64()),
+            column(p_values, read, pa.float64()),
+            decisions,
+            _texts(errors),
+        ],
+        schema=schema(names),
+    )
+
+
+def _texts(values: Sequence[str | None]) -> Any:
+    """Strings for Arrow, which takes only UTF-8: a file may have any bytes for a name, and those are escaped."""
+    pa = require("pyarrow", "report")
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        escaped = [text and text.encode("utf-8", "backslashreplace").decode() for text in values]
+        return pa.array(escaped, pa.string())
+
+
+def _decide(guard: Guard, inputs: Tensor | Batch) -> tuple[Any, ...]:
+    """Labels, scores, p-values and decisions as arrays; none for no rows, without asking the model."""
+    if not len(inputs.features if isinstance(inputs, Batch) else inputs):
+        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, bool)
+    with torch.inference_mode():
+        decision = guard(inputs)
+    return tuple(part.cpu().numpy() for part in (decision.labels, decision.scores, decision.p_values, decision.is_ood))

@@ -1,4 +1,4 @@
-"""The files of one entry of the feature cache: shards while they are computed, then one memory map an array.
+"""The files of one entry of the feature cache: shards while they are computed, then one memory map per array.
 
 ``about.json`` says what the entry is. ``shard-000003.safetensors`` carries its own checksums. ``manifest.json`` appears
 last: it names the packed arrays and holds the checksums of their parts.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -22,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.util.store import atomic_file, is_temporary, read_json, sha256_of_array, temporary, write_json
+from fdbd.data.decoding import Failure
+from fdbd.util.files import beside, is_draft, read_json, sha256_of_array, write_bytes, write_json
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,6 @@ Arrays = dict[str, NDArray[Any]]
 
 _SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 _ABOUT = ("rows", "shard_rows", "dtype", "model", "dataset", "created")
-
-
-class Failure(NamedTuple):
-    """An image that could not be decoded, and is left out."""
-
-    row: int
-    """Its position in the dataset."""
-    reason: str
-    """One sentence that names the file."""
 
 
 class Shard(NamedTuple):
@@ -74,7 +65,7 @@ class EntryFolder:
     def clean(self) -> None:
         """Removes what a killed run left half-written. Only for the holder of the lock."""
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if is_temporary(path):
+            if is_draft(path):
                 path.unlink(missing_ok=True)
 
     def count_shards(self) -> int:
@@ -140,8 +131,7 @@ class EntryFolder:
 
         path = self.path / f"shard-{number:06d}.safetensors"
         about = {"sha256": {name: sha256_of_array(array) for name, array in arrays.items()}, "failures": list(failures)}
-        with atomic_file(path) as file:
-            file.write(save(arrays, metadata={"fdbd": json.dumps(about)}))
+        write_bytes(path, save(arrays, metadata={"fdbd": json.dumps(about)}))
 
     def pack(self, count: int) -> None:
         """Puts all `count` shards into one array a name, then removes the shard files.
@@ -156,22 +146,19 @@ class EntryFolder:
         total = sum(shard.num_rows for shard in ordered)
         token = secrets.token_hex(4)
         files: dict[str, str] = {}
-        drafts: dict[str, Path] = {}
-        outputs: Arrays = {}
-        for name, first in ordered[0].load().items():
-            files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(files)}-{token}.npy"
-            drafts[name] = temporary(self.path / files[name])
-            outputs[name] = np.lib.format.open_memmap(
-                drafts[name], mode="w+", dtype=first.dtype, shape=(total, *first.shape[1:])
-            )
-        start = 0
-        for shard in ordered:
-            for name, array in shard.load().items():
-                outputs[name][start : start + shard.num_rows] = array
-            start += shard.num_rows
-        outputs.clear()  # closes the files
-        for name, draft in drafts.items():
-            os.replace(draft, self.path / files[name])
+        with contextlib.ExitStack() as drafts:
+            outputs: Arrays = {}
+            for name, first in ordered[0].load().items():
+                files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(files)}-{token}.npy"
+                draft = drafts.enter_context(beside(self.path / files[name]))
+                shape = (total, *first.shape[1:])
+                outputs[name] = np.lib.format.open_memmap(draft, mode="w+", dtype=first.dtype, shape=shape)
+            start = 0
+            for shard in ordered:
+                for name, array in shard.load().items():
+                    outputs[name][start : start + shard.num_rows] = array
+                start += shard.num_rows
+            outputs.clear()  # closes the files
         records = [{"count": shard.num_rows, "failures": shard.failures, "sha256": shard.sha256} for shard in ordered]
         # From here on the new arrays count, and the old ones and the shard files are waste.
         write_json(self._manifest, {"arrays": files, "shards": records})

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Union
 
 import numpy as np
 import torch
@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.extraction import cut
+from fdbd.data.decoding import cut
 from fdbd.data.npz import NpzArray, array_names
-from fdbd.jobs.image_files import stamp
-from fdbd.jobs.rows import RowBatch
 from fdbd.util.extras import require
+from fdbd.util.files import stamps
 
 CHUNK_ROWS = 8192
 """Rows that are read and scored at once."""
@@ -33,6 +32,20 @@ MAX_ROWS_A_BYTE = 64
 FREE_ROWS = 1 << 24
 """A Parquet file may claim so many rows whatever its size, and `MAX_ROWS_A_BYTE` times its bytes more."""
 ABSENT = "its features are null"
+
+
+Names = Union[range, Sequence[str]]
+
+
+class RowBatch(NamedTuple):
+    """Some rows of the input, in order; those that could not be read are named in `errors`."""
+
+    names: Names
+    """Of all rows: a range of row numbers, or paths."""
+    inputs: Tensor | Batch
+    """Of the readable rows, in order: images ready for the model, or features."""
+    errors: Mapping[int, str]
+    """Why a row could not be read, by its position in `names`."""
 
 
 class Widths(NamedTuple):
@@ -85,7 +98,7 @@ class NpzFeatures:
     """Features in an NPZ file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key = os.fspath(path), stamp([path])
+        self.source, self.key = os.fspath(path), stamps([path])
         self._names = [name for name in ("features", "logits", "label") if name in array_names(path)]
         arrays = self._open(labels=False)
         self._len = len(arrays["features"])
@@ -128,7 +141,7 @@ class ParquetFeatures:
     """Features in a Parquet file; a span is one or more row groups."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key = os.fspath(path), stamp([path])
+        self.source, self.key = os.fspath(path), stamps([path])
         with self._readable():
             file = self._open()
             schema, footer = file.schema_arrow, file.metadata

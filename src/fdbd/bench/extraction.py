@@ -1,0 +1,100 @@
+"""Images through a network, one shard of features after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fdbd.bench.cache_entry import Arrays
+from fdbd.core.batch import Batch, Head
+from fdbd.data.datasets.collection import Images
+from fdbd.data.decoding import Failure, cut, prepare
+from fdbd.data.preprocessing import Preprocess
+
+Progress = Callable[[int, int], None]
+"""Called with the images done so far, and in all."""
+
+
+class Extractor(Protocol):
+    """What is asked of a classifier; `fdbd.Classifier` is one."""
+
+    model: nn.Module
+
+    @property
+    def head(self) -> Head: ...
+
+    def __call__(self, inputs: Any, /) -> Batch: ...
+
+
+class Extracted(NamedTuple):
+    """What the network says of one shard."""
+
+    number: int
+    arrays: Arrays
+    failures: list[Failure]
+
+
+def extract(
+    classifier: Extractor,
+    images: Images,
+    preprocess: Preprocess,
+    shards: Sequence[int],
+    shard_rows: int,
+    *,
+    batch_size: int = 128,
+    dtype: str = "float32",
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Generator[Extracted, None, None]:
+    """Runs the network over the shards with these numbers; shard i is rows i·shard_rows and following.
+
+    Arrays are ``features`` (N, P) and ``layer:NAME`` (N, P_layer), without the rows that cannot be decoded.
+    """
+    total = len(images)
+    done = total - sum(min(shard_rows, total - number * shard_rows) for number in shards)
+    parts: list[Arrays] = []
+    failures: list[Failure] = []
+    stops = {number: min((number + 1) * shard_rows, total) for number in shards}
+    spans = [span for number in shards for span in cut(range(number * shard_rows, stops[number]), batch_size)]
+    with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers)) as prepared:
+        for batch in prepared:
+            number = batch.rows.start // shard_rows
+            is_last = batch.rows.stop == stops[number]
+            failures += batch.failures
+            if len(batch.inputs) or (is_last and not parts):  # an empty part says how many features there are
+                parts.append(_forward(classifier, batch.inputs, preprocess.size, dtype, images.name))
+            done += len(batch.rows)
+            if progress is not None:
+                progress(done, total)
+            if is_last:
+                arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                yield Extracted(number, arrays, failures)
+                parts, failures = [], []
+
+
+def _forward(classifier: Extractor, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:
+    count = len(inputs)
+    if not count:
+        inputs = torch.zeros(1, 3, size, size)
+    with torch.inference_mode():
+        batch = classifier(inputs)
+    if batch.features.ndim != 2 or len(batch.features) != len(inputs):
+        raise ValueError(
+            f"the classifier gives features {tuple(batch.features.shape)} for {len(inputs)} images, expected (N, P)"
+        )
+    arrays = {}
+    layers = {f"layer:{key}": layer for key, layer in (batch.layers or {}).items()}
+    for key, tensor in {"features": batch.features, **layers}.items():
+        values = tensor[:count].cpu()
+        stored = values.to(getattr(torch, dtype))
+        if dtype == "float16" and (stored.isinf() & values.isfinite()).any():
+            raise ValueError(
+                f"{key} of {name} reach {float(values.abs().max()):.3g}, too much for float16; use float32"
+            )
+        arrays[key] = np.ascontiguousarray(stored.numpy())
+    return arrays
