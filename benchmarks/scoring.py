@@ -25,8 +25,8 @@ from PIL import Image
 import fdbd
 from fdbd import networks as models
 from fdbd.jobs.fitting import fit_files
-from fdbd.jobs.guard_files import build_model
 from fdbd.jobs.scoring import score_files
+from fdbd.networks.by_name import model_by_name
 
 MODEL = "cifar10-ce"
 IMAGE_SHARE, MEMORY_SHARE, FEATURE_SHARE = 0.85, 1.10, 0.5
@@ -72,7 +72,7 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     guard = folder / "images.safetensors"
     for size in (count // 10, count):
         make_images(folder, size)
-    fit_files(build_model(MODEL), str(folder / f"png-{count // 10}"), progress=False).guard.save(guard)
+    fit_files(model_by_name(MODEL), str(folder / f"png-{count // 10}"), progress=False).guard.save(guard)
     kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}

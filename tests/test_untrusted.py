@@ -234,7 +234,7 @@ GUARDS = {name: _parts_of(name) for name in ("react+fdbd", "knn", "vim", "odin")
     "fields", [{"size": 9000}, {"size": 8, "resize": 10**6}, {"size": 1e200}, {"size": float("nan")}]
 )
 def test_a_guard_cannot_ask_for_images_beyond_the_limit(fields: dict[str, Any], tmp_path: Path) -> None:
-    from fdbd.jobs.guard_files import open_guard
+    from fdbd.decision.guard_file import open_guard
 
     description, tensors = GUARDS["react+fdbd"]
     path = tmp_path / "huge.safetensors"

@@ -57,7 +57,7 @@ def slow_job(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(scoring, "PART_ROWS", 16)
     (tmp_path / "slowmodel.py").write_text(SLOW_MODEL)
     from fdbd.jobs.fitting import fit_files
-    from fdbd.jobs.guard_files import build_model
+    from fdbd.networks.by_name import model_by_name
 
     folder = tmp_path / "images"
     folder.mkdir()
@@ -65,7 +65,7 @@ def slow_job(tmp_path, monkeypatch) -> Path:
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(folder / f"{number:03d}.png")
     (folder / "150.png").write_bytes(b"broken")
-    built = build_model("slowmodel:slow", preprocess='{"size": 4}')
+    built = model_by_name("slowmodel:slow", preprocess='{"size": 4}')
     fit_files(built, "images", batch_size=64, workers=1).guard.save("guard.safetensors")
     return tmp_path
 

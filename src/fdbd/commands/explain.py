@@ -30,7 +30,7 @@ def explain(
     Example: `fdbd explain guard.safetensors photo.png --out why.png`
     """
     from fdbd.data.images import decode
-    from fdbd.jobs.guard_files import open_guard
+    from fdbd.decision.guard_file import open_guard
     from fdbd.report.explanation import FORMATS, draw, sample_of
 
     if top < 1:

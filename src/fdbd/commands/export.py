@@ -32,14 +32,14 @@ def export(
     Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
     """
     from fdbd.decision.guard import load
+    from fdbd.decision.guard_file import OpenedGuard, open_guard
     from fdbd.deploy.onnx import OPSET, metadata
     from fdbd.deploy.onnx import export as export_onnx
     from fdbd.jobs.examples import example_for
-    from fdbd.jobs.guard_files import Opened, open_guard
 
     if features:
         known = load(guard)
-        opened = Opened(known, None, tuple(map(str, known.about.get("class_names") or ())))
+        opened = OpenedGuard(known, None, tuple(map(str, known.about.get("class_names") or ())))
     else:
         opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu")
     path = export_onnx(

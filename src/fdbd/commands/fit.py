@@ -73,12 +73,12 @@ def fit(
     """
     from fdbd.core.batch import Head
     from fdbd.jobs.fitting import fit_files, read_head
-    from fdbd.jobs.guard_files import Built, build_model
+    from fdbd.networks.by_name import NamedModel, model_by_name
 
     if not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")
     is_head_file = head is not None and head.lower().endswith(_HEAD_FILES)
-    source: Built | Head
+    source: NamedModel | Head
     if is_head_file:
         assert head is not None
         if data is not None:
@@ -88,7 +88,7 @@ def fit(
         if data is None:
             raise ValueError(f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE")
         home = "cpu" if engine is options.Engine.ray else device  # on Ray it goes to its device in the actors
-        source = build_model(
+        source = model_by_name(
             model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=home
         )
     fitted = fit_files(

@@ -88,6 +88,27 @@ class Preprocess:
             raise ValueError(f"preprocessing has no {', '.join(unknown)}, expected {', '.join(sorted(known))}")
         return cls(**values)
 
+    @classmethod
+    def parse(cls, value: str | Mapping[str, Any] | Preprocess) -> Preprocess:
+        """A preset's name, fields as JSON or by name, or a preprocessing as it is.
+
+        >>> Preprocess.parse('{"size": 8}').size, Preprocess.parse("imagenet").size
+        (8, 224)
+        """
+        if isinstance(value, Preprocess):
+            return value
+        if isinstance(value, Mapping):
+            return cls.from_dict(value)
+        if not isinstance(value, str):
+            raise ValueError(f"the preprocessing is {value!r}, expected the name of a preset or its fields")
+        if not value.lstrip().startswith("{"):
+            return cls.preset(value)
+        try:
+            fields = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"the preprocessing {value!r} is no JSON ({error})") from None
+        return cls.from_dict(fields)
+
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
         return asdict(self)

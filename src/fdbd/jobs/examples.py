@@ -11,12 +11,12 @@ from torch import Tensor
 from fdbd.core.batch import Batch
 from fdbd.data.features import Widths, holds_features, open_features
 from fdbd.data.images import decode
-from fdbd.jobs.guard_files import Opened
+from fdbd.decision.guard_file import OpenedGuard
 
 ROWS = 4
 
 
-def example_for(opened: Opened, source: Path | None) -> Tensor | Batch:
+def example_for(opened: OpenedGuard, source: Path | None) -> Tensor | Batch:
     """A few rows of what the guard takes: an image and noisy copies, the first features of a file, or noise."""
     width = opened.guard.detector.head.num_features
     if opened.preprocess is None:

@@ -22,8 +22,8 @@ from fdbd.data.inputs import ImageRows
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.jobs.guard_files import Built
 from fdbd.jobs.scoring import Engine, Rows, check_engine, open_rows
+from fdbd.networks.by_name import NamedModel
 
 HOLDOUT = 0.2
 """Share of the data that is kept for calibration where there are no other data for it."""
@@ -40,7 +40,7 @@ class Fitted(NamedTuple):
 
 
 def fit_files(
-    source: Built | Head,
+    source: NamedModel | Head,
     data: str,
     *,
     calibration: str | None = None,
@@ -83,7 +83,7 @@ def fit_files(
         if isinstance(source, Head):
             raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
         preprocess = source.preprocess or _usual_preprocess(data)
-    if isinstance(source, Built):
+    if isinstance(source, NamedModel):
         names = source.class_names
     if calibration is None:
         if not 0 < holdout < 1:
@@ -116,7 +116,7 @@ def fit_files(
     if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
         names = rows.classes
     guard.about = {"class_names": list(names)}
-    if isinstance(source, Built) and (own := preprocess or source.preprocess) is not None:
+    if isinstance(source, NamedModel) and (own := preprocess or source.preprocess) is not None:
         guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
     return Fitted(guard, training.num_given, calibrating.num_given, [*training.errors, *calibrating.errors])
 

@@ -19,7 +19,7 @@ from fdbd.data.decoding import cut, in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths, holds_features, open_features
 from fdbd.data.inputs import ImageRows, open_images
 from fdbd.decision.guard import NotCalibratedError
-from fdbd.jobs.guard_files import Opened, open_guard
+from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Parts, decide_rows, schema
 from fdbd.util.extras import require
 from fdbd.util.files import hash_file
@@ -159,7 +159,7 @@ def open_rows(data: str, split: str = "test") -> Rows:
     return open_features(data) if holds_features(data) else open_images(data, split)
 
 
-def _check_fit(opened: Opened, rows: Rows) -> None:
+def _check_fit(opened: OpenedGuard, rows: Rows) -> None:
     """One sentence where a guard cannot score these rows."""
     if opened.guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: calibrate it, then save it again")
@@ -181,7 +181,7 @@ def _parts_of(guard: str | os.PathLike[str], rows: Rows, out: Path, restart: boo
     return Parts(out, identity, schema(rows.names if isinstance(rows, ImageRows) else range(0)), settings, restart)
 
 
-def _tables(opened: Opened, rows: Rows, todo: Sequence[Part], batch_size: int, workers: int | None) -> Tables:
+def _tables(opened: OpenedGuard, rows: Rows, todo: Sequence[Part], batch_size: int, workers: int | None) -> Tables:
     """Decisions on all rows of the parts, in order: number and rows of the part, and a table of some of its rows."""
     if isinstance(rows, ImageRows):
         return image_tables(opened, rows, todo, batch_size, workers)
@@ -189,7 +189,7 @@ def _tables(opened: Opened, rows: Rows, todo: Sequence[Part], batch_size: int, w
 
 
 def image_tables(
-    opened: Opened,
+    opened: OpenedGuard,
     rows: ImageRows,
     todo: Sequence[Part],
     batch_size: int,
@@ -209,14 +209,14 @@ def image_tables(
             yield number, span, decide_rows(opened.guard, named, opened.class_names)
 
 
-def feature_table(opened: Opened, rows: FeatureRows, span: range) -> Any:
+def feature_table(opened: OpenedGuard, rows: FeatureRows, span: range) -> Any:
     """Decisions on the features of a span."""
     batches = rows.read(span, Widths.of(opened.guard.detector.head))
     tables = [decide_rows(opened.guard, batch, opened.class_names) for batch in batches]
     return require("pyarrow", "report").concat_tables(tables)
 
 
-def _feature_tables(opened: Opened, rows: FeatureRows, todo: Sequence[Part]) -> Tables:
+def _feature_tables(opened: OpenedGuard, rows: FeatureRows, todo: Sequence[Part]) -> Tables:
     def decide(part: Part) -> Any:
         return feature_table(opened, rows, part[1])
 

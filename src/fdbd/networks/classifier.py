@@ -1,6 +1,6 @@
 """Classifier: any torch model, split into backbone and linear head.
 
-Finding the head is in `heads`; here the model runs, once a call, and what its head saw comes back as a Batch.
+Finding the head is in `find_head`; here the model runs, once a call, and what its head saw comes back as a Batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, as_tensor, two_rows
-from fdbd.networks.heads import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
+from fdbd.networks.find_head import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
 
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
 

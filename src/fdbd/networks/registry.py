@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from fdbd.networks.architectures.resnet import BasicBlock, Bottleneck, ResNet
 from fdbd.networks.architectures.wide_resnet import WideResNet
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.extras import require
+from fdbd.util.imports import import_object
 
 _OURS: dict[str, Callable[[int], nn.Module]] = {
     **{f"resnet{depth}": lambda c, d=depth: CifarResNet(d, c) for depth in (20, 32, 44, 56, 110)},  # type: ignore[misc]
@@ -61,7 +61,7 @@ def create(
 def _build(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
     source, _, rest = name.partition(":")
     if rest and source not in ("torchvision", "timm"):
-        return _factory(source, rest, num_classes, options)
+        return _factory(name, num_classes, options)
     num_classes = 10 if num_classes is None else num_classes
     if name in _OURS:
         if options:
@@ -100,13 +100,10 @@ def _timm(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _factory(module: str, function: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
-    try:
-        factory = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import the model factory {module}:{function} ({error})") from None
+def _factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
+    factory = import_object(name, "model factory")
     if not callable(factory):
-        raise ValueError(f"{module}:{function} is no function")
+        raise ValueError(f"{name} is no function")
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
@@ -114,5 +111,5 @@ def _factory(module: str, function: str, num_classes: int | None, options: dict[
     takes = any(p.name == "num_classes" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     model = factory(**({"num_classes": num_classes} if takes and num_classes is not None else {}), **options)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{module}:{function} gave a {type(model).__name__}, not a torch module")
+        raise ValueError(f"{name} gave a {type(model).__name__}, not a torch module")
     return model

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fdbd.networks.heads import find_heads
+from fdbd.networks.find_head import find_heads
 from fdbd.train.distributed import gather
 from fdbd.train.losses import nearest_accuracy, rotate, supcon
 

@@ -13,8 +13,8 @@ from fdbd.data.features import RowBatch
 from fdbd.data.inputs import ImageRows
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard, NotCalibratedError
+from fdbd.decision.guard_file import OpenedGuard
 from fdbd.fitting.overlap import Sketch, sample_hashes
-from fdbd.jobs.guard_files import Opened
 from fdbd.jobs.output import decide_rows, schema
 from fdbd.jobs.ray.columns import INPUTS, SEEN, Reader, column_values, refuse, tensor
 from fdbd.jobs.ray.pool import Actor, Workers, plain_errors, quiet
@@ -96,7 +96,7 @@ def calibrate(
     return guard
 
 
-def file_tables(opened: Opened, rows: Rows, todo: Sequence[Part], workers: Workers) -> Tables:
+def file_tables(opened: OpenedGuard, rows: Rows, todo: Sequence[Part], workers: Workers) -> Tables:
     """Decisions on the rows of these parts of `score_files`' output, a table a part, in the order in which they get
     ready. A part is one piece of work."""
     if not todo:
@@ -163,7 +163,7 @@ class Scores(Actor):
 class FileDecisions(Actor):
     """An actor that reads and scores one part of the output of `score_files` at a time."""
 
-    def start(self, opened: Opened, rows: Rows, batch_size: int) -> None:
+    def start(self, opened: OpenedGuard, rows: Rows, batch_size: int) -> None:
         self.opened = opened._replace(guard=opened.guard.to(self.device))
         self.rows, self.batch_size = rows, batch_size
 

@@ -30,10 +30,17 @@ def find_published(name: str) -> Published | None:
 
 
 def _torchvision(name: str) -> Published | None:
+    """`name` may end in one of several weights: resnet50.IMAGENET1K_V1."""
     library = require("torchvision.models", "vision")
+    name, _, chosen = name.partition(".")
     if name not in library.list_models(module=library):
         return None
-    weights = library.get_model_weights(name).DEFAULT
+    available = library.get_model_weights(name)
+    if chosen and chosen not in available.__members__:
+        raise ValueError(
+            f"torchvision:{name} has no weights {chosen!r}, expected one of {', '.join(available.__members__)}"
+        )
+    weights = available[chosen or "DEFAULT"]
     transforms = weights.transforms()
     preprocess = Preprocess(
         transforms.crop_size[0],
@@ -49,7 +56,7 @@ def _torchvision(name: str) -> Published | None:
 def _timm(name: str) -> Published | None:
     timm = require("timm", "vision")
     config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    if config is None:
+    if config is None or not config.has_weights:
         return None
     size = config.input_size[-1]
     squashes = config.crop_mode == "squash"

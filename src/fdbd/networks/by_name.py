@@ -1,0 +1,194 @@
+"""From the name that a user types, or that a file holds, to a model with its weights and preprocessing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fdbd.data.datasets import info
+from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.checkpoint import read_weights
+from fdbd.networks.find_head import find_heads
+from fdbd.networks.published_weights import Published, find_published
+from fdbd.networks.registry import create, list_models
+from fdbd.networks.torch_export import load_exported
+from fdbd.networks.zoo import list_zoo, zoo, zoo_card
+from fdbd.util.devices import choose_device
+from fdbd.util.files import data_roots
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model in eval mode, on its device, and what is known of it."""
+
+    model: nn.Module
+    preprocess: Preprocess | None
+    """How images are prepared; None where neither the model nor the user says."""
+    class_names: tuple[str, ...]
+    """One per class, or none."""
+    origin: dict[str, Any]
+    """JSON values to build the model again: name, checkpoint, number of classes, SHA-256 of the weights."""
+    weights: str
+    """One line about the weights, such as "resnet20, weights resnet20.th"."""
+    untrained: bool
+    """Whether the weights are random; a warning was given."""
+
+
+def model_by_name(
+    name: str,
+    checkpoint: str | os.PathLike[str] | None = None,
+    *,
+    num_classes: int | None = None,
+    preprocess: str | Mapping[str, Any] | Preprocess | None = None,
+    device: str | torch.device | None = "auto",
+    trust: bool = False,
+    named_by: str | os.PathLike[str] | None = None,
+    allow_untrained: bool = False,
+) -> NamedModel:
+    """The model that a name stands for, with weights: the same in every command, config and guard file.
+
+    Args:
+        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``timm:NAME`` or ``torchvision:NAME``, or such a name alone, with
+            its published weights (torchvision's ``NAME.WEIGHTS`` chooses among several); one of
+            `fdbd.models.list_models()`; ``package.module:factory``, also from the current folder, whose factory may
+            bring its own weights; or a ``.pt2`` file of `torch.export`.
+        checkpoint: weights, as `fdbd.models.load_checkpoint` reads them (never unpickled), as the path stands or below
+            a folder of ``FDBD_DATA``.
+        num_classes: C; None: as the checkpoint or the published weights have it.
+        preprocess: a preset's name, fields as JSON or by name, or a `Preprocess`; None: the model's own.
+        device: where the model goes, as for `choose_device`.
+        trust: the user's word that code may run: for a ``.pt2`` file, and for a factory that a file names.
+        named_by: the config or guard file that holds `name`; None: the user has typed it. A file does not choose what
+            code runs.
+        allow_untrained: take random weights where there are no others, with a warning, instead of raising.
+
+    Raises:
+        ValueError: no such model, no weights for it, or code to run without the user's word.
+    """
+    if runs_code(name) and named_by is not None and not trust:
+        raise ValueError(
+            f"{os.fspath(named_by)!r} names the model {name}, which is code to run: say that you trust it, or name the "
+            "model yourself"
+        )
+    origin: dict[str, Any] = {"name": os.path.abspath(name) if is_export(name) else name}
+    if checkpoint is not None:
+        checkpoint = _find_checkpoint(os.fspath(checkpoint))
+        origin["checkpoint"] = os.path.abspath(checkpoint)
+    found = _build(name, checkpoint, num_classes, trust)
+    if found.untrained:
+        if not allow_untrained:
+            raise ValueError(f"{name} comes without weights: give them with --checkpoint")
+        warnings.warn(
+            f"UNTRAINED WEIGHTS: {name} has random weights, and every number from it is noise; give a checkpoint",
+            stacklevel=2,
+        )
+    if found.num_classes is not None:
+        origin["num_classes"] = found.num_classes
+    origin["weights"] = weights_hash(found.model)
+    own = found.preprocess if preprocess is None else Preprocess.parse(preprocess)
+    model = found.model.eval().to(choose_device(device))
+    return NamedModel(model, own, found.class_names, origin, found.weights, found.untrained)
+
+
+def runs_code(name: str) -> bool:
+    """Whether building the model runs code that its name chooses: a factory, or a ``.pt2`` file."""
+    source, _, rest = name.partition(":")
+    return is_export(name) or (bool(rest) and source not in ("zoo", "timm", "torchvision"))
+
+
+def is_export(name: str) -> bool:
+    """Whether a model's name is that of a `torch.export` file."""
+    return name.endswith(".pt2")
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers by name: tells whether two models are the same, whatever file or package
+    their weights come from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Found:
+    model: nn.Module
+    weights: str
+    num_classes: int | None = None
+    preprocess: Preprocess | None = None
+    class_names: tuple[str, ...] = ()
+    untrained: bool = False
+
+
+def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bool) -> _Found:
+    zoo_name = name.removeprefix("zoo:")
+    is_zoo = name.startswith("zoo:") or name in list_zoo()
+    if (is_zoo or is_export(name)) and checkpoint is not None:
+        raise ValueError(f"{zoo_name} has its own weights: leave the checkpoint out")
+    if is_zoo:
+        card = zoo_card(zoo_name)
+        weights = f"{zoo_name} of the zoo ({card.recipe}, seed {card.seed})"
+        return _Found(zoo(zoo_name), weights, card.num_classes, card.preprocess, info(card.dataset).classes)
+    if is_export(name):
+        return _Found(load_exported(name, trust=trust), f"{name}, a torch.export file")
+    published = None if name in list_models() or runs_code(name) else find_published(name)
+    if checkpoint is not None:
+        return _with_checkpoint(name, checkpoint, num_classes, published)
+    if published is not None and num_classes in (None, published.num_classes):
+        model = _download(published)
+        weights = f"{published.name}, published weights"
+        return _Found(model, weights, published.num_classes, published.preprocess, published.class_names)
+    model = create(name, num_classes)
+    own = None if published is None else published.preprocess
+    untrained = not runs_code(name) or _is_initial(model)
+    weights = f"{name}, {'UNTRAINED WEIGHTS' if untrained else 'as its factory makes it'}"
+    return _Found(model, weights, num_classes, own, untrained=untrained)
+
+
+def _download(published: Published) -> nn.Module:
+    try:
+        return create(published.name, published.num_classes, **published.options)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise OSError(
+            f"the published weights of {published.name} cannot be downloaded here ({reason}): give a file of them with "
+            "--checkpoint"
+        ) from None
+
+
+def _with_checkpoint(name: str, checkpoint: str, num_classes: int | None, published: Published | None) -> _Found:
+    name = name if published is None else published.name
+    if num_classes is None:
+        head = next(iter(find_heads(create(name, None), None)))
+        weight = read_weights(checkpoint).get(f"{head}.weight")
+        num_classes = None if weight is None else len(weight)
+    model = create(name, num_classes, checkpoint)
+    own = None if published is None else published.preprocess
+    return _Found(model, f"{name}, weights {checkpoint}", num_classes, own)
+
+
+def _is_initial(model: nn.Module) -> bool:
+    """Whether all normalisation layers are as they were made, which training changes; False where there are none."""
+    layers = [dict(m.named_parameters(recurse=False)) for m in model.modules() if "Norm" in type(m).__name__]
+    scaled = [layer for layer in layers if "weight" in layer]
+    return bool(scaled) and all(
+        len(layer["weight"].unique()) == 1 and not ("bias" in layer and layer["bias"].any()) for layer in scaled
+    )
+
+
+def _find_checkpoint(path: str) -> str:
+    places = [Path(path), *(root / path for root in data_roots())]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(f"no checkpoint at {path!r}: no such file")
+    return str(found)
