@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from fdbd.paper import find
-from fdbd.paper.finding import Finding
-from fdbd.paper.kinds import run_kind
+from fdbd.paper.result import Result
+from fdbd.paper.runner import PROGRAMS
 
 
 @pytest.fixture
 def tiny():
     """Run an experiment with some settings changed."""
 
-    def run(name: str, **changes: Any) -> Finding:
+    def run(name: str, **changes: Any) -> Result:
         experiment = find(name)
-        return run_kind(replace(experiment, settings={**experiment.settings, **changes}), lambda text: None)
+        changed = replace(experiment, settings={**experiment.settings, **changes})
+        return PROGRAMS[experiment.kind](changed, lambda text: None)
 
     return run
 
@@ -33,9 +34,9 @@ def nowhere(monkeypatch, tmp_path):
 
 @pytest.fixture
 def verdicts():
-    """The verdict of each statement of a finding."""
+    """The verdict of each statement of a result."""
 
-    def of(finding: Finding) -> dict[str, str]:
-        return {item.statement: item.verdict for item in finding.checks}
+    def of(result: Result) -> dict[str, str]:
+        return {item.statement: item.verdict for item in result.checks}
 
     return of

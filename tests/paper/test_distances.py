@@ -8,7 +8,7 @@ import torch
 from fdbd import Head
 from fdbd.core import geometry
 from fdbd.paper.attack import CarliniWagner
-from fdbd.paper.quality import relative_gaps
+from fdbd.paper.closed_form import relative_gaps
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_the_gap_is_zero_with_two_classes_and_positive_with_many(pairs) -> None:
 
 def test_distance_quality_orders_the_three_and_reports_the_gap(tiny, verdicts) -> None:
     attack = {"initial_constant": 2.0, "rate": 0.02, "steps": 60, "searches": 2}
-    finding = tiny("distance-quality", samples=60, attacked=30, one_by_one=1, attack=attack)
-    assert verdicts(finding)["closed form ≤ exact distance ≤ attack, for every pair"] == "holds"
-    gaps = finding.data["gap"]["cross-entropy"]["cifar10"]
+    result = tiny("distance-quality", samples=60, attacked=30, one_by_one=1, attack=attack)
+    assert verdicts(result)["closed form ≤ exact distance ≤ attack, for every pair"] == "holds"
+    gaps = result.data["gap"]["cross-entropy"]["cifar10"]
     assert 0 <= gaps["median"] <= gaps["p95"] <= gaps["maximum"] < 1
-    assert finding.data["largest difference of single and batched"] < 1e-4
+    assert result.data["largest difference of single and batched"] < 1e-4

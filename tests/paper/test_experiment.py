@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fdbd.paper import find, list_experiments
+from fdbd.paper import find, list_experiments, run
 
 NAMES = {
     *("table-cifar10", "table-imagenet", "table-vit", "table-densenet", "table-shaping", "table-regularization"),
@@ -47,7 +47,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kind = ", "no valid TOML"),
+        ("kind = ", "not valid TOML"),
         ('kind = "nonsense"\ntitle = "t"\nclaim = "c"', "kind is 'nonsense'"),
         ('kind = "theorem"\ntitle = "t"', "needs a text 'claim'"),
     ],
@@ -56,7 +56,7 @@ def test_a_file_with_a_mistake_is_refused_in_one_sentence(text: str, message: st
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        find(str(path))
+        run(str(path), tmp_path)
 
 
 def test_ones_own_file_is_an_experiment_like_any_other(tmp_path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from fdbd import cli
 from fdbd.paper import experiment as experiments
 from fdbd.paper import page, runner
-from fdbd.paper.finding import Finding, Table, check
-from fdbd.paper.kinds import run_kind
+from fdbd.paper.result import Result, check
+from fdbd.paper.table import Table
 
 FAST = ("proposition-1", "theorem-bound")
 
@@ -27,11 +27,15 @@ def quick(monkeypatch):
         "theorem-bound": {"sizes": [[4, 3]], "samples": 5, "tries": 10},
     }
 
-    def counted(experiment, say) -> Finding:
-        calls.append(experiment.name)
-        return run_kind(replace(experiment, settings={**experiment.settings, **few[experiment.name]}), say)
+    def counted(program):
+        def run(experiment, say) -> Result:
+            calls.append(experiment.name)
+            return program(replace(experiment, settings={**experiment.settings, **few[experiment.name]}), say)
 
-    monkeypatch.setattr(runner, "run_kind", counted)
+        return run
+
+    for kind in ("proposition-1", "theorem"):
+        monkeypatch.setitem(runner.PROGRAMS, kind, counted(runner.PROGRAMS[kind]))
     return calls
 
 
@@ -76,12 +80,14 @@ def test_new_features_in_the_package_make_old_results_stale(quick, tmp_path, mon
 
 
 def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_path, monkeypatch) -> None:
-    def without(experiment, say) -> Finding:
-        if experiment.name == "theorem-bound":
-            raise runner.MissingData("theorem-bound needs numbers: invent some")
-        return Finding(checks=[check("one is one", True, "1.")], tables=[Table("t", ["a"], [["1"]])])
+    def without(experiment, say) -> Result:
+        raise runner.MissingData("theorem-bound needs numbers: invent some")
 
-    monkeypatch.setattr(runner, "run_kind", without)
+    def trivial(experiment, say) -> Result:
+        return Result(checks=[check("one is one", True, "1.")], tables=[Table("t", ["a"], [["1"]])])
+
+    monkeypatch.setitem(runner.PROGRAMS, "theorem", without)
+    monkeypatch.setitem(runner.PROGRAMS, "proposition-1", trivial)
     records = runner.run_all(FAST, tmp_path, progress=False)
     assert [record["verdict"] for record in records] == ["holds", "not run"]
     assert not (tmp_path / "theorem-bound.json").exists()
@@ -120,11 +126,11 @@ def test_the_page_says_what_the_results_say(tmp_path, monkeypatch) -> None:
     target.parent.mkdir()
     for name in experiments.list_experiments():
         experiment = experiments.find(name)
-        finding = Finding(
+        result = Result(
             checks=[check("water is wet", name != "complexity", f"42 for {name}.")],
             tables=[Table("a title", ["a", "b"], [["1", "**2**"]])],
         )
-        record = {**finding.to_dict(experiment, 1.0), "verdict": "holds" if name != "complexity" else "0 of 1"}
+        record = result.record(experiment, 1.0)
         (results / f"{name}.json").write_text(json.dumps(record))
         (results / f"{name}.svg").write_text("<svg/>")
     monkeypatch.setattr("sys.argv", ["page", str(results), str(target)])

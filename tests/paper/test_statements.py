@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fdbd import Head
 from fdbd.core import geometry
 from fdbd.paper.divergence import kl, sides
-from fdbd.paper.etf import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
+from fdbd.paper.simplex import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
 from fdbd.paper.theorem import nearer_points
 
 

@@ -12,10 +12,10 @@ import fdbd
 from fdbd import FDBD, metrics
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.networks.classifier import Classifier
-from fdbd.paper import MissingData, subject
-from fdbd.paper.images import image_results, rotated
-from fdbd.paper.subject import Subject
-from fdbd.paper.tables import beats
+from fdbd.paper import MissingData, models
+from fdbd.paper.detector_tables import beats
+from fdbd.paper.image_detectors import image_results, rotated
+from fdbd.paper.models import EvaluatedModel
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def small_bundle(monkeypatch):
         statistics=whole.statistics,
         forward_seconds=1e-3,
     )
-    monkeypatch.setattr(subject, "load_bundle", lambda name: small)
-    monkeypatch.setattr(subject, "list_bundles", lambda: ["cifar10-ce"])
+    monkeypatch.setattr(models, "load_bundle", lambda name: small)
+    monkeypatch.setattr(models, "list_bundles", lambda: ["cifar10-ce"])
     return small
 
 
@@ -62,17 +62,17 @@ def test_the_regularisation_table_weighs_the_gain_against_its_error(small_bundle
 
 
 def test_a_model_that_the_package_lacks_is_one_line_that_says_how_to_train_it(small_bundle, tiny) -> None:
-    finding = tiny("table-regularization")
-    assert len(finding.missing) == 1
-    assert "no cifar10-supcon; `fdbd train zoo-supcon`" in finding.missing[0]
-    assert {row[0] for row in finding.tables[0].rows} == {"cross-entropy"}
+    result = tiny("table-regularization")
+    assert len(result.missing) == 1
+    assert "no cifar10-supcon; `fdbd train zoo-supcon`" in result.missing[0]
+    assert {row[0] for row in result.tables[0].rows} == {"cross-entropy"}
 
 
 def test_without_images_odin_says_so_and_the_other_rows_are_there(small_bundle, tiny, nowhere) -> None:
-    finding = tiny("table-cifar10")
-    assert any("odin on cross-entropy need images: cifar10" in line for line in finding.missing)
-    assert {row[1] for row in finding.tables[0].rows} == {"msp", "energy", "mds", "knn", "vim", "fdbd"}
-    assert any(item.statement.startswith("fdbd adds less than 1%") for item in finding.checks)
+    result = tiny("table-cifar10")
+    assert any("odin on cross-entropy need images: cifar10" in line for line in result.missing)
+    assert {row[1] for row in result.tables[0].rows} == {"msp", "energy", "mds", "knn", "vim", "fdbd"}
+    assert any(item.statement.startswith("fdbd adds less than 1%") for item in result.checks)
 
 
 def test_shaped_rows_have_both_definitions_of_the_mean(small_bundle, tiny) -> None:
@@ -100,10 +100,10 @@ def test_corrupted_images_that_are_missing_end_the_experiment_with_the_way_to_ge
     ],
 )
 def test_figures_come_with_a_table_and_decided_statements(name: str, statements: int, small_bundle, tiny) -> None:
-    finding = tiny(name)
-    assert len(finding.checks) == statements
-    assert finding.tables[0].rows
-    for axis in finding.figure.axes:
+    result = tiny(name)
+    assert len(result.checks) == statements
+    assert result.tables[0].rows
+    for axis in result.figure.axes:
         if axis.get_visible() and axis.has_data() and not axis.get_title():
             assert axis.get_xlabel()
 
@@ -149,7 +149,7 @@ def test_odin_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, mo
         }
     )
     results = image_results(
-        Subject("tiny", benchmark, {}, config), ["odin", "csi"], ["fdbd"], limit=20, say=lambda text: None
+        EvaluatedModel("tiny", benchmark, {}, config), ["odin", "csi"], ["fdbd"], limit=20, say=lambda text: None
     )
     assert [row.name for row in results.rows] == ["fdbd", "odin", "csi"]
     assert {len(row.id_scores) for row in results.rows} == {20}

@@ -13,17 +13,17 @@ from fdbd.core import geometry
 from fdbd.core.batch import Batch, Head
 from fdbd.detectors import KNN, MDS, Detector, ViM
 from fdbd.paper import plot
-from fdbd.paper.experiment import Experiment
-from fdbd.paper.finding import Finding, Table, check
-from fdbd.paper.kinds import Say
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.result import Result, check
+from fdbd.paper.table import Table
 
 ALL_PAIRS = "fDBD as printed, O(C + P)"
 FOLDED = "fDBD folded, O(P)"
 Curve = dict[str, list[float]]
 
 
-def complexity(experiment: Experiment, say: Say) -> Finding:
-    """Seconds a sample of each score stage, logits and predicted classes given, over C and over P; fitted slopes."""
+def complexity(experiment: Experiment, say: Say) -> Result:
+    """Seconds per sample of each score stage, logits and predicted classes given, over C and over P; fitted slopes."""
     settings = experiment.settings
     curves: dict[str, Curve] = {}
     for axis, sizes in (("C", settings["classes"]), ("P", settings["widths"])):
@@ -47,11 +47,11 @@ def complexity(experiment: Experiment, say: Say) -> Finding:
         f"P at C = {settings['fixed_classes']}; "
         f"KNN with {settings['bank']:,} training samples. Slopes of log time over log size, by least squares."
     )
-    finding = Finding(tables=[Table(experiment.title, columns, rows, [note])])
+    result = Result(tables=[Table(experiment.title, columns, rows, [note])])
     own, printed = slopes[FOLDED], slopes[ALL_PAIRS]
     last = {name: [curves[axis][name][-1] for axis in "CP"] for name in slopes}
     others = {name: min(a / b for a, b in zip(last[name], last[FOLDED])) for name in ("KNN", "MDS", "ViM")}
-    finding.checks = [
+    result.checks = [
         check(
             "The cost of fDBD grows at most linearly in C and in P",
             max(*printed.values(), own["P"]) < 1.2,
@@ -68,13 +68,13 @@ def complexity(experiment: Experiment, say: Say) -> Finding:
             ", ".join(f"{name} at least {value:.0f} times" for name, value in others.items()) + ".",
         ),
     ]
-    finding.data = {"sizes": grids, "seconds": curves, "slopes": slopes}
-    finding.figure = _figure(grids, curves, slopes, settings)
-    return finding
+    result.data = {"sizes": grids, "seconds": curves, "slopes": slopes}
+    result.figure = _figure(grids, curves, slopes, settings)
+    return result
 
 
 def costs(classes: int, width: int, settings: Any) -> dict[str, float]:
-    """Seconds a sample of each score stage at one size, on random features."""
+    """Seconds per sample of each score stage at one size, on random features."""
     generator = torch.Generator().manual_seed(0)
     head = Head(torch.randn(classes, width, generator=generator), torch.randn(classes, generator=generator))
     bank = torch.randn(max(settings["bank"], 2 * classes), width, generator=generator).relu()
@@ -108,7 +108,7 @@ def as_printed(
 
 
 def _seconds(score: Callable[[], Any], settings: Any) -> float:
-    """The fastest of several runs, a sample: what the machine's other work cannot shorten."""
+    """Seconds per sample in the fastest of several runs, since other work on the machine only adds time."""
     with torch.inference_mode():
         score()
         times: list[float] = []
@@ -139,9 +139,7 @@ def _figure(grids: Any, curves: Any, slopes: Any, settings: Any) -> Any:
         for colour, (name, seconds) in zip((plot.OUTSIDE, plot.INSIDE, *plot.COLOURS[1:]), curves[axis].items()):
             label = f"{name}: slope {slopes[name][axis]:.2f}"
             panel.loglog(grids[axis], [1e6 * value for value in seconds], marker="o", ms=4, color=colour, label=label)
-        panel.set_xlabel(labels[axis], fontsize=9)
-        panel.set_ylabel("µs a sample", fontsize=9)
         panel.grid(color="#eeeeee")
         panel.set_ylim(top=100 * 1e6 * max(max(part) for part in curves[axis].values()))  # room for the legend
-        panel.legend(fontsize=7, frameon=False)
+        plot.label(panel, labels[axis], "µs per sample", legend=7)
     return drawn

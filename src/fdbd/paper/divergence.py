@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fdbd.paper import plot
-from fdbd.paper.experiment import Experiment
-from fdbd.paper.finding import Finding, Table, check
-from fdbd.paper.kinds import Say
-from fdbd.paper.subject import main_subject, stand_ins, standing
-
-Floats = NDArray[np.float64]
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.models import Floats, load_models
+from fdbd.paper.result import Result, check
+from fdbd.paper.table import Table
 
 
 def kl(first: Floats, second: Floats) -> float:
@@ -29,26 +26,25 @@ def sides(inside: Floats, outside: Floats) -> tuple[float, float]:
     return marginal, kl(inside, outside) - kl(inside.sum(axis=1), outside.sum(axis=1))
 
 
-def proposition_kl(experiment: Experiment, say: Say) -> Finding:
+def proposition_kl(experiment: Experiment, say: Say) -> Result:
     """Random joint tables with and without equal x-marginals, and the features of the model."""
     settings = experiment.settings
     random = np.random.default_rng(settings["seed"])
     say("random joint distributions")
     equal = [_random_sides(random, True) for _ in range(settings["tables"])]
     unequal = [_random_sides(random, False) for _ in range(settings["tables"])]
-    subject, missing = main_subject(experiment, say)
+    (model, *_), result = load_models(experiment, say)
     say("joint histograms of the features")
-    measured = _of_features(standing(subject), settings["bins"])
-    finding = Finding(missing=missing, notes=stand_ins([subject]))
+    measured = _of_features(model.distances_and_deviations(), settings["bins"])
     rows = [
         [name, *(f"{value[key]:.3f}" for key in ("x", "y", "conditional", "ratio"))] for name, value in measured.items()
     ]
     columns = ["OOD set", "D of the deviation x", "D of the distance y", "D of y given x", "D of y/x"]
     note = f"Kullback-Leibler divergence of ID from OOD in nats, from histograms of {settings['bins']} quantile bins."
-    finding.tables = [Table(experiment.title, columns, rows, [note])]
+    result.tables = [Table(experiment.title, columns, rows, [note])]
     excess = [left - right for left, right in equal]
     violated = sum(left > right + 1e-12 for left, right in unequal)
-    finding.checks = [
+    result.checks = [
         check(
             "With equal marginals of x, D(f_y‖g_y) ≤ D(f_y|x‖g_y|x)",
             max(excess) <= 1e-12,
@@ -75,9 +71,9 @@ def proposition_kl(experiment: Experiment, say: Say) -> Finding:
             f"On {sum(v['ratio'] >= v['y'] for v in measured.values())} of {len(measured)} sets.",
         ),
     ]
-    finding.data = {"features": measured}
-    finding.figure = _figure(equal, unequal, measured)
-    return finding
+    result.data = {"features": measured}
+    result.figure = _figure(equal, unequal, measured)
+    return result
 
 
 def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float]:
@@ -123,7 +119,7 @@ def _of_features(found: dict[str, tuple[Floats, Floats]], bins: int) -> dict[str
 
 
 def _edges(first: Floats, second: Floats, bins: int) -> Floats:
-    """Edges at quantiles of both sides, each with the same say."""
+    """Edges at quantiles of both sides, each with the same weight."""
     grid = np.linspace(0, 1, 201)
     both = np.concatenate([np.quantile(first, grid), np.quantile(second, grid)])
     edges = np.quantile(both, np.linspace(0, 1, bins + 1))
@@ -142,10 +138,8 @@ def _figure(equal: Any, unequal: Any, measured: dict[str, dict[str, float]]) -> 
     axis.plot([1e-4, 30], [1e-4, 30], color="#888888", lw=1, ls="--")
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_xlabel("D of y given x, nats", fontsize=9)
-    axis.set_ylabel("D of y, nats", fontsize=9)
-    axis.set_title("random joint distributions (claim: below the line)", fontsize=9, loc="left")
-    axis.legend(fontsize=8, frameon=False)
+    title = "random joint distributions (claim: below the line)"
+    plot.label(axis, "D of y given x, nats", "D of y, nats", title, legend=8)
     axis = axes[0, 1]
     places = np.arange(len(measured))
     bars = (
@@ -158,7 +152,5 @@ def _figure(equal: Any, unequal: Any, measured: dict[str, dict[str, float]]) -> 
             places + 0.2 * (number - 1.5), [value[key] for value in measured.values()], 0.2, color=colour, label=label
         )
     axis.set_xticks(places, list(measured), fontsize=8, rotation=20)
-    axis.set_ylabel("D of ID from OOD, nats", fontsize=9)
-    axis.set_title("features of the model", fontsize=9, loc="left")
-    axis.legend(fontsize=8, frameon=False)
+    plot.label(axis, y="D of ID from OOD, nats", title="features of the model", legend=8)
     return drawn

@@ -1,11 +1,11 @@
-"""Experiments as small files: one TOML each, what is common first, then what a scale has of its own."""
+"""Experiments as small TOML files: entries common to all scales first, then one section per scale."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ else:
 FOLDER = Path(__file__).parent / "experiments"
 SCALES = ("small", "paper")
 
+Say = Callable[[str], None]
+"""Called with a few words on what is being done."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -25,12 +28,12 @@ class Experiment:
 
     Attributes:
         name: what `fdbd paper NAME` takes.
-        kind: which program runs it, a name of `fdbd.paper.kinds.KINDS`.
+        kind: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`.
         title: what it is.
         place: where it stands in the paper.
         claim: what the paper says, in our words.
-        scale: "small" or "paper".
-        settings: everything else of the file, the scale's own section merged in.
+        scale: one of `SCALES`.
+        settings: all other entries of the file, overridden by those of the scale's section.
         digest: SHA-256 of the file and the scale.
     """
 
@@ -55,7 +58,7 @@ def list_experiments() -> list[str]:
 
 
 def find(name: str, scale: str = "small") -> Experiment:
-    """The experiment of a name, or of the user's own .toml file.
+    """The experiment of that name, or the one in the user's own .toml file.
 
     >>> find("proposition-1").kind
     'proposition-1'
@@ -72,22 +75,14 @@ def find(name: str, scale: str = "small") -> Experiment:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
             raise ValueError(f"no experiment is called {name!r}; {hint}")
-    return _read(path, scale)
-
-
-def _read(path: Path, scale: str) -> Experiment:
-    from fdbd.paper.kinds import KINDS
-
     text = path.read_text(encoding="utf-8")
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is no valid TOML: {error}") from None
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
     for entry in ("kind", "title", "claim"):
         if not isinstance(values.get(entry), str):
             raise ValueError(f"{path} needs a text {entry!r}")
-    if values["kind"] not in KINDS:
-        raise ValueError(f"{path}: kind is {values['kind']!r}, expected one of {', '.join(KINDS)}")
     sections = {section: values.pop(section, {}) for section in SCALES}
     return Experiment(
         name=path.stem,

@@ -7,10 +7,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fdbd.paper.experiment import find, list_experiments
-from fdbd.paper.finding import Finding, Table, verdict_lines
+from fdbd.paper.result import Record, Result, verdict_lines
+from fdbd.paper.table import Table
 from fdbd.util.files import beside, write_text
 
 PAGE = Path("docs/paper.md")
@@ -19,15 +19,15 @@ RESULTS = Path("paper")
 FOLDER = Path(__file__).parent
 
 
-def summary(records: Sequence[dict[str, Any]]) -> str:
-    """README.md of a folder of results: one line an experiment."""
+def summary(records: Sequence[Record]) -> str:
+    """README.md of a folder of results: one line per experiment."""
     rows = [[_link(r), r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for r in records]
     lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
     missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
     return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])
 
 
-def render(records: Sequence[dict[str, Any]], figures: str = "paper") -> str:
+def render(records: Sequence[Record], figures: str = "paper") -> str:
     """The page, as Markdown; figures are looked for in the folder `figures` beside it."""
     rows = [[f"[`{r['name']}`](#{r['name']})", r["place"], r["verdict"]] for r in records]
     parts = [_text("introduction"), "## Overview\n"]
@@ -45,7 +45,7 @@ def render(records: Sequence[dict[str, Any]], figures: str = "paper") -> str:
     return "\n".join(parts)
 
 
-def _section(record: dict[str, Any], figures: str) -> str:
+def _section(record: Record, figures: str) -> str:
     lines = [f"## {record['name']}", "", f"{record['title']} ({record['place']}); `fdbd paper {record['name']}`.", ""]
     lines += [f"**The paper says**: {record['claim']}", "", f"**On our data**: {record['verdict']}.", ""]
     first = [note for note in record["notes"] if note.startswith("Stand-in")]
@@ -64,20 +64,19 @@ def _text(name: str) -> str:
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _link(record: dict[str, Any]) -> str:
+def _link(record: Record) -> str:
     return f"[{record['name']}]({record['name']}.md)" if record["checks"] else record["name"]
 
 
-def read(results: Path) -> list[dict[str, Any]]:
-    """The records of a folder, in the paper's order; of an experiment without results, one that says so."""
+def read(results: Path) -> list[Record]:
+    """The records of a folder, in the paper's order; an experiment without results has one that says so."""
     records = []
     for name in list_experiments():
         path = results / f"{name}.json"
         if path.is_file():
             records.append(json.loads(path.read_text(encoding="utf-8")))
         else:
-            finding = Finding(missing=[f"no results; run: fdbd paper {name}"])
-            records.append({**finding.to_dict(find(name), 0.0), "verdict": "not run"})
+            records.append(Result(missing=[f"no results; run: fdbd paper {name}"]).record(find(name), 0.0))
     if not any(record["checks"] for record in records):
         raise FileNotFoundError(f"{results} has no results; run: fdbd paper all --out {results}")
     return records

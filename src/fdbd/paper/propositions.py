@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from fdbd.paper import plot
-from fdbd.paper.etf import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
-from fdbd.paper.experiment import Experiment
-from fdbd.paper.finding import Finding, Table, check
-from fdbd.paper.kinds import Say
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.result import Check, Result, check
+from fdbd.paper.simplex import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
+from fdbd.paper.table import Table
 
 _FEWEST = 50  # points that an average takes
 
 
-def proposition_1(experiment: Experiment, say: Say) -> Finding:
+def proposition_1(experiment: Experiment, say: Say) -> Result:
     """The average boundary distance over a sphere grows with its radius."""
     settings = experiment.settings
     generator = torch.Generator().manual_seed(settings["seed"])
@@ -45,12 +45,10 @@ def proposition_1(experiment: Experiment, say: Say) -> Finding:
         values = [float(boundary_distance(r * sphere(count, width, generator), means, shift).mean()) for r in radii]
         biased.append((f"bias {bias:g} on one class", values))
     columns = ["C", "P", f"average at r = {radii[0]:g}", f"average at r = {radii[-1]:g}", "steps that rise"]
-    finding = Finding(
-        tables=[Table(experiment.title, columns, rows, ["Independent points at each radius; ‖μ_i‖ = 1."])]
-    )
+    result = Result(tables=[Table(experiment.title, columns, rows, ["Independent points at each radius; ‖μ_i‖ = 1."])])
     rising = all(b > a for _, values in curves for a, b in pairwise(values))
     falls = sum(b < a for _, values in biased for a, b in pairwise(values))
-    finding.checks = [
+    result.checks = [
         check("The average distance rises with the radius, for every C and P", rising, f"{len(curves)} settings."),
         check(
             "No direction is found along which the distance does not grow",
@@ -63,21 +61,19 @@ def proposition_1(experiment: Experiment, say: Say) -> Finding:
             f"{falls} falling steps.",
         ),
     ]
-    finding.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
-    finding.data = {"radii": radii, "model": dict(curves), "broken": dict(biased)}
+    result.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
+    result.data = {"radii": radii, "model": dict(curves), "broken": dict(biased)}
     drawn, axes = plot.figure(9, 3.3, 1, 2)
     for axis, lines, title in zip(
         axes[0], (curves, biased), ("the paper's model", f"with a bias (C = {classes}, P = {width})")
     ):
         for colour, (label, values) in zip((plot.INSIDE, *plot.COLOURS), lines):
             axis.plot(radii, values, marker="o", ms=3, color=colour, label=label)
-        axis.set_xlabel("r, distance from the mean, in units of ‖μ_i‖", fontsize=9)
-        axis.set_ylabel("average distance to the nearest boundary", fontsize=9)
-        axis.set_title(title, fontsize=9, loc="left")
-        axis.legend(fontsize=7, frameon=False)
+        x, y = "r, distance from the mean, in units of ‖μ_i‖", "average distance to the nearest boundary"
+        plot.label(axis, x, y, title, legend=7)
     axes[0, 0].set_yscale("log")
-    finding.figure = drawn
-    return finding
+    result.figure = drawn
+    return result
 
 
 def _smallest_growth(means: Tensor, count: int, generator: torch.Generator) -> float:
@@ -88,7 +84,7 @@ def _smallest_growth(means: Tensor, count: int, generator: torch.Generator) -> f
     return float((growth / (high - low).clamp_min(1e-12)).min())
 
 
-def proposition_2(experiment: Experiment, say: Say) -> Finding:
+def proposition_2(experiment: Experiment, say: Say) -> Result:
     """At equal radius, points of the dense region lie farther from the boundaries than points outside, on average."""
     settings = experiment.settings
     generator = torch.Generator().manual_seed(settings["seed"])
@@ -106,8 +102,8 @@ def proposition_2(experiment: Experiment, say: Say) -> Finding:
                         into.append({**case, "share": share, "place": place})
     say("twins among the class means")
     twins = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
-    finding = Finding(tables=[_order_table(held, broken, twins, experiment.title)])
-    finding.checks = [
+    result = Result(tables=[_order_table(held, broken, twins, experiment.title)])
+    result.checks = [
         _order_check("Where both regions are non-empty and classes are separated, ID averages are larger", held),
         _order_check("The order of the averages stays when dense regions reach over the boundaries", broken),
         check(
@@ -116,16 +112,16 @@ def proposition_2(experiment: Experiment, say: Say) -> Finding:
             f"In {sum(case['inside'] < case['outside'] for case in twins)} of {len(twins)} settings.",
         ),
     ]
-    finding.notes = [
+    result.notes = [
         "Defined only where |r − ‖μ_i‖| ≤ 2σ: elsewhere the sphere of radius r misses the dense region. The paper's "
         "range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
         "The paper's proof shows that the distance falls along each geodesic from a class mean; that orders the points "
         "of one geodesic, not the averages over regions whose geodesics differ in length. The averages are measured.",
         "Caps are sampled by their angle; no point of a cap is hit by chance from about 20 dimensions on.",
     ]
-    finding.data = {"separated": held, "overlapping": broken, "twins": twins}
-    finding.figure = _order_figure(held, broken, twins)
-    return finding
+    result.data = {"separated": held, "overlapping": broken, "twins": twins}
+    result.figure = _order_figure(held, broken, twins)
+    return result
 
 
 def _compare(
@@ -200,14 +196,12 @@ def _twins(
     }
 
 
-def _order_check(statement: str, cases: list[dict[str, Any]]) -> Any:
+def _order_check(statement: str, cases: list[dict[str, Any]]) -> Check:
     wrong = [case for case in cases if case["inside"] - case["outside"] < -2 * case["error"]]
     least = min(cases, key=lambda case: case["inside"] / case["outside"])
-    measured = (
-        f"{len(cases) - len(wrong)} of {len(cases)} settings; smallest ratio {least['inside'] / least['outside']:.3f} "
-    )
-    measured += f"(C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f})."
-    return check(statement, not wrong, measured)
+    where = f"C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f}"
+    ratio = f"smallest ratio {least['inside'] / least['outside']:.3f} ({where})"
+    return check(statement, not wrong, f"{len(cases) - len(wrong)} of {len(cases)} settings; {ratio}.")
 
 
 def _order_table(held: Any, broken: Any, twins: Any, title: str) -> Table:
@@ -237,7 +231,6 @@ def _order_figure(held: Any, broken: Any, twins: Any) -> Any:
     axis.plot(ends, ends, color="#888888", lw=1, ls="--", label="equal")
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_xlabel("average distance outside the dense region", fontsize=9)
-    axis.set_ylabel("average distance within the dense region", fontsize=9)
-    axis.legend(fontsize=8, frameon=False)
+    average = "average distance {} the dense region"
+    plot.label(axis, average.format("outside"), average.format("within"), legend=8)
     return drawn

@@ -1,4 +1,4 @@
-"""Running experiments: one, or all with one progress display; files of what is finished, kept for the next run."""
+"""Running experiments, one or all of them; what is finished is kept in files and not run again."""
 
 from __future__ import annotations
 
@@ -6,85 +6,108 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from fdbd.paper.experiment import Experiment, find
-from fdbd.paper.finding import Finding, verdict, write
-from fdbd.paper.kinds import Say, run_kind
-from fdbd.paper.subject import MissingData
+import fdbd
+from fdbd.bench import bundle
+from fdbd.networks.zoo import list_zoo, zoo_card
+from fdbd.paper import boundary_figures, propositions
+from fdbd.paper.closed_form import closed_form
+from fdbd.paper.complexity import complexity
+from fdbd.paper.detector_tables import detector_table
+from fdbd.paper.divergence import proposition_kl
+from fdbd.paper.domain_shift import domain_shift
+from fdbd.paper.experiment import Experiment, Say, find
+from fdbd.paper.models import MissingData
+from fdbd.paper.page import summary
+from fdbd.paper.result import Record, Result
+from fdbd.paper.theorem import theorem
 from fdbd.util.files import write_text
 
+PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
+    "detector-table": detector_table,
+    "domain-shift": domain_shift,
+    "overview": boundary_figures.overview,
+    "regularization": boundary_figures.regularization,
+    "deviation": boundary_figures.deviation,
+    "distances": boundary_figures.distances,
+    "nearest-k": boundary_figures.nearest_k,
+    "distance-quality": closed_form,
+    "theorem": theorem,
+    "proposition-1": propositions.proposition_1,
+    "proposition-2": propositions.proposition_2,
+    "proposition-kl": proposition_kl,
+    "complexity": complexity,
+}
+"""What runs an experiment, by the `kind` that its file gives."""
 
-def run(name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None) -> dict[str, Any]:
+
+def run(name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None) -> Record:
     """Run one experiment and write its files in `out`; returns what NAME.json holds.
 
     Raises:
         MissingData: when nothing of it can be run here.
     """
-    return _run(find(name, scale), Path(out), say)
+    return _run(_checked(name, scale), Path(out), say)
 
 
 def run_all(
     names: Sequence[str], out: str | Path = "paper", scale: str = "small", fresh: bool = False, progress: bool = True
-) -> list[dict[str, Any]]:
-    """Run experiments one after the other under one progress display; several also write README.md.
+) -> list[Record]:
+    """Run experiments one after the other under one progress display; with several, README.md lists them.
 
     A finished experiment is not run again while its file, the features and the version are the same; one that lacked
-    data is. What cannot be run at all is a record whose `missing` says why.
+    data is. What cannot be run at all has a record whose `missing` says why, and no files.
 
     Args:
         names: of experiments.
         out: folder of the results.
-        scale: "small" or "paper".
+        scale: one of `SCALES`.
         fresh: run everything again.
         progress: show the display.
     """
     folder = Path(out)
-    experiments = [find(name, scale) for name in names]
+    experiments = [_checked(name, scale) for name in names]
     records = []
     with _display(len(experiments), progress) as show:
         for number, experiment in enumerate(experiments):
             show(number, experiment.name)
+
+            def say(text: str, number: int = number, name: str = experiment.name) -> None:
+                show(number, f"{name}: {text}")
+
             record = None if fresh else _kept(experiment, folder)
             if record is None:
-                record = _run_or_say(experiment, folder, partial(_tell, show, number, experiment.name))
+                try:
+                    record = _run(experiment, folder, say)
+                except MissingData as error:
+                    record = Result(missing=[str(error)]).record(experiment, 0.0)
             records.append(record)
-    if len(records) > 1:
-        from fdbd.paper.page import summary
-
-        folder.mkdir(parents=True, exist_ok=True)
+    if len(records) > 1 and any(record["checks"] for record in records):
         write_text(folder / "README.md", summary(records))
     return records
 
 
-def _tell(show: Any, number: int, name: str, text: str) -> None:
-    show(number, f"{name}: {text}")
+def _checked(name: str, scale: str) -> Experiment:
+    experiment = find(name, scale)
+    if experiment.kind not in PROGRAMS:
+        raise ValueError(f"{name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
+    return experiment
 
 
-def _run(experiment: Experiment, folder: Path, say: Say) -> dict[str, Any]:
+def _run(experiment: Experiment, folder: Path, say: Say) -> Record:
     start = time.perf_counter()
-    finding = run_kind(experiment, say)
-    record = {**finding.to_dict(experiment, time.perf_counter() - start), "made_from": made_from(experiment)}
-    record["verdict"] = verdict(record)
-    write(finding, record, folder)
+    result = PROGRAMS[experiment.kind](experiment, say)
+    record = result.record(experiment, time.perf_counter() - start, made_from(experiment))
+    result.write(record, folder)
     return record
 
 
-def _run_or_say(experiment: Experiment, folder: Path, say: Say) -> dict[str, Any]:
+def _kept(experiment: Experiment, folder: Path) -> Record | None:
+    """The record of a finished run of the same experiment on the same features."""
     try:
-        return _run(experiment, folder, say)
-    except MissingData as error:
-        record = Finding(missing=[str(error)]).to_dict(experiment, 0.0)
-        return {**record, "verdict": "not run"}
-
-
-def _kept(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
-    """The record of a finished run of the same thing."""
-    try:
-        record: dict[str, Any] = json.loads((folder / f"{experiment.name}.json").read_text(encoding="utf-8"))
+        record: Record = json.loads((folder / f"{experiment.name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return record if record.get("made_from") == made_from(experiment) and not record.get("missing") else None
@@ -92,18 +115,14 @@ def _kept(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
 
 def made_from(experiment: Experiment) -> str:
     """A digest of what a result depends on: the experiment, the version, the features and weights in the package."""
-    from fdbd import __version__
-    from fdbd.bench import bundle
-    from fdbd.networks.zoo import list_zoo, zoo_card
-
-    digest = hashlib.sha256(f"{__version__} {experiment.digest}".encode())
+    digest = hashlib.sha256(f"{fdbd.__version__} {experiment.digest}".encode())
     for path in [*sorted(bundle.FOLDER.glob("*.safetensors")), *(zoo_card(name).path for name in list_zoo())]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def _display(total: int, enabled: bool) -> Iterator[Any]:
+def _display(total: int, enabled: bool) -> Iterator[Callable[[int, str], None]]:
     """One bar over the experiments, with what is being done beside it."""
     if not enabled:
         yield lambda done, text: None

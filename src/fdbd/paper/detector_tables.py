@@ -9,20 +9,21 @@ from typing import Any
 from fdbd.bench import Results
 from fdbd.bench.results import convention
 from fdbd.data.datasets import DatasetUnavailable
-from fdbd.detectors import Detector, create
+from fdbd.detectors import create
 from fdbd.metrics.comparison import compare, placements
 from fdbd.paper import plot
-from fdbd.paper.experiment import Experiment
-from fdbd.paper.finding import Check, Finding, Table, check, percent
-from fdbd.paper.kinds import Say
-from fdbd.paper.subject import Subject, stand_ins, subjects
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.image_detectors import image_results
+from fdbd.paper.models import EvaluatedModel, load_models
+from fdbd.paper.result import Check, Result, check
+from fdbd.paper.table import Table, percent
 
 
 @dataclass(frozen=True)
 class Part:
-    """The results of one model; `from_images` are those of the detectors that need them, on a part of the samples."""
+    """The results of one model; `from_images` are those of detectors that need images, on a part of the samples."""
 
-    subject: Subject
+    model: EvaluatedModel
     results: Results
     from_images: Results | None
 
@@ -30,83 +31,75 @@ class Part:
         return [self.results] if self.from_images is None else [self.results, self.from_images]
 
 
-def detector_table(experiment: Experiment, say: Say) -> Finding:
+def detector_table(experiment: Experiment, say: Say) -> Result:
     """Run the detectors of an experiment on each of its models."""
     settings = experiment.settings
-    found, missing = subjects(experiment, say)
-    parts = [_run(subject, settings, say, missing) for subject in found]
-    finding = Finding(missing=missing, notes=stand_ins(found))
-    finding.tables.append(_averages(parts, experiment))
+    models, result = load_models(experiment, say)
+    parts = [_run(model, settings, say, result.missing) for model in models]
+    result.tables.append(_averages(parts, experiment))
     for part in parts:
         for decide, entry in ((beats, "better"), (levels, "level")):
             for pair in settings.get(entry, []):
                 results = _results_with(part, pair)
                 if results is not None:
-                    finding.checks.append(decide(results, pair[0], pair[1], part.subject.title))
-        finding.checks += _cost(part, settings.get("cost_below"))
-        finding.checks += _chance(part, settings.get("near_chance", []))
-        finding.more += [(results.to_markdown(), results.to_latex()) for results in part.all()]
-    finding.checks += _across(parts, settings.get("improves_with"))
-    finding.notes.append(f"{convention('id')}.")
+                    result.checks.append(decide(results, pair[0], pair[1], part.model.title))
+        result.checks += _cost(part, settings.get("cost_below"))
+        result.checks += _chance(part, settings.get("near_chance", []))
+        result.more += [(results.to_markdown(), results.to_latex()) for results in part.all()]
+    result.checks += _across(parts, settings.get("improves_with"))
+    result.notes.append(f"{convention('id')}.")
     if any(part.from_images for part in parts):
-        finding.notes.append("† needs images: on a part of each set; its time includes the passes through the network.")
-    finding.data = {part.subject.title: [results.to_dict() for results in part.all()] for part in parts}
-    finding.figure = _figure(parts)
-    return finding
+        result.notes.append("† needs images: on a part of each set; its time includes the passes through the network.")
+    result.data = {part.model.title: [results.to_dict() for results in part.all()] for part in parts}
+    result.figure = _figure(parts)
+    return result
 
 
-def _run(subject: Subject, settings: Mapping[str, Any], say: Say, missing: list[str]) -> Part:
-    specs = subject.settings.get("detectors") or settings["detectors"]
-    say(f"{len(specs)} detectors on {subject.title}")
-    results = named_run(subject, specs)
-    wanted = subject.settings.get("images", [])
+def _run(model: EvaluatedModel, settings: Mapping[str, Any], say: Say, missing: list[str]) -> Part:
+    specs = model.settings.get("detectors") or settings["detectors"]
+    say(f"{len(specs)} detectors on {model.title}")
+    results = _run_named(model, specs)
+    wanted = model.settings.get("images", [])
     from_images = None
     if wanted:
-        from fdbd.paper.images import image_results
-
         try:
-            from_images = image_results(subject, wanted, ["fdbd"], settings["image_limit"], say)
+            from_images = image_results(model, wanted, ["fdbd"], settings["image_limit"], say)
         except (DatasetUnavailable, OSError) as error:
             reason = " ".join(str(error).split())
-            missing.append(f"{', '.join(wanted)} on {subject.title} need images: {reason}")
+            missing.append(f"{', '.join(wanted)} on {model.title} need images: {reason}")
     for row in results.failures:
-        missing.append(f"{row.name} on {subject.title} failed: {row.error}")
-    return Part(subject, results, from_images)
+        missing.append(f"{row.name} on {model.title} failed: {row.error}")
+    return Part(model, results, from_images)
 
 
-def named_run(subject: Subject, specs: Sequence[Any], latency: bool = True) -> Results:
-    """The benchmark's results for detectors that are names, or tables of name, options and the title of the row."""
+def _run_named(model: EvaluatedModel, specs: Sequence[Any]) -> Results:
+    """Results of detectors given by name, or by a table of name, options and the title of the row."""
     titles, detectors = [], []
     for spec in specs:
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         name = options.pop("name")
         titles.append(options.pop("title", name))
-        detectors.append(_create(name, options))
-    results = subject.benchmark.run(detectors, latency=latency, progress=False)
+        # TOML has no None.
+        detectors.append(create(name, **{key: None if value == "none" else value for key, value in options.items()}))
+    results = model.benchmark.run(detectors, progress=False)
     rows = [replace(row, name=title) for row, title in zip(results.rows, titles)]
     return Results(results.setting, rows, results.figures)
 
 
-def _create(name: str, options: dict[str, Any]) -> Detector:
-    if options.get("normalizer") == "none":  # TOML has no None
-        options = {**options, "normalizer": None}
-    return create(name, **options)
-
-
 def average(results: Results, name: str, metric: str) -> float:
-    """A metric of a row over all OOD sets."""
+    """A metric of a detector, averaged over all OOD sets."""
     row = results.row(name)
     return float(row.average(metric, list(results.setting.ood)))
 
 
 def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
-    columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs a sample", "of the forward pass"]
+    columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs per sample", "of the forward pass"]
     rows, notes = [], []
     for part in parts:
         setting = part.results.setting
         accuracy = "" if setting.accuracy is None else f", accuracy {percent(setting.accuracy)} %"
         notes.append(
-            f"{part.subject.title}: ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}; "
+            f"{part.model.title}: ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}; "
             f"fitted on {setting.num_train:,} samples."
         )
         for results, mark in zip(part.all(), ("", " †")):
@@ -118,7 +111,7 @@ def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
                 share = "" if seconds is None or not setting.forward_seconds else seconds / setting.forward_seconds
                 rows.append(
                     [
-                        part.subject.title,
+                        part.model.title,
                         row.name + mark,
                         f"**{auroc}**" if best else auroc,
                         fpr,
@@ -130,7 +123,7 @@ def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
 
 
 def _results_with(part: Part, pair: Sequence[str]) -> Results | None:
-    for results in part.all():
+    for results in reversed(part.all()):  # those from images first: both detectors on the same images
         if set(pair) <= {row.name for row in results.finished}:
             return results
     return None
@@ -179,8 +172,8 @@ def _cost(part: Part, below: float | None) -> list[Check]:
     if below is None or not forward or row is None or not row.latencies:
         return []
     seconds = row.latencies[-1].median
-    statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.subject.title})"
-    measured = f"{seconds * 1e6:.2g} µs a sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
+    statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.model.title})"
+    measured = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
     return [check(statement, seconds < below * forward, measured)]
 
 
@@ -188,7 +181,7 @@ def _chance(part: Part, names: Sequence[str]) -> list[Check]:
     checks = []
     for name in names:
         auroc = average(part.results, name, "auroc")
-        statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({part.subject.title})"
+        statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({part.model.title})"
         checks.append(check(statement, 0.4 < auroc < 0.6, f"AUROC {percent(auroc)}."))
     return checks
 
@@ -198,7 +191,7 @@ def _across(parts: Sequence[Part], name: str | None) -> list[Check]:
     if name is None or len(parts) < 2:
         return []
     values = [average(part.results, name, "auroc") for part in parts[:2]]
-    titles = [part.subject.title for part in parts[:2]]
+    titles = [part.model.title for part in parts[:2]]
     statement = f"{name} separates better on the {titles[1]} model than on the {titles[0]} model"
     return [check(statement, values[1] > values[0], f"AUROC {percent(values[1])} against {percent(values[0])}.")]
 
@@ -214,6 +207,6 @@ def _figure(parts: Sequence[Part]) -> Any:
         for axis, metric, label in zip(line, ("auroc", "fpr95"), ("AUROC, percent", "FPR95, percent")):
             values = [100 * average(results, row.name, metric) for results, row, _ in entries]
             plot.dots(axis, names, values, label, marks)
-            axis.set_title(f"{part.subject.title} (blue: fDBD)", fontsize=9, loc="left")
+            axis.set_title(f"{part.model.title} (blue: fDBD)", fontsize=9, loc="left")
         line[1].set_yticks(line[1].get_yticks(), [])
     return drawn

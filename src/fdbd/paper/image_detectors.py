@@ -16,37 +16,39 @@ from fdbd.detectors import CSI, ODIN, Detector
 from fdbd.detectors.base import fit_together
 from fdbd.metrics import evaluate
 from fdbd.networks.classifier import Classifier
-from fdbd.paper.kinds import Say
-from fdbd.paper.subject import Subject
+from fdbd.paper.experiment import Say
+from fdbd.paper.models import EvaluatedModel
 
 _BATCH = 128
 _TIMED = 32  # images of a timed batch
 Look = Callable[[Tensor], Batch]
-"""Images as the network takes them to what the detector reads."""
+"""From preprocessed images to what the detector reads."""
 
 
-def image_results(subject: Subject, names: list[str], compared: list[Detector | str], limit: int, say: Say) -> Results:
-    """Detectors of images, and beside them some that features suffice for, on a part of each set.
+def image_results(
+    model: EvaluatedModel, names: list[str], compared: list[Detector | str], limit: int, say: Say
+) -> Results:
+    """Detectors that need images, beside some that need only features, on the same part of each set.
 
     Args:
-        subject: model and data.
+        model: network and data.
         names: "odin" and "csi".
-        compared: detectors of features.
+        compared: detectors that need only features.
         limit: at most so many images of each set, and of the training set for CSI.
         say: told what is being done.
 
     Raises:
         DatasetUnavailable: where the images are not at hand.
     """
-    whole = subject.benchmark
+    whole = model.benchmark
     steps = {samples.name: -(-len(samples) // limit) for samples in (whole.test, *whole.ood)}
-    images = {samples.name: subject.images(samples, steps[samples.name]) for samples in (whole.test, *whole.ood)}
+    images = {samples.name: model.images(samples, steps[samples.name]) for samples in (whole.test, *whole.ood)}
     part = _part(whole, steps)
     results = part.run(compared, latency=False, progress=False)
     for name in names:
-        detector, look = _detector(subject, name, limit, say)
-        say(f"{name} on images of {subject.title}")
-        results.rows.append(_row(name, detector, look, images, subject))
+        detector, look = _detector(model, name, limit, say)
+        say(f"{name} on images of {model.title}")
+        results.rows.append(_row(name, detector, look, images, model))
     return results
 
 
@@ -72,12 +74,12 @@ def _every(labels: Tensor | None, step: int) -> Tensor | None:
     return None if labels is None else labels[::step]
 
 
-def _detector(subject: Subject, name: str, limit: int, say: Say) -> tuple[Detector, Look]:
-    classifier, preprocess = subject.network
+def _detector(model: EvaluatedModel, name: str, limit: int, say: Say) -> tuple[Detector, Look]:
+    classifier, preprocess = model.network
     if name == "odin":
         odin = ODIN(std=preprocess.std)
         fit_together(
-            [odin], [subject.benchmark.train.rows(slice(0, 2))], classifier.head
+            [odin], [model.benchmark.train.rows(slice(0, 2))], classifier.head
         )  # `fit` wants a Guard around it
         return odin, lambda inputs: odin.network_batch(inputs, classifier)
     if name != "csi":
@@ -87,8 +89,8 @@ def _detector(subject: Subject, name: str, limit: int, say: Say) -> tuple[Detect
     def look(inputs: Tensor) -> Batch:
         return rotated(inputs, classifier)
 
-    train = load(subject.config.train, "train", limit=limit)
-    return CSI().fit(list(_batches(train, subject, look)), classifier.head), look
+    train = load(model.config.train, "train", limit=limit)
+    return CSI().fit(list(_batches(train, model, look)), classifier.head), look
 
 
 @torch.no_grad()
@@ -98,29 +100,29 @@ def rotated(inputs: Tensor, classifier: Classifier) -> Batch:
     return turns[0]._replace(views=torch.stack([turn.features for turn in turns]))
 
 
-def _batches(images: Images, subject: Subject, look: Look) -> Iterator[Batch]:
-    preprocess = subject.network[1]
+def _batches(images: Images, model: EvaluatedModel, look: Look) -> Iterator[Batch]:
+    preprocess = model.network[1]
     for start in range(0, len(images), _BATCH):
         pixels = [images[row] for row in range(start, min(start + _BATCH, len(images)))]
         yield look(preprocess.normalise_all([preprocess.fit(image) for image in pixels]))
 
 
-def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], subject: Subject) -> Row:
+def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], model: EvaluatedModel) -> Row:
     scores = {
-        title: torch.cat([detector.score(batch).detach() for batch in _batches(part, subject, look)])
+        title: torch.cat([detector.score(batch).detach() for batch in _batches(part, model, look)])
         for title, part in images.items()
     }
-    inside = scores.pop(subject.benchmark.test.name)
+    inside = scores.pop(model.benchmark.test.name)
     evaluations = {
-        title: evaluate(inside, outside, positive=subject.benchmark.positive) for title, outside in scores.items()
+        title: evaluate(inside, outside, positive=model.benchmark.positive) for title, outside in scores.items()
     }
-    extra = _extra_seconds(detector, look, next(iter(images.values())), subject)
+    extra = _extra_seconds(detector, look, next(iter(images.values())), model)
     return Row(name, detector.paper, 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
 
 
-def _extra_seconds(detector: Detector, look: Look, images: Images, subject: Subject, repeats: int = 3) -> float:
-    """Seconds a sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
-    classifier, preprocess = subject.network
+def _extra_seconds(detector: Detector, look: Look, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:
+    """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
+    classifier, preprocess = model.network
     inputs = preprocess.normalise_all([preprocess.fit(images[row]) for row in range(min(_TIMED, len(images)))])
     plain, whole = [], []
     for _ in range(repeats):

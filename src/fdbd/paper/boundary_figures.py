@@ -1,0 +1,228 @@
+"""The paper's figures: where ID and OOD features lie with respect to the decision boundaries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fdbd.bench import FeatureSet
+from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.detectors import FDBD
+from fdbd.metrics import auroc
+from fdbd.paper import plot
+from fdbd.paper.detector_tables import average
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.models import load_models
+from fdbd.paper.result import Result, check
+from fdbd.paper.table import Table, percent
+from fdbd.report.figures import deviation_profile
+
+Floats = NDArray[np.float64]
+_BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
+
+
+def overview(experiment: Experiment, say: Say) -> Result:
+    """A sketch of the distances, and their average per sample on ID and OOD features."""
+    (model, *_), result = load_models(experiment, say)
+    say("distances to decision boundaries")
+    values = {name: distance for name, (distance, _) in model.distances_and_deviations().items()}
+    (name, inside), *outside = values.items()
+    rows = [
+        [title, f"{part.mean():.3f}", f"{np.median(part):.3f}", "" if title == name else percent(auroc(inside, part))]
+        for title, part in values.items()
+    ]
+    result.tables = [Table(experiment.title, ["set", "mean distance", "median", "AUROC against ID"], rows)]
+    for title, part in outside:
+        statement = f"{name} features lie farther from the boundaries than those of {title}"
+        measured = f"Mean distance {inside.mean():.3f} against {part.mean():.3f}."
+        result.checks.append(check(statement, bool(inside.mean() > part.mean()), measured))
+    result.figure, axes = plot.figure(9, 3.4, 1, 2)
+    _sketch(axes[0, 0])
+    plot.histograms(axes[0, 1], values)
+    plot.label(axes[0, 1], "average distance to the decision boundaries", "density", legend=8)
+    result.data = {title: {"mean": part.mean(), "std": part.std()} for title, part in values.items()}
+    return result
+
+
+def regularization(experiment: Experiment, say: Say) -> Result:
+    """Histograms of the average distance, and of the same divided by the deviation from the training mean."""
+    (model, *_), result = load_models(experiment, say)
+    say("plain and regularised distances")
+    found = model.distances_and_deviations()
+    plain = {name: distance for name, (distance, _) in found.items()}
+    divided = {name: distance / deviation for name, (distance, deviation) in found.items()}
+    name, *outside = found
+    rows, gains = [], []
+    for title in outside:
+        before, after = (auroc(part[name], part[title]) for part in (plain, divided))
+        overlaps = [_overlap(part[name], part[title]) for part in (plain, divided)]
+        rows.append([title, *map(percent, (before, after, *overlaps))])
+        gains.append(after - before)
+    columns = ["OOD set", "AUROC, plain", "AUROC, regularised", "overlap, plain", "overlap, regularised"]
+    result.tables = [Table(experiment.title, columns, rows, ["Overlap: shared area of the two histograms, percent."])]
+    statement = "Regularisation raises the AUROC on average over the OOD sets"
+    measured = f"By {100 * np.mean(gains):.2f} points; on {sum(g > 0 for g in gains)} of {len(gains)} sets."
+    result.checks = [check(statement, bool(np.mean(gains) > 0), measured)]
+    result.figure, axes = plot.figure(9, 3.2, 1, 2)
+    labels = ("average distance to the boundaries (avgDistDB)", "… divided by the deviation from the mean (regDistDB)")
+    for axis, values, label in zip(axes[0], (plain, divided), labels):
+        plot.histograms(axis, values)
+        plot.label(axis, label, "density")
+    plot.label(axes[0, 0], legend=8)
+    result.data = {"gains": dict(zip(outside, gains))}
+    return result
+
+
+def deviation(experiment: Experiment, say: Say) -> Result:
+    """Groups of equal deviation from the training mean: mean and spread of the average distance in each."""
+    (model, *_), result = load_models(experiment, say)
+    say("groups of equal deviation")
+    profile = result.data = deviation_profile(model.benchmark, experiment.settings["levels"])
+    rows = []
+    for part in profile["sets"]:
+        groups = zip(*(part[key] for key in ("count", "deviation", "mean", "std")))
+        for level, (count, where, mean, std) in enumerate(groups, start=1):
+            if mean is not None:
+                rows.append([part["name"], str(level), f"{where:.3g}", str(count), f"{mean:.3g}", f"{std**2:.3g}"])
+    columns = ["set", "level", "mean deviation", "samples", "mean distance", "variance"]
+    result.tables = [Table(experiment.title, columns, rows)]
+    for part in profile["sets"]:
+        means = [mean for mean in part["mean"] if mean is not None]
+        steps = sum(b > a for a, b in pairwise(means))
+        statement = f"The average distance grows with the deviation ({part['name']})"
+        measured = f"Rises in {steps} of {len(means) - 1} steps, from {means[0]:.3g} to {means[-1]:.3g}."
+        result.checks.append(check(statement, means[-1] > means[0] and 2 * steps > len(means) - 1, measured))
+    for part in profile["sets"][1:]:
+        overall, within = part["auroc"], part["auroc_by_level"]
+        if within:
+            statement = f"{part['name']} is better told from ID among samples of equal deviation"
+            measured = f"AUROC of the average distance {percent(within)} within levels, {percent(overall)} over all."
+            result.checks.append(check(statement, within > overall, measured))
+    result.figure, axes = plot.figure(7, 4)
+    axis = axes[0, 0]
+    for colour, part in zip((plot.INSIDE, *plot.COLOURS), profile["sets"]):
+        kept = [k for k, mean in enumerate(part["mean"]) if mean is not None]
+        x, y, spread = ([part[key][k] for k in kept] for key in ("deviation", "mean", "std"))
+        look = {"marker": "o", "ms": 4, "lw": 1.3, "capsize": 2, "elinewidth": 0.7}
+        axis.errorbar(x, y, spread, color=colour, label=part["name"], **look)
+    vertical = "average distance to the boundaries\n(mean ± standard deviation of the group)"
+    plot.label(axis, "deviation ‖z − μ‖ from the mean of the training features", vertical)
+    plot.label(axis, legend=8, title_fontsize=8)
+    axis.get_legend().set_title("first: ID")
+    return result
+
+
+def distances(experiment: Experiment, say: Say) -> Result:
+    """A histogram of the distance to the nearest boundary, to the second nearest, and so on."""
+    (model, *_), result = load_models(experiment, say)
+    say("ranked distances")
+    benchmark = model.benchmark
+    width = benchmark.head.num_classes - 1
+    ranks = list(range(0, width, experiment.settings["every"]))
+    ranked = {s.name: _distances_at(ranks, s, benchmark.head) for s in (benchmark.test, *benchmark.ood)}
+    name = benchmark.test.name
+    rows, wrong = [], []
+    for place, rank in enumerate(ranks):
+        means = {title: values[:, place].mean() for title, values in ranked.items()}
+        rows.append([str(rank + 1), *(f"{mean:.3f}" for mean in means.values())])
+        wrong += [f"{title} at rank {rank + 1}" for title, mean in means.items() if mean > means[name]]
+    result.tables = [Table(experiment.title, ["rank", *(f"mean, {title}" for title in ranked)], rows)]
+    total = len(ranks) * (len(ranked) - 1)
+    statement = f"At every rank {name} features lie farther from the boundary than OOD features, on average"
+    exceptions = f" Not {', '.join(wrong)}." if wrong else ""
+    measured = f"In {total - len(wrong)} of {total} pairs of rank and set.{exceptions}"
+    result.checks = [check(statement, not wrong, measured)]
+    columns = 3 if len(ranks) > 4 else len(ranks)
+    lines = -(-len(ranks) // columns)
+    result.figure, axes = plot.figure(9.5, 0.6 + 2.1 * lines, lines, columns)
+    for place, axis in enumerate(axes.flat):
+        axis.set_visible(place < len(ranks))
+        if place < len(ranks):
+            plot.histograms(axis, {title: values[:, place] for title, values in ranked.items()}, bins=30)
+            axis.set_title(f"rank {ranks[place] + 1} of {width}", fontsize=9)
+    for axis in axes[-1]:
+        plot.label(axis, "distance to the boundary")
+    for axis in axes[:, 0]:
+        plot.label(axis, y="density")
+    plot.label(axes[0, 0], legend=7)
+    return result
+
+
+def _distances_at(ranks: list[int], samples: FeatureSet, head: Head) -> Floats:
+    """(N, ranks) distances of a set, nearest first, at some ranks; in blocks, since all would be (N, C)."""
+    rows = max(1, _BLOCK_BYTES // (8 * head.num_classes))
+    parts = []
+    for start in range(0, len(samples), rows):
+        z = samples.rows(slice(start, start + rows)).features
+        parts.append(geometry.distances(z, head).nan_to_num(torch.inf).sort(dim=1).values[:, ranks].double())
+    return torch.cat(parts).numpy()
+
+
+def nearest_k(experiment: Experiment, say: Say) -> Result:
+    """FPR95 and AUROC of fDBD when only the k nearest boundaries are averaged."""
+    (model, *_), result = load_models(experiment, say)
+    last = model.benchmark.head.num_classes - 1
+    chosen = experiment.settings.get("ks") or list(range(1, last + 1))
+    ks = sorted({min(k, last) for k in chosen} | {last})
+    say(f"fdbd with {len(ks)} numbers of distances")
+    results = model.benchmark.run([FDBD(nearest=k) for k in ks], latency=False, progress=False)
+    values = {metric: [average(results, row.name, metric) for row in results.rows] for metric in ("auroc", "fpr95")}
+    result.data = {"k": ks, **values}
+    rows = [[str(k), percent(a), percent(f)] for k, a, f in zip(ks, values["auroc"], values["fpr95"])]
+    result.tables = [Table(experiment.title, ["k", "average AUROC ↑", "average FPR95 ↓"], rows)]
+    for metric, sign, label in (("auroc", 1, "AUROC"), ("fpr95", -1, "FPR95")):
+        first, end = values[metric][0], values[metric][-1]
+        better = sum(sign * b > sign * a for a, b in pairwise(values[metric]))
+        steps = f"better in {better} of {len(ks) - 1} steps."
+        measured = f"{percent(first)} at k = 1, {percent(end)} at k = {last}; {steps}"
+        statement = f"{label} is better with all distances than with the nearest alone"
+        result.checks.append(check(statement, sign * end > sign * first, measured))
+    best = ks[int(np.argmax(values["auroc"]))]
+    statement = "All distances are the best choice of k, in AUROC"
+    measured = f"Best at k = {best}: {percent(max(values['auroc']))} against {percent(values['auroc'][-1])}."
+    result.checks.append(check(statement, best == last, measured))
+    result.figure, axes = plot.figure(8.5, 3.2, 1, 2)
+    for axis, metric, label in zip(axes[0], ("auroc", "fpr95"), ("average AUROC, percent", "average FPR95, percent")):
+        axis.plot(ks, [100 * value for value in values[metric]], color=plot.INSIDE, marker="o", ms=4)
+        plot.label(axis, "k, the number of nearest boundaries averaged", label)
+        axis.grid(color="#eeeeee")
+        if last > 100:
+            axis.set_xscale("log")
+    return result
+
+
+def _overlap(first: Floats, second: Floats, bins: int = 60) -> float:
+    """Area that two histograms share."""
+    edges = np.histogram_bin_edges(np.concatenate([first, second]), bins)
+    counts = [np.histogram(part, edges)[0] / len(part) for part in (first, second)]
+    return float(np.minimum(*counts).sum())
+
+
+def _sketch(axis: Any) -> None:
+    """Three classes in the plane, a feature, and how far it must move to be classified as each of the others."""
+    head = Head(torch.tensor([[1.0, 0.2], [-0.7, 0.8], [-0.2, -1.0]]), torch.tensor([0.0, 0.1, 0.0]))
+    side = np.linspace(-2.4, 2.4, 150)
+    grid = torch.from_numpy(np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)).float()
+    region = head(grid).argmax(dim=1).reshape(150, 150).numpy()
+    axis.contourf(side, side, region, levels=[-0.5, 0.5, 1.5, 2.5], colors=["#dbe7f5", "#f7e3e6", "#e3efe8"])
+    axis.contour(side, side, region, levels=[0.5, 1.5], colors="#555555", linewidths=1)
+    z = torch.tensor([[1.3, 0.1]])
+    distance = geometry.distances(z, head)[0]
+    for c, place in ((1, (0.28, 0.78)), (2, (0.66, -0.95))):
+        normal = head.weight[c] - head.weight[0]
+        foot = z[0] + distance[c] * normal / normal.norm()
+        axis.annotate("", foot.tolist(), z[0].tolist(), arrowprops={"arrowstyle": "->", "color": "#333333"})
+        axis.text(*place, f"$D_f(z, {c + 1})$", fontsize=9)
+    axis.plot(*z[0].tolist(), "o", color=plot.INSIDE)
+    axis.text(1.4, 0.15, "z", fontsize=10)
+    for c, place in enumerate(((1.5, 1.6), (-1.9, 1.6), (-1.0, -2.0))):
+        axis.text(*place, f"class {c + 1}", fontsize=9, color="#555555")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_aspect("equal")
+    plot.label(axis, "feature space")

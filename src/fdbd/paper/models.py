@@ -1,0 +1,112 @@
+"""The models that an experiment evaluates: a network with its features on an ID set and on OOD sets."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fdbd import networks
+from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
+from fdbd.bench.assemble import model_of
+from fdbd.core import geometry
+from fdbd.data.datasets import DatasetUnavailable, Images, info, load
+from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.classifier import Classifier
+from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.result import Result
+
+Floats = NDArray[np.float64]
+_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in")
+
+
+class MissingData(RuntimeError):
+    """Nothing of an experiment can be run here. The message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """One model of an experiment; `settings` is its entry in the experiment's file."""
+
+    title: str
+    benchmark: Benchmark
+    settings: Mapping[str, Any]
+    config: Config
+
+    @cached_property
+    def network(self) -> tuple[Classifier, Preprocess]:
+        """The network and the preprocessing of its images."""
+        model, preprocess, _ = model_of(self.config)
+        return Classifier(model, self.config.head), preprocess or Preprocess.preset(info(self.config.id).preprocess)
+
+    def images(self, features: FeatureSet, step: int) -> Images:
+        """Every step-th image of a test set: row i belongs to row i · step of its features."""
+        limit = len(features) if self.config.limit is None else self.config.limit
+        names = (self.config.id, *self.config.ood)
+        name = next(each for each in names if features.name in (each, Path(each).stem))
+        return load(name, "test", limit=limit).subset(np.arange(0, len(features), step))
+
+    def distances_and_deviations(self) -> dict[str, tuple[Floats, Floats]]:
+        """For each set, the ID set first: average boundary distance and deviation from the training mean, (N,) each."""
+        benchmark, full = self.benchmark, self.benchmark.statistics
+        mean: Tensor = benchmark.train.features.double().mean(dim=0) if full is None else full.mean()
+        folded = geometry.Folded(benchmark.head, normalizer=None, dtype=torch.float64)
+        found = {}
+        for samples in (benchmark.test, *benchmark.ood):
+            z = samples.rows(slice(None)).features.double()
+            deviation = torch.linalg.vector_norm(z - mean, dim=1)
+            found[samples.name] = (folded.score(z, benchmark.head(z).argmax(dim=1)).numpy(), deviation.numpy())
+        return found
+
+
+def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel], Result]:
+    """The available models of an experiment, and a result that says what stands in for what and what is missing.
+
+    Raises:
+        MissingData: when no model is available.
+    """
+    models: list[EvaluatedModel] = []
+    result = Result()
+    for entry in experiment.settings["models"]:
+        say(f"loading {entry['title']}")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            model = _load(entry, result.missing)
+        if model is not None:
+            models.append(model)
+            result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
+        result.notes += [f"{entry['title']}: {warning.message}" for warning in caught]
+    if not models:
+        raise MissingData(f"{experiment.name} cannot be run here: {'; '.join(result.missing)}")
+    return models, result
+
+
+def _load(entry: Mapping[str, Any], missing: list[str]) -> EvaluatedModel | None:
+    title, bundle = entry["title"], entry.get("bundle")
+    if bundle is not None:
+        if bundle not in list_bundles() or bundle not in networks.list_zoo():
+            missing.append(
+                f"{title}: the package has no {bundle}; `{entry['train_with']}` trains such a model, and "
+                "`python -m fdbd.bench.make_bundle` writes the features of a model in the zoo"
+            )
+            return None
+        benchmark = load_bundle(bundle)
+        config = Config.from_dict({"model": f"zoo:{bundle}", "id": "cifar10", "ood": [s.name for s in benchmark.ood]})
+        return EvaluatedModel(title, benchmark, entry, config)
+    config = Config.from_dict({key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}, title)
+    if config.checkpoint is not None and not Path(config.checkpoint).is_file():
+        missing.append(f"{title}: no weights at {config.checkpoint}; run: {entry['train_with']}")
+        return None
+    try:
+        return EvaluatedModel(title, benchmark_of(config, say=missing.append), entry, config)
+    except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
+        missing.append(f"{title}: {' '.join(str(error).split())}")
+        return None
