@@ -184,6 +184,25 @@ def test_a_flat_imagenet_takes_labels_from_file_names(folders: tuple[Path, Path]
         load("imagenet", "train")
 
 
+def test_the_imagenet_sample_fits_on_other_photographs_than_it_tests(folders: tuple[Path, Path]) -> None:
+    write_images(folders[1] / "imagenet_val", [f"{c:03}_val_{n}.png" for c in (0, 7) for n in (1, 2, 3, 4)])
+    write_images(folders[1] / "imagenet", ["000_n01_tench.png", "007_n02_cock.png"])
+    train, test = (load("imagenet-sample", split) for split in ("train", "test"))
+    assert test.paths is not None and train.paths is not None
+    assert [path.name for path in test.paths] == ["000_val_3.png", "000_val_4.png", "007_val_3.png", "007_val_4.png"]
+    assert not set(train.paths) & set(test.paths)
+    assert train.labels is not None and train.labels.tolist() == [0, 0, 0, 7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("cock.png", "does not start with a class index"), ("009_a.png", "one photograph of class 9")]
+)
+def test_an_imagenet_sample_of_another_form_is_refused(folders: tuple[Path, Path], name: str, message: str) -> None:
+    write_images(folders[1] / "imagenet_val", ["000_a.png", "000_b.png", name])
+    with pytest.raises(DatasetUnavailable, match=message):
+        load("imagenet-sample", "test", download=False)
+
+
 def test_an_undecodable_file_is_an_image_error_only_when_it_is_read(tmp_path: Path) -> None:
     write_images(tmp_path, ["a.png"])
     (tmp_path / "b.png").write_bytes(b"nonsense")

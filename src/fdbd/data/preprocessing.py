@@ -177,6 +177,17 @@ PRESETS: dict[str, Preprocess] = {
     "cifar100": Preprocess(32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "cifar-imagenet-statistics": Preprocess(32, IMAGENET_MEAN, IMAGENET_STD),
     "imagenet": Preprocess(224, IMAGENET_MEAN, IMAGENET_STD, resize=256),
-    "efficientnet-lite0": Preprocess(224, (127.0,) * 3, (128.0,) * 3, crop="tf", interpolation="bicubic", scale=1.0),
+    "resnet50-caffe": Preprocess(224, (123.68, 116.779, 103.939), resize=256, scale=1.0),
+    "cifar10-densenet": Preprocess(32, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    **{
+        f"efficientnet-lite{number}": Preprocess(
+            size, (127.0,) * 3, (128.0,) * 3, crop="tf", interpolation="bicubic", scale=1.0
+        )
+        for number, size in enumerate((224, 240, 260))
+    },
 }
-"""Preprocessings by name. ``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints."""
+"""Preprocessings by name.
+
+``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints, ``cifar10-densenet`` of the public
+DenseNet-BC-100-12, ``resnet50-caffe`` of Caffe's and Keras' ResNet-50 (our network takes RGB; theirs took BGR).
+"""

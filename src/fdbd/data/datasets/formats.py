@@ -82,6 +82,38 @@ def from_folder(folder: str | Path, *, name: str | None = None, num_classes: int
     return Images(ImageFiles(paths), labels, classes=classes, name=name or folder.name, source=str(folder))
 
 
+def imagenet_sample(folder: Path, split: str) -> Images:
+    """A few photographs per class, with the class index first in each file's name: ``007_….jpg``.
+
+    The second half of each class in `folder` is the test split. The first half and, where it is there, everything in
+    the folder ``imagenet`` beside it are the train split, so that no photograph is in both.
+
+    Raises:
+        FormatError: when a name does not start with a class index, or a class has fewer than two photographs.
+    """
+    fitted, scored = _by_class(folder), []
+    for label, paths in fitted.items():
+        if len(paths) < 2:
+            raise FormatError(f"{folder} has one photograph of class {label}, expected at least two")
+        scored += paths[len(paths) // 2 :]
+        del paths[len(paths) // 2 :]
+    more = _by_class(folder.with_name("imagenet")) if folder.with_name("imagenet").is_dir() else {}
+    chosen = scored
+    if split == "train":
+        chosen = [path for label in sorted({*fitted, *more}) for path in (*fitted.get(label, ()), *more.get(label, ()))]
+    labels = [int(path.name[:3]) for path in chosen]
+    return Images(ImageFiles(chosen), labels, name="imagenet-sample", source=str(folder))
+
+
+def _by_class(folder: Path) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for path in list_images(folder):
+        if not re.match(r"\d{3}_", path.name):
+            raise FormatError(f"{path} does not start with a class index of three digits")
+        found.setdefault(int(path.name[:3]), []).append(path)
+    return found
+
+
 def from_list(list_file: str | Path, root: str | Path, *, name: str | None = None) -> Images:
     """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels of −1 throughout are no labels.
 

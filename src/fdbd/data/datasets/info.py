@@ -116,7 +116,11 @@ _ALL = (
         home="https://www.cs.toronto.edu/~kriz/cifar.html",
         how=f"put cifar-100-python/ from the home page {_FDBD_DATA}",
         preprocess="cifar100",
-        local=(("torchvision", "cifar-100-python"), ("torchvision", "cifar100/cifar-100-python")),
+        local=(
+            ("torchvision", "cifar-100-python"),
+            ("torchvision", "cifar100/cifar-100-python"),
+            ("npz", "ood32/cifar100.npz"),
+        ),
         torchvision="CIFAR100",
     ),
     DatasetInfo(
@@ -130,7 +134,7 @@ _ALL = (
         licence="non-commercial use only",
         home="http://ufldl.stanford.edu/housenumbers/",
         how=f"put {{split}}_32x32.mat from the home page {_FDBD_DATA}",
-        local=(("torchvision", "{split}_32x32.mat"),),
+        local=(("torchvision", "{split}_32x32.mat"), ("npz", "ood32/svhn_{split}.npz")),
         torchvision="SVHN",
     ),
     DatasetInfo(
@@ -306,6 +310,20 @@ _ALL = (
         how=f"put imagenet/train/WNID/ and imagenet/val/WNID/ {_FDBD_DATA} (needs registration on the home page)",
         preprocess="imagenet",
         local=(("folder", "imagenet/{split}"), ("folder", "ILSVRC2012/{split}"), ("folder", "imagenet")),
+    ),
+    DatasetInfo(
+        name="imagenet-sample",
+        title="ImageNet-1k, a few photographs per class",
+        counts={"train": 2_000, "test": 1_000},
+        num_classes=1000,
+        image_size="varies",
+        licence="non-commercial research, after registration",
+        home="https://www.image-net.org/",
+        how=f"put imagenet_val/CLASS_….jpg, two validation photographs per class, and imagenet/CLASS_….jpg, one more "
+        f"per class, {_FDBD_DATA} (CLASS is the class index with three digits); the second half of each class in "
+        "imagenet_val is the test split, the rest is the train split",
+        preprocess="imagenet",
+        local=(("imagenet-sample", "imagenet_val"),),
     ),
     *(
         DatasetInfo(

