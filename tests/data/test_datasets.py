@@ -188,10 +188,12 @@ def test_the_imagenet_sample_fits_on_other_photographs_than_it_tests(folders: tu
     write_images(folders[1] / "imagenet_val", [f"{c:03}_val_{n}.png" for c in (0, 7) for n in (1, 2, 3, 4)])
     write_images(folders[1] / "imagenet", ["000_n01_tench.png", "007_n02_cock.png"])
     train, test = (load("imagenet-sample", split) for split in ("train", "test"))
-    assert test.paths is not None and train.paths is not None
+    assert test.paths is not None
+    assert train.paths is not None
     assert [path.name for path in test.paths] == ["000_val_3.png", "000_val_4.png", "007_val_3.png", "007_val_4.png"]
     assert not set(train.paths) & set(test.paths)
-    assert train.labels is not None and train.labels.tolist() == [0, 0, 0, 7, 7, 7]
+    assert train.labels is not None
+    assert train.labels.tolist() == [0, 0, 0, 7, 7, 7]
 
 
 @pytest.mark.parametrize(

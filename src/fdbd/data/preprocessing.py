@@ -188,6 +188,6 @@ PRESETS: dict[str, Preprocess] = {
 }
 """Preprocessings by name.
 
-``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints, ``cifar10-densenet`` of the public
-DenseNet-BC-100-12, ``resnet50-caffe`` of Caffe's and Keras' ResNet-50 (our network takes RGB; theirs took BGR).
+``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints, ``cifar10-densenet`` of the
+public DenseNet-BC-100-12, ``resnet50-caffe`` of Caffe's and Keras' ResNet-50 (our network takes RGB; theirs took BGR).
 """

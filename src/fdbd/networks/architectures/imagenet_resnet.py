@@ -38,7 +38,9 @@ class ImageNetResNet50(ResNet):
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         for stage in (self.layer2, self.layer3, self.layer4):
-            stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+            first = stage[0]
+            assert isinstance(first, Bottleneck)
+            first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = _EPS
