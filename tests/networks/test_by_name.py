@@ -104,7 +104,7 @@ def test_a_file_does_not_choose_what_code_runs(here: Path) -> None:
         model_by_name("mine:trained", named_by="bench.toml", trust=True)
 
 
-@pytest.mark.parametrize("name", ["cifar10-ce", "model.pt2"])
+@pytest.mark.parametrize("name", ["cifar10-ce", "public:resnet50", "model.pt2"])
 def test_a_model_with_weights_of_its_own_takes_no_checkpoint(name: str, here: Path) -> None:
     save_file({"a": torch.zeros(1)}, here / "w.safetensors")
     with pytest.raises(ValueError, match="has its own weights"):

@@ -9,17 +9,21 @@ import typer
 
 
 def data(
-    name: Annotated[str | None, typer.Argument(help="A dataset; left out, all are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A dataset, or public:NETWORK for its weights; left out, all are listed.")
+    ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     verify: Annotated[bool, typer.Option("--verify", help="Compare what is here with the known SHA-256 sums.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List datasets, or fetch one into the cache.
+    """List datasets, or fetch one, or the weights of a public network, into the cache.
 
-    Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`
+    Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`, `fdbd data public:resnet50`
     """
     if name is None:
         _list(as_json)
+    elif name.startswith("public:"):
+        _fetch_network(name, as_json)
     elif verify:
         _verify(name, split, as_json)
     else:
@@ -71,6 +75,16 @@ def _fetch(name: str, split: str, as_json: bool) -> None:
         images = load(name, split, progress=progress)
     found = {"name": images.name, "split": split, "images": len(images), "source": images.source}
     typer.echo(json.dumps(found) if as_json else f"{images.name} {split}: {len(images):,} images from {images.source}")
+
+
+def _fetch_network(name: str, as_json: bool) -> None:
+    """Building the network fetches its weights and compares them with their SHA-256."""
+    from fdbd.networks.public import public_network
+
+    network = public_network(name.removeprefix("public:"))
+    network.build()
+    found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
+    typer.echo(json.dumps(found) if as_json else f"{name}: {network.file} from {network.source}")
 
 
 def _verify(name: str, split: str, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from fdbd.data.datasets import info
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.checkpoint import read_weights
 from fdbd.networks.find_head import find_heads
+from fdbd.networks.public import public_network
 from fdbd.networks.published_weights import Published, find_published
 from fdbd.networks.registry import create, list_models
 from fdbd.networks.torch_export import load_exported
@@ -56,10 +57,11 @@ def model_by_name(
     """The model that a name stands for, with weights: the same in every command, config and guard file.
 
     Args:
-        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``timm:NAME`` or ``torchvision:NAME``, or such a name alone, with
-            its published weights (torchvision's ``NAME.WEIGHTS`` chooses among several); one of
-            `fdbd.models.list_models()`; ``package.module:factory``, also from the current folder, whose factory may
-            bring its own weights; or a ``.pt2`` file of `torch.export`.
+        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of `fdbd.networks.public.list_public()`;
+            ``timm:NAME`` or ``torchvision:NAME``, or such a name alone, with its published weights (torchvision's
+            ``NAME.WEIGHTS`` chooses among several); one of `fdbd.models.list_models()`;
+            ``package.module:factory``, also from the current folder, whose factory may bring its own weights; or a
+            ``.pt2`` file of `torch.export`.
         checkpoint: weights, as `fdbd.models.load_checkpoint` reads them (never unpickled), as the path stands or below
             a folder of ``FDBD_DATA``.
         num_classes: C; None: as the checkpoint or the published weights have it.
@@ -101,7 +103,7 @@ def model_by_name(
 def runs_code(name: str) -> bool:
     """Whether building the model runs code that its name chooses: a factory, or a ``.pt2`` file."""
     source, _, rest = name.partition(":")
-    return is_export(name) or (bool(rest) and source not in ("zoo", "timm", "torchvision"))
+    return is_export(name) or (bool(rest) and source not in ("zoo", "public", "timm", "torchvision"))
 
 
 def is_export(name: str) -> bool:
@@ -132,13 +134,18 @@ class _Found:
 
 def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bool) -> _Found:
     zoo_name = name.removeprefix("zoo:")
-    is_zoo = name.startswith("zoo:") or name in list_zoo()
-    if (is_zoo or is_export(name)) and checkpoint is not None:
+    is_zoo, is_public = name.startswith("zoo:") or name in list_zoo(), name.startswith("public:")
+    if (is_zoo or is_public or is_export(name)) and checkpoint is not None:
         raise ValueError(f"{zoo_name} has its own weights: leave the checkpoint out")
     if is_zoo:
         card = zoo_card(zoo_name)
         weights = f"{zoo_name} of the zoo ({card.recipe}, seed {card.seed})"
         return _Found(zoo(zoo_name), weights, card.num_classes, card.preprocess, info(card.dataset).classes)
+    if is_public:
+        network = public_network(name.removeprefix("public:"))
+        about, classes = info(network.dataset), info(network.dataset).classes
+        preprocess = Preprocess.preset(network.preprocess)
+        return _Found(network.build(), f"{network.title} from {network.source}", about.num_classes, preprocess, classes)
     if is_export(name):
         return _Found(load_exported(name, trust=trust), f"{name}, a torch.export file")
     published = None if name in list_models() or runs_code(name) else find_published(name)
