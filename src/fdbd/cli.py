@@ -26,7 +26,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _options(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
     if version:
-        from fdbd import __version__
+        from fdbd.util.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit

@@ -283,7 +283,7 @@ def convention(positive: str) -> str:
 
 def machine() -> dict[str, Any]:
     """What the timings were taken on."""
-    from fdbd import __version__
+    from fdbd.util.version import __version__
 
     return {
         "python": platform.python_version(),

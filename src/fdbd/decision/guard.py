@@ -370,7 +370,7 @@ class Guard(nn.Module):
         """Write detector, threshold and the head's fingerprint as one safetensors file; the model is not in it."""
         self.detector._require_fitted()
         self.detector.require_name()
-        from fdbd import __version__
+        from fdbd.util.version import __version__
 
         tensors = {f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()}
         if self.threshold is not None:

@@ -222,7 +222,7 @@ def _strip(model: Any) -> None:
 
 
 def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, str]:
-    from fdbd import __version__
+    from fdbd.util.version import __version__
 
     threshold = _threshold(guard)
     description = {

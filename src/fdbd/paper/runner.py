@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import fdbd
 from fdbd.bench import bundle
 from fdbd.networks.zoo import list_zoo, zoo_card
 from fdbd.paper import boundary_figures, propositions
@@ -24,6 +23,7 @@ from fdbd.paper.page import summary
 from fdbd.paper.result import Record, Result
 from fdbd.paper.theorem import theorem
 from fdbd.util.files import write_text
+from fdbd.util.version import __version__
 
 PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
     "detector-table": detector_table,
@@ -115,7 +115,7 @@ def _kept(experiment: Experiment, folder: Path) -> Record | None:
 
 def made_from(experiment: Experiment) -> str:
     """A digest of what a result depends on: the experiment, the version, the features and weights in the package."""
-    digest = hashlib.sha256(f"{fdbd.__version__} {experiment.digest}".encode())
+    digest = hashlib.sha256(f"{__version__} {experiment.digest}".encode())
     for path in [*sorted(bundle.FOLDER.glob("*.safetensors")), *(zoo_card(name).path for name in list_zoo())]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -1,0 +1,26 @@
+"""`import fdbd` costs little: what a program does not use is not imported."""
+
+import subprocess
+import sys
+
+import fdbd
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, fdbd, fdbd.cli; assert not {'torch', 'sklearn', 'ray', 'torchvision'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_first_detector_imports_neither_torchvision_nor_scikit_learn() -> None:
+    code = "import sys, fdbd; fdbd.Guard; assert not {'torchvision', 'sklearn', 'ray', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in fdbd.__all__:
+        assert getattr(fdbd, name) is not None
+        assert name in dir(fdbd)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(fdbd, "no_such_name")
