@@ -1,0 +1,139 @@
+"""`make architecture`: the rooms of the library from the ground up, with their modules and lines, and who imports whom.
+
+Prints the table and writes docs/architecture.md and docs/architecture.svg from the code, so that the page cannot lie:
+tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms below it, is the
+import-linter contract in pyproject.toml, from which the order of the rooms is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import grimp
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "fdbd"
+ROW, WIDTH, LEFT, TOP = 34, 760, 250, 24
+
+
+class Room(NamedTuple):
+    """One layer: a package such as `fdbd.core`, or a module at the top such as `fdbd.cli`."""
+
+    name: str
+    what: str
+    """The first sentence of its docstring."""
+    modules: tuple[str, ...]
+    lines: int
+    imports: tuple[str, ...]
+    """Rooms that it imports from, from the ground up."""
+
+
+def rooms() -> list[Room]:
+    """All rooms, from the ground up."""
+    names = [name for layer in reversed(_layers()) for name in layer]
+    graph = grimp.build_graph("fdbd", include_external_packages=False, cache_dir=None)
+    found = []
+    for name in names:
+        room = f"fdbd.{name}"
+        modules = sorted(module for module in graph.modules if module == room or module.startswith(f"{room}."))
+        targets = {target for module in modules for target in graph.find_modules_directly_imported_by(module)}
+        imports = tuple(
+            other for other in names if other != name and any(_inside(target, f"fdbd.{other}") for target in targets)
+        )
+        lines = sum(len(_source(module).read_text(encoding="utf-8").splitlines()) for module in modules)
+        short = tuple(module.removeprefix(f"{room}.") for module in modules if module != room)
+        found.append(Room(name, _sentence(_source(room)), short, lines, imports))
+    return found
+
+
+def page(found: list[Room]) -> str:
+    """docs/architecture.md."""
+    total = sum(room.lines for room in found)
+    rows = [
+        f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} | {room.lines:,} |" for room in reversed(found)
+    ]
+    return "\n".join(
+        [
+            "# The rooms of the library",
+            "",
+            "Written by `make architecture` from the code. A room imports only from rooms below it; `make lint` checks it.",
+            "",
+            "![Rooms and their imports](architecture.svg)",
+            "",
+            "| room | what is in it | modules | lines |",
+            "|---|---|---|---:|",
+            *rows,
+            f"| | | {sum(max(1, len(room.modules)) for room in found)} modules | {total:,} |",
+            "",
+        ]
+    )
+
+
+def drawing(found: list[Room]) -> str:
+    """docs/architecture.svg: one row per room, an arc for each import, to the left of the names."""
+    place = {room.name: TOP + ROW * index for index, room in enumerate(reversed(found))}
+    arcs, boxes = [], []
+    for room in found:
+        y = place[room.name]
+        for other in room.imports:
+            z = place[other]
+            bend = LEFT - 12 - min(200, 26 * (abs(z - y) // ROW))
+            arcs.append(f'<path d="M{LEFT} {y + 11} C{bend} {y + 11} {bend} {z + 11} {LEFT} {z + 11}"/>')
+        boxes.append(
+            f'<rect x="{LEFT}" y="{y}" width="110" height="22" rx="4"/>'
+            f'<text x="{LEFT + 8}" y="{y + 15}">{room.name}</text>'
+            f'<text class="what" x="{LEFT + 122}" y="{y + 15}">{len(room.modules) or 1} modules, {room.lines:,} lines</text>'
+        )
+    height = TOP + ROW * len(found)
+    style = (
+        "path{fill:none;stroke:#4477aa;stroke-opacity:.45}rect{fill:#e8eef5;stroke:#4477aa}"
+        "text{font:13px sans-serif;fill:#1b1f24}.what{fill:#57606a}"
+    )
+    title = escape("Rooms of fdbd: each imports only from rooms below it")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH - 200} {height}" role="img"><title>{title}</title>'
+        f"<style>{style}</style>" + "".join(arcs) + "".join(boxes) + "</svg>\n"
+    )
+
+
+def _layers() -> list[list[str]]:
+    """The layers of the contract, the highest first; rooms beside each other are joined by `|` there."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in layers]
+
+
+def _inside(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def _source(module: str) -> Path:
+    path = PACKAGE.joinpath(*module.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _sentence(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").split('"""')[1]
+    return " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
+
+
+def main() -> None:
+    found = rooms()
+    for room in reversed(found):
+        print(f"{room.name:<10} {room.lines:>6,} lines  {', '.join(room.modules) or '-'}")
+    print(f"{'in all':<10} {sum(room.lines for room in found):>6,} lines")
+    (ROOT / "docs" / "architecture.md").write_text(page(found), encoding="utf-8")
+    (ROOT / "docs" / "architecture.svg").write_text(drawing(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
