@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 _ELSEWHERE = {"Benchmark": "fdbd.bench", "Monitor": "fdbd.deploy.monitor"}
 _ROOMS = [
     "bench",
+    "core",
     "data",
+    "decision",
     "deploy",
+    "detectors",
+    "fitting",
     "geometry",
     "jobs",
+    "kernels",
     "metrics",
     "models",
     "networks",
