@@ -50,6 +50,8 @@ class Detector(Configured):
     """Whether fitting needs Batch.labels."""
     needs_network: ClassVar[bool] = False
     """Whether the score needs the network's gradient or inner layers, so that only a Guard can give it."""
+    fits_on_heldout: ClassVar[bool] = False
+    """Whether it learns from data that the network was not trained on, so that training data mislead it."""
     one_pass: ClassVar[bool] = False
     """Whether `passes` asks for at most one statistic; a Guard sets features aside on disk for all others."""
     head_weight: Tensor

@@ -158,7 +158,7 @@ class Ensemble(Detector):
                     continue
             if not asked:
                 return
-            together = yield _Together([statistic for _, statistic in asked])
+            together = yield Together([statistic for _, statistic in asked])
             running = [(program, statistic) for (program, _), statistic in zip(asked, together.statistics)]
 
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
@@ -219,7 +219,7 @@ class Ensemble(Detector):
         return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
 
 
-class _Together:
+class Together:
     """The statistics that several members ask for in the same pass."""
 
     def __init__(self, statistics: list[Any]) -> None:

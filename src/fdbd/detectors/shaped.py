@@ -97,6 +97,10 @@ class Shaped(Detector):
         return self.detector.one_pass and not self.shaping.learns
 
     @property
+    def fits_on_heldout(self) -> bool:  # type: ignore[override]
+        return self.detector.fits_on_heldout
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Inner layers that the detector reads, which are not shaped."""
         return tuple(getattr(self.detector, "layers", ()))

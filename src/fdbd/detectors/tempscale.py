@@ -33,6 +33,7 @@ class TemperatureScaling(SoftmaxDetector):
     name = "tempscale"
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
     needs_labels = True
+    fits_on_heldout = True
     one_pass = False
     has_temperature = True
     temperature: Tensor

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fdbd.bench import Benchmark, FeatureSet, Results, Row
-from fdbd.bench.latency import Latency
 from fdbd.core.batch import Batch
 from fdbd.data.datasets import Images, load
 from fdbd.detectors import CSI, ODIN, Detector
@@ -18,6 +17,7 @@ from fdbd.metrics import evaluate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Say
 from fdbd.paper.models import EvaluatedModel
+from fdbd.results.rows import Latency
 
 _BATCH = 128
 _TIMED = 32  # images of a timed batch
@@ -65,7 +65,7 @@ def _part(whole: Benchmark, steps: dict[str, int]) -> Benchmark:
         groups=whole.groups,
         title=f"{whole.title}, a part of the images",
         statistics=whole.statistics,
-        forward_seconds=whole.forward_seconds,
+        forward=whole.forward,
         positive=whole.positive,
     )
 
@@ -117,7 +117,7 @@ def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], m
         title: evaluate(inside, outside, positive=model.benchmark.positive) for title, outside in scores.items()
     }
     extra = _extra_seconds(detector, look, next(iter(images.values())), model)
-    return Row(name, detector.paper, 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
+    return Row(name, str(detector.paper), 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
 
 
 def _extra_seconds(detector: Detector, look: Look, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:
