@@ -19,7 +19,7 @@ from typing_extensions import Self
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head, as_tensor
 from fdbd.core.configuration import Configured, NotFittedError, Paper, Passes, from_config
-from fdbd.fitting.statistics import Bank, Count, NonFiniteRow, check_finite
+from fdbd.fitting.statistics import Count, NonFiniteRow, check_finite
 
 __all__ = ["Configured", "Detector", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
 
@@ -339,9 +339,6 @@ def fit_together(
         nonlocal source
         batches = source if source is not None else first.another_pass([type(detector).__name__ for detector in asking])
         source = None
-        for statistic in statistics:
-            if isinstance(statistic, Bank):
-                statistic.may_borrow = isinstance(data, (list, tuple))  # batches of a loader may share their memory
         update_all(statistics, batches, head, asking)
         return statistics if combine is None else [combine(statistic) for statistic in statistics]
 

@@ -1,8 +1,7 @@
 """Softmax's sums, and the detectors that are functions of them.
 
-A CPU kernel reads the logits once. Where it cannot (gradients, other devices, exported graphs), torch does the same: no
-exponential underflows, which takes libraries ten times as long; rows of few classes lie in memory by class, so that
-sums run over many samples at once; and new (N, C) tensors are few, since each costs a fetch of fresh pages.
+No exponential underflows, since subnormal numbers take processors ten times as long; and rows of few classes lie in
+memory by class, so that sums run over many samples at once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fdbd import kernels
 from fdbd.core.batch import Batch
 from fdbd.detectors.base import Detector, closes_itself
 
@@ -53,13 +51,8 @@ class SoftmaxDetector(Detector):
         prepared = self.prepare(batch)
         assert prepared.logits is not None
         temperature = self.temperature if self.has_temperature else 1.0
-        found = kernels.softmax_sums(prepared.logits, temperature, self.largest_alone)
-        if found is None:
-            scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone))
-            return self._fail_closed(batch, prepared, scores)
-        sums, is_clean = found
-        scores = self.of_sums(Sums(*sums))
-        return scores if is_clean else self._fail_closed(batch, prepared, scores)
+        scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone))
+        return self._fail_closed(batch, prepared, scores)
 
 
 def softmax_sums(logits: Tensor, temperature: float | Tensor = 1.0, largest_alone: bool = False) -> Sums:
@@ -86,9 +79,5 @@ def bound_(exponents: Tensor) -> Tensor:
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """(N,) log Σ_c exp(logits_c); NaN where a logit is not finite."""
-    found = kernels.softmax_sums(logits)
-    if found is None:
-        return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
-    largest, total, _ = found[0]
-    return total.log_().add_(largest)
+    """(N,) log Σ_c exp(logits_c)."""
+    return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)

@@ -17,10 +17,8 @@ from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import Configured, NotFittedError, Paper, Passes
-from fdbd.fitting.statistics import Histogram
-from fdbd.kernels.counting import count_feature_bits
-from fdbd.kernels.dispatch import fits_kernel, tracing
-from fdbd.kernels.pruning import keep_between, keep_from
+from fdbd.fitting.statistics import Histogram, ordered_bits
+from fdbd.util.torch_compat import is_plain, tracing
 
 ASH_PAPER = Paper(
     "Extremely Simple Activation Shaping for Out-of-Distribution Detection", "Djurisic et al.", "ICLR", 2023
@@ -137,15 +135,9 @@ class VRA(Shaping):
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
         self.set(alpha=alpha, beta=beta)
 
-    def warm_up(self) -> None:
-        one = torch.zeros(1, dtype=self.fit_dtype)
-        keep_between(one[None], one, one)
-
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = self._fitted("alpha").to(features.device), self._fitted("beta").to(features.device)
-        if fits_kernel(features, alpha, beta):
-            return keep_between(features, alpha, beta)
-        return torch.where(features < alpha, 0, torch.minimum(features, beta))
+        return torch.minimum(features, beta).masked_fill(features < alpha, 0)
 
 
 class _TopShare(Shaping):
@@ -154,9 +146,6 @@ class _TopShare(Shaping):
     def __init__(self, percentile: float) -> None:
         super().__init__()
         self.percentile = _percent("percentile", percentile)
-
-    def warm_up(self) -> None:
-        self(torch.zeros(1, 2, dtype=self.fit_dtype))
 
     def kept(self, features: Tensor) -> int:
         """k, how many of P activations are not pruned: P − round(P · percentile / 100), at least one."""
@@ -287,7 +276,7 @@ class LTS(_TopShare):
 
 def largest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(N, 1) the k-th largest of each row of (N, P), and (N, 1) the sum of the k largest."""
-    if not fits_kernel(features):
+    if not is_plain(features):
         top = features.topk(k, dim=1).values
         return top[:, -1:], top.sum(dim=1, keepdim=True)
     # numpy selects with vector instructions, several times faster than torch's topk or kthvalue.
@@ -304,15 +293,16 @@ def largest(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def prune(features: Tensor, k: int, fill: Tensor | None = None, kth: Tensor | None = None) -> Tensor:
     """Features (N, P) with all but the k largest of each row set to 0, ties going to the lower index. `fill` (N, 1)
     replaces the kept values; `kth` (N, 1) is the k-th largest where it is known."""
-    if not fits_kernel(features):
+    if not is_plain(features):
         if tracing():  # graphs have no stable sort; ONNX promises the order of ties for topk, which torch does not
             values, indices = features.topk(k, dim=1)
         else:
             values, indices = (part[:, :k] for part in features.sort(dim=1, descending=True, stable=True))
         return torch.zeros_like(features).scatter(1, indices, values if fill is None else fill.expand(-1, k))
     kth = largest(features, k)[0] if kth is None else kth
-    pruned, kept = keep_from(features, kth, fill)
-    tied = kept > k
+    below = features < kth
+    pruned = (features if fill is None else fill.expand_as(features)).masked_fill(below, 0)
+    tied = features.shape[1] - below.sum(dim=1) > k
     if fill is None:
         tied &= kth[:, 0] != 0  # whether a zero is kept or pruned, it stays 0
     if tied.any():
@@ -329,10 +319,9 @@ def _percent(name: str, value: float) -> float:
     return float(value)
 
 
-_COARSE, _FINE = (
-    11,
-    10,
-)  # leading bits of a float32 in the first pass (sign, exponent, two of mantissa), next in the second
+_COARSE, _FINE = 11, 10
+"""Leading bits of a float32 that the first pass counts by (sign, exponent, two of the mantissa), and the second's."""
+_ROWS_AT_A_TIME = 4096
 
 
 class _FeatureBins:
@@ -347,7 +336,18 @@ class _FeatureBins:
 
     def update(self, batch: Batch) -> None:
         self.count += batch.features.shape[0]
-        count_feature_bits(batch.features, self.counts, 0 if self.cells is None else _COARSE, self.cells)
+        width, bins = self.counts.shape[1:]
+        columns = np.arange(width) * bins
+        for piece in batch.features.split(_ROWS_AT_A_TIME):
+            keys = ordered_bits(piece) >> (32 - _COARSE)
+            keys += 1 << _COARSE - 1
+            if self.cells is None:
+                places = [(keys + columns).reshape(-1)]
+            else:
+                following = ((ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)) + columns
+                places = [following[keys == cell] for cell in self.cells.numpy()]
+            for level, found in enumerate(places):
+                self.counts[level] += torch.from_numpy(np.bincount(found, minlength=width * bins).reshape(width, bins))
 
     def merge(self, other: Self) -> None:
         self.count += other.count
