@@ -1,4 +1,4 @@
-"""Labelled images, one batch at a time, from arrays, a memory map, a tensor, image files or a dataset of single images."""
+"""Labelled images, one batch at a time: from arrays, memory maps, tensors, image files or datasets of single images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREADS = 8  # that decode image files
 
 
 class Images:
-    """uint8 images (N, H, W, 3) with labels (N,), read one batch at a time so that memory maps and files stay on disk."""
+    """uint8 images (N, H, W, 3) with labels (N,), read one batch at a time so that files stay on disk."""
 
     def __init__(self, data: Any, num_classes: int, image_size: int = 0) -> None:
         """
