@@ -58,7 +58,8 @@ def page(found: list[Room]) -> str:
     """docs/architecture.md."""
     total = sum(room.lines for room in found)
     rows = [
-        f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} | {room.lines:,} |" for room in reversed(found)
+        f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} | {room.lines:,} |"
+        for room in reversed(found)
     ]
     return "\n".join(
         [

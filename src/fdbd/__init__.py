@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from fdbd import metrics as metrics
     from fdbd.api import *  # noqa: F403
     from fdbd.bench import Benchmark as Benchmark
+    from fdbd.bench import Results as Results
     from fdbd.deploy.monitor import Monitor as Monitor
 
-_ELSEWHERE = {"Benchmark": "fdbd.bench", "Monitor": "fdbd.deploy.monitor"}
+_ELSEWHERE = {"Benchmark": "fdbd.bench", "Results": "fdbd.bench", "Monitor": "fdbd.deploy.monitor"}
 _ROOMS = [
     "bench",
     "core",
@@ -32,6 +33,7 @@ _ROOMS = [
     "networks",
     "paper",
     "report",
+    "results",
     "shaping",
     "statistics",
     "testing",

@@ -10,8 +10,9 @@ import torch
 
 import fdbd
 from fdbd import networks as models
-from fdbd.bench import assemble
+from fdbd.bench import from_config as assemble
 from fdbd.bench.config import EXAMPLE, Config
+from fdbd.data.preprocessing import Preprocess
 
 
 def test_the_example_is_a_valid_config(tmp_path) -> None:
@@ -110,4 +111,5 @@ def test_the_configs_of_the_project_are_valid() -> None:
         config = Config.from_file(path)
         for name in config.detectors or ():
             fdbd.create(name)
-        assert assemble.preprocess_of(config.preprocess).size in (32, 224)
+        if config.preprocess is not None:
+            assert Preprocess.parse(config.preprocess).size in (32, 224)

@@ -11,6 +11,7 @@ import torch
 import fdbd
 from fdbd.bench import Benchmark, FeatureSet, default_detectors
 from fdbd.fitting.statistics import ClassMoments
+from fdbd.results.rows import Latency
 
 
 def cluster_data(seed: int = 0, classes: int = 4, width: int = 12) -> tuple[fdbd.Head, FeatureSet, FeatureSet, list]:
@@ -30,6 +31,7 @@ def cluster_data(seed: int = 0, classes: int = 4, width: int = 12) -> tuple[fdbd
 @pytest.fixture(scope="module")
 def benchmark() -> Benchmark:
     head, train, test, ood = cluster_data()
+    heldout = cluster_data(seed=1)[2]
     return Benchmark(
         head,
         train,
@@ -38,7 +40,8 @@ def benchmark() -> Benchmark:
         groups={"hard": ["near"]},
         title="A <title> & more",
         notes=["made up"],
-        forward_seconds=1e-3,
+        heldout=heldout,
+        forward=lambda size: Latency(size, 1e-3, 2e-3),
     )
 
 

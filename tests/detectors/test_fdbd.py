@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdbd import FDBD, Batch, Deviation, Head, kernels
+from fdbd import FDBD, Batch, Deviation, Head
 from fdbd.detectors import NotFittedError
-from fdbd.kernels import fused
 
 NORMALIZERS = ["deviation", "norm", None]
 
@@ -144,18 +143,6 @@ def test_float64_data_or_head_make_a_float64_detector():
     assert FDBD().fit(Batch(training.float()), head).center.dtype == torch.float32
     assert FDBD().fit(Batch(training.half()), head).center.dtype == torch.float32
     assert FDBD().fit(Batch(training.float()), random_head(dtype=torch.float64)).center.dtype == torch.float64
-
-
-def test_scoring_never_compiles_after_a_fit(monkeypatch):
-    detector = fitted()
-
-    def compile_now(_):
-        raise AssertionError("compiled in a user's call")
-
-    monkeypatch.setattr(fused, "kernel_of", compile_now)
-    features = random(4, 9, dtype=torch.float32)
-    features[2] = 1e30  # scored in float64, for which nothing is compiled
-    assert torch.isfinite(detector.score(Batch(features))).all()
 
 
 @pytest.mark.parametrize(
@@ -399,29 +386,9 @@ def test_a_detector_fitted_again_forgets_its_first_head():
     assert torch.equal(detector.score(batch), fresh.score(batch))
 
 
-def test_a_loaded_detector_uses_the_kernel_at_once(monkeypatch):
-    from fdbd.kernels import dispatch
-
-    state = fitted().state_dict()
-    monkeypatch.setattr(dispatch, "_compiled", {})
-    FDBD().load_state_dict(state)
-    assert torch.float32 in dispatch._compiled
-
-
 def test_the_deviation_is_the_distance_from_the_mean():
     training, features = random(40, 9, seed=1), random(10, 9, seed=2)
     scores = Deviation().fit(Batch(training), random_head(dtype=torch.float64)).score(Batch(features))
     mean = training.numpy().mean(axis=0)
     expected = [math.sqrt(sum((x - m) ** 2 for x, m in zip(z, mean))) for z in features.numpy()]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-12)
-
-
-def test_plain_tensors_are_scored_by_the_kernel_in_one_call(monkeypatch):
-    detector = fitted()
-    calls = []
-    run = kernels.dispatch.run
-    monkeypatch.setattr(kernels.dispatch, "run", lambda *a: (calls.append(1), run(*a))[1])
-    features = random(5, 9, dtype=torch.float32)
-    batch = Batch(features, torch.nn.functional.linear(features, detector.head_weight, detector.head_bias))
-    detector.score(batch)
-    assert calls == [1]

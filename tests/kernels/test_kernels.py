@@ -1,26 +1,22 @@
-"""The fused kernel against its torch twin, on every thread arrangement, and the roads that must not enter it."""
+"""The compiled kernels against their definitions in plain torch, threads, compilation, and what bypasses them."""
 
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
-import warnings
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fdbd import kernels
-from fdbd.kernels import dispatch, team, twin
-
-kernels.warm_up(torch.float32)
-kernels.warm_up(torch.float64)
+from fdbd.kernels import dispatch, plain, threads
+from fdbd.util.torch_compat import is_plain
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -37,7 +33,13 @@ def problem(rows, width, classes, dtype=torch.float32, seed=0):
 
 
 @pytest.fixture
-def threads():
+def always(monkeypatch):
+    """Sends inputs of any size to the compiled kernels."""
+    monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", 0)
+
+
+@pytest.fixture
+def set_threads():
     """Sets the number of torch's threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
@@ -53,13 +55,13 @@ def threads():
     given_classes=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=150, deadline=None)
-def test_the_kernel_agrees_with_its_twin(rows, width, classes, dtype, divide, given_classes, seed):
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dtype, divide, given_classes, seed):
     features, logits, folded = problem(rows, width, classes, dtype, seed)
     predicted = logits.argmax(dim=1)
     how = {"predicted": predicted} if given_classes else {"logits": logits}
     scores, clean = kernels.folded_score(features, *folded, divide, **how)
-    expected = twin.folded_score(features, predicted, *folded, divide)
+    expected = plain.folded_score(features, predicted, *folded, divide)
     # 1e-6 relative to the terms that are summed: their sum may be arbitrarily close to 0.
     normals, offsets, center, _ = folded
     deviation = features - center
@@ -74,7 +76,7 @@ def test_the_kernel_agrees_with_its_twin(rows, width, classes, dtype, divide, gi
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("classes", [2, 64, 65, 128, 129, 1000])
-def test_the_argmax_is_torchs_whatever_the_ties_and_signs(classes, dtype):
+def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype):
     width = 3
     g = torch.Generator().manual_seed(classes)
     # Few distinct values: maxima repeat within and across pieces, among them both zeros and negative rows.
@@ -95,8 +97,10 @@ def test_the_argmax_is_torchs_whatever_the_ties_and_signs(classes, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("classes", [2, 64, 300])
-def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(classes, bad, dtype):
+@pytest.mark.parametrize("classes", [2, 300])
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["kernel", "plain"])
+def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(monkeypatch, least, classes, bad, dtype):
+    monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", least)
     features, logits, folded = problem(20, 37, classes, dtype)
     logits[3, 0] = logits[7, classes // 2] = logits[11, classes - 1] = bad
     features[5, 0] = features[13, 36] = bad
@@ -106,7 +110,9 @@ def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(classe
 
 
 @pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 1e16), (torch.float64, 1e150)])
-def test_a_row_whose_norm_overflows_is_nan(dtype, huge):
+@pytest.mark.parametrize("least", [0, 1 << 30], ids=["kernel", "plain"])
+def test_a_row_whose_norm_overflows_is_nan(monkeypatch, least, dtype, huge):
+    monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", least)
     features, logits, folded = problem(3, 8, 4, dtype)
     features[1, 2] = huge
     scores, clean = kernels.folded_score(features, *folded, True, logits=logits)
@@ -115,7 +121,7 @@ def test_a_row_whose_norm_overflows_is_nan(dtype, huge):
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**40])
-@pytest.mark.parametrize("rows", [3, 50_000])
+@pytest.mark.parametrize("rows", [3, 70_000])
 def test_a_class_that_the_head_does_not_have_is_an_error(bad, rows):
     features, _, folded = problem(rows, 8, 4)
     predicted = torch.zeros(rows, dtype=torch.int64)
@@ -137,7 +143,7 @@ def test_shapes_that_do_not_fit_are_refused_before_memory_is_touched():
         kernels.folded_score(features, normals, offsets[:3], center, floor, True, logits=logits)
 
 
-def test_strided_transposed_and_small_integer_inputs_score_like_their_copies():
+def test_strided_transposed_and_small_integer_inputs_score_like_their_copies(always):
     features, logits, folded = problem(30, 16, 5)
     expected, _ = kernels.folded_score(features, *folded, True, logits=logits)
     strided = torch.zeros(60, 32)
@@ -156,11 +162,11 @@ def large(dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_digit_depends_on_the_number_of_threads(threads, dtype):
+def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
     features, logits, folded = large(dtype)
     results = []
     for count in (1, 2, 3):
-        threads(count)
+        set_threads(count)
         scores, _ = kernels.folded_score(features, *folded, True, logits=logits)
         results.append((scores, kernels.column_sums(features)))
     for scores, sums in results[1:]:
@@ -168,57 +174,60 @@ def test_no_digit_depends_on_the_number_of_threads(threads, dtype):
         assert torch.equal(sums, results[0][1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_head_that_no_cache_holds_is_scored_alike_and_each_row_by_itself(dtype):
-    features, logits, folded = problem(23, 64, 70_000, dtype)
-    logits[5, 7] = np.nan
-    together, clean = kernels.folded_score(features, *folded, True, logits=logits)
-    assert not clean
-    expected = twin.folded_score(features, logits.nan_to_num().argmax(dim=1), *folded, True)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
-    assert together.isnan().nonzero().tolist() == [[5]]
-    torch.testing.assert_close(together[6:], expected[6:], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(together[:5], expected[:5], rtol=tolerance, atol=tolerance)
+def test_each_row_is_scored_by_itself(always):
+    features, logits, folded = problem(23, 64, 40)
+    together, _ = kernels.folded_score(features, *folded, True, logits=logits)
     alone = [kernels.folded_score(features[i : i + 1], *folded, True, logits=logits[i : i + 1])[0] for i in range(23)]
-    torch.testing.assert_close(torch.cat(alone), together, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(torch.cat(alone), together)
 
 
-def test_as_many_threads_as_torch_has_work_on_large_inputs_and_one_on_small(threads, monkeypatch):
-    asked = []
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_shared_parts_are_each_done_once_by_at_most_as_many_threads_as_torch_has(set_threads, count):
+    set_threads(count)
+    done, workers = [], set()
+    barrier = threading.Barrier(min(count, 3))
 
-    def parallel(_function, block, count, _flags):
-        asked.append(count)
-        dispatch._compiled[torch.float32][0].run(block)
+    def work(start, stop):
+        if start == 0 or len(workers) < barrier.parties:
+            workers.add(threading.get_ident())
+        done.append((start, stop))
 
-    monkeypatch.setattr(team, "openmp", lambda: parallel)
-    features, logits, folded = large()
-    for count in (3, 2, 1):
-        threads(count)
-        kernels.folded_score(features, *folded, True, logits=logits)
-        kernels.folded_score(features[:5], *folded, True, logits=logits[:5])
-    assert asked == [3, 2]
-
-
-def test_plain_threads_do_the_same_where_torch_has_no_openmp(threads, monkeypatch):
-    features, logits, folded = large()
-    expected, _ = kernels.folded_score(features, *folded, True, logits=logits)
-    sums = kernels.column_sums(features)
-    monkeypatch.setattr(team, "openmp", lambda: None)
-    threads(3)
-    for _ in range(20):
-        assert torch.equal(kernels.folded_score(features, *folded, True, logits=logits)[0], expected)
-        assert torch.equal(kernels.column_sums(features), sums)
+    threads.share(threads.spans(1001, 10), work)
+    assert sorted(done) == [(start, min(start + 10, 1001)) for start in range(0, 1001, 10)]
+    assert len(workers) <= count
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch's OpenMP has this entry point on Linux")
-def test_torchs_own_openmp_library_is_found_on_linux():
-    assert team.openmp() is not None
+@pytest.mark.parametrize("failing", [0, 90])
+def test_an_error_in_one_thread_is_raised_when_no_other_is_at_work(set_threads, failing):
+    set_threads(3)
+    at_work = []
+
+    def work(start, _stop):
+        if start == failing:
+            raise KeyError(start)
+        at_work.append(start)
+        at_work.remove(start)
+
+    with pytest.raises(KeyError):
+        threads.share(threads.spans(100, 10), work)
+    assert not at_work
 
 
-@pytest.mark.parametrize("openmp", [True, False], ids=["torch's team", "plain threads"])
-def test_eight_python_threads_at_once_get_what_one_gets(openmp, monkeypatch):
-    if not openmp:
-        monkeypatch.setattr(team, "openmp", lambda: None)
+def test_a_thread_that_outlives_the_main_one_still_scores():
+    code = (
+        "import threading, time, torch, fdbd\n"
+        "torch.set_num_threads(2)\n"
+        "def late():\n"
+        "    time.sleep(1)\n"
+        "    batch = fdbd.Batch(torch.randn(20_000, 64))\n"
+        "    print(fdbd.FDBD().fit(batch, fdbd.Head(torch.randn(2, 64))).score(batch).shape)\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "torch.Size([20000])" in run.stdout, run.stderr
+
+
+def test_eight_python_threads_at_once_get_what_one_gets(always):
     problems = [problem(2000 + 100 * i, 80, 30, seed=i) for i in range(8)]
 
     def work(index):
@@ -232,82 +241,50 @@ def test_eight_python_threads_at_once_get_what_one_gets(openmp, monkeypatch):
             assert torch.equal(sums, expected[index][1])
 
 
-def _score_in_child(sender, features, logits, folded):
-    scores, _ = kernels.folded_score(features, *folded, True, logits=logits)
-    sender.send((scores.tolist(), kernels.column_sums(features).tolist()))
+# What takes the definition in plain torch
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_scores_after_its_parent_did():
-    features, logits, folded = large()
-    expected, _ = kernels.folded_score(features, *folded, True, logits=logits)  # the parent's team now exists
-    sums = kernels.column_sums(features)
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
-        child = multiprocessing.get_context("fork").Process(
-            target=_score_in_child, args=(sender, features, logits, folded)
-        )
-        child.start()
-    answered = receiver.poll(60)
-    if not answered:
-        child.kill()
-    child.join()
-    assert answered, "the child hangs"
-    scores, child_sums = receiver.recv()
-    assert scores == expected.tolist()
-    assert child_sums == sums.tolist()
-
-
-# Roads that lead to the twin
-
-
-def reaches_kernel(monkeypatch, run):
-    """Whether `run` enters the kernel."""
+def reaches_kernel(monkeypatch, features, *others, **how):
+    """Whether scores of these tensors come from the compiled kernel."""
     entered = []
-    share = team.share
-    monkeypatch.setattr(team, "share", lambda *arguments: (entered.append(1), share(*arguments)))
-    run()
+    run = dispatch._run_score
+    monkeypatch.setattr(dispatch, "_run_score", lambda *arguments: (entered.append(1), run(*arguments))[1])
+    kernels.folded_score(features, *others, True, **how)
+    monkeypatch.setattr(dispatch, "_run_score", run)
     return bool(entered)
 
 
-def test_plain_cpu_tensors_reach_the_kernel(monkeypatch):
-    features, logits, folded = problem(5, 8, 4)
-    assert reaches_kernel(monkeypatch, lambda: kernels.folded_score(features, *folded, True, logits=logits))
-    assert reaches_kernel(
-        monkeypatch, lambda: kernels.folded_score(torch.nn.Parameter(features, False), *folded, True, logits=logits)
-    )
+def test_large_plain_tensors_reach_the_kernel_and_small_ones_do_not(monkeypatch):
+    rows = dispatch.WORTH_A_KERNEL // 64
+    features, logits, folded = problem(rows, 64, 4)
+    assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
+    assert reaches_kernel(monkeypatch, torch.nn.Parameter(features, False), *folded, logits=logits)
+    assert not reaches_kernel(monkeypatch, features[1:], *folded, logits=logits[1:])
 
 
-def test_tensors_that_record_gradients_do_not(monkeypatch):
+def test_tensors_that_record_gradients_do_not(monkeypatch, always):
     features, logits, folded = problem(5, 8, 4)
     features.requires_grad_()
-    assert not reaches_kernel(monkeypatch, lambda: kernels.folded_score(features, *folded, True, logits=logits))
+    assert not reaches_kernel(monkeypatch, features, *folded, logits=logits)
     with torch.no_grad():
-        assert reaches_kernel(monkeypatch, lambda: kernels.folded_score(features, *folded, True, logits=logits))
+        assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
     with torch.inference_mode():
-        assert reaches_kernel(monkeypatch, lambda: kernels.folded_score(features, *folded, True, logits=logits))
-
-
-def test_a_kernel_that_was_never_warmed_up_is_not_compiled_in_a_call(monkeypatch):
-    monkeypatch.setattr(dispatch, "_compiled", {})
-    features, logits, folded = problem(5, 8, 4)
-    assert not reaches_kernel(monkeypatch, lambda: kernels.folded_score(features, *folded, True, logits=logits))
+        assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
 
 
 def test_half_precision_meta_and_subclass_tensors_do_not():
     features, logits, _ = problem(5, 8, 4)
-    assert not dispatch.fits_kernel(features.half())
-    assert not dispatch.fits_kernel(features.to("meta"))
-    assert not dispatch.fits_kernel(features, logits.double())
+    assert not is_plain(features.half())
+    assert not is_plain(features.to("meta"))
+    assert not is_plain(features, logits.double())
 
     class Special(torch.Tensor):
         pass
 
-    assert not dispatch.fits_kernel(features.as_subclass(Special))
+    assert not is_plain(features.as_subclass(Special))
 
 
-def test_negated_views_are_scored_by_their_value():
+def test_negated_views_are_scored_by_their_value(always):
     imaginary = (
         torch.complex(torch.zeros(4, 8), torch.randn(4, 8)).conj().imag
     )  # a lazy −: the memory holds the opposite
@@ -319,7 +296,7 @@ def test_negated_views_are_scored_by_their_value():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_recorded_graphs_hold_the_computation_and_not_its_result():
+def test_recorded_graphs_hold_the_computation_and_not_its_result(always):
     features, logits, folded = problem(5, 8, 4)
     others, other_logits, _ = problem(5, 8, 4, seed=1)
     expected, _ = kernels.folded_score(others, *folded, True, logits=other_logits)
@@ -336,7 +313,7 @@ def test_recorded_graphs_hold_the_computation_and_not_its_result():
     torch.testing.assert_close(torch.func.vmap(lambda z, y: score(z[None], y[None])[0])(others, other_logits), expected)
 
 
-def test_forward_mode_derivatives_agree_with_finite_differences():
+def test_forward_mode_derivatives_agree_with_finite_differences(always):
     features, logits, folded = problem(5, 8, 4, torch.float64)
     direction = torch.randn_like(features)
 
@@ -354,7 +331,7 @@ def test_forward_mode_derivatives_agree_with_finite_differences():
     torch.testing.assert_close(tangent, numeric, rtol=1e-6, atol=1e-8)
 
 
-def test_the_default_device_of_the_program_does_not_matter():
+def test_the_default_device_of_the_program_does_not_matter(always):
     features, logits, folded = problem(5, 8, 4)
     expected = kernels.folded_score(features, *folded, True, logits=logits)[0], kernels.column_sums(features)
     with torch.device("meta"):
@@ -368,48 +345,73 @@ def test_the_default_device_of_the_program_does_not_matter():
 @given(
     rows=st.integers(0, 700), width=st.integers(0, 40), dtype=st.sampled_from([*DTYPES, torch.float16, torch.bfloat16])
 )
-@settings(max_examples=60, deadline=None)
-def test_column_sums_are_those_of_float64(rows, width, dtype):
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_column_sums_are_those_of_float64(always, rows, width, dtype):
     features = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).to(dtype)
     expected = np.array([sum(float(value) for value in column) for column in features.double().numpy().T])
     np.testing.assert_allclose(kernels.column_sums(features).numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_column_sums_of_a_large_strided_matrix_are_those_of_float64():
+def test_column_sums_of_a_large_strided_matrix_are_those_of_float64(always):
     features = torch.randn(3000, 200, generator=torch.Generator().manual_seed(0))[:, ::2]
     torch.testing.assert_close(kernels.column_sums(features), features.double().sum(dim=0), rtol=0, atol=1e-10)
 
 
 # Compilation
 
+LARGE_BATCH = """
+import sys, torch, fdbd
+from fdbd.kernels import dispatch, plain
+batch = fdbd.Batch(torch.randn(9000, 64))
+detector = fdbd.FDBD().fit(batch, fdbd.Head(torch.randn(3, 64)))
+scores = detector.score(batch)
+predicted = (batch.features @ detector.head_weight.T + detector.head_bias).argmax(dim=1)
+folded = [getattr(detector, name) for name in ("normals", "offsets", "center", "floor")]
+torch.testing.assert_close(scores, plain.folded_score(batch.features, predicted, *folded, True), rtol=1e-4, atol=1e-5)
+"""
 
-def test_a_folder_that_cannot_be_written_means_no_cache_and_no_error():
-    from fdbd.kernels import fused
 
-    def decorator(cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda function: SimpleNamespace(function=function, options=options)
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout.split()
 
-    assert fused.compiled(decorator, print).function is print
+
+def test_without_a_compiler_the_definitions_answer():
+    code = LARGE_BATCH + "print(dispatch._compiled(), 'numba' in sys.modules)"
+    assert run_python(code, NUMBA_DISABLE_JIT="1") == ["None", "False"]
 
 
 @pytest.mark.slow
 def test_machine_code_is_kept_on_disk_for_the_next_process(tmp_path):
-    code = """
-import torch
-from fdbd import kernels, linalg
-from fdbd.kernels import dispatch
-kernels.warm_up()
-linalg.warm_up_search(torch.float32)
-from fdbd.kernels import selection
-kept = [kernel.code.cache_hits for kernel in dispatch._compiled[torch.float32]]
-kept += [sum(function.stats.cache_hits.values()) for function in (selection._add, selection._finish)]
-print(min(kept), max(kept))
-"""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    hits = [
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert [text.split() for text in hits] == [["0", "0"], ["1", "1"]]
+    code = LARGE_BATCH + (
+        "for kernel in (dispatch._compiled().score_rows, dispatch._compiled().add_rows):\n"
+        "    print(sum(kernel.compiled.stats.cache_hits.values()))"
+    )
+    assert run_python(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["0", "0"]
+    assert run_python(code, NUMBA_CACHE_DIR=str(tmp_path)) == ["1", "1"]
+
+
+@pytest.mark.slow
+def test_a_cache_folder_that_cannot_be_written_changes_no_answer(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")  # a file where the folder should be: nothing can be created below it
+    assert run_python(LARGE_BATCH + "print('scored')", NUMBA_CACHE_DIR=str(blocked / "cache")) == ["scored"]
+
+
+def test_a_cache_folder_that_fills_up_means_compiling_without_it(monkeypatch):
+    from fdbd.kernels import compiled
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    kernel = compiled.Kernel(compiled.add_rows.function)
+    kernel.compiled = full
+    sums = np.zeros(2)
+    kernel(np.ones((3, 2), np.float32), sums)
+    assert sums.tolist() == [3, 3]

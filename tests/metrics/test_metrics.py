@@ -234,7 +234,7 @@ def test_delong_test_is_uniform_under_equal_detectors_and_small_under_different_
 def test_delong_test_wants_the_same_samples() -> None:
     with pytest.raises(ValueError, match="2 ID and 2 OOD against 3 ID and 2 OOD"):
         metrics.delong_test([1, 2], [0, 1], [1, 2, 3], [0, 1])
-    with pytest.raises(ValueError, match="two samples a side"):
+    with pytest.raises(ValueError, match="two samples per side"):
         metrics.delong_test([1], [0, 1], [1], [0, 1])
 
 
@@ -263,7 +263,7 @@ def test_constant_scores_and_single_samples_have_intervals() -> None:
 def test_the_bootstrap_agrees_with_resampling_both_sides() -> None:
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(2, 1, 800), rng.normal(0, 1, 600)
-    low, high = fpr_interval(Counts.of(inside, outside), 0.95, 0.95, 20_000, seed=0)
+    low, high = fpr_interval([Counts.of(inside, outside)], 0.95, 0.95, 20_000, seed=0)
     resampled = [
         metrics.fpr_at_tpr(rng.choice(inside, len(inside)), rng.choice(outside, len(outside))) for _ in range(2000)
     ]

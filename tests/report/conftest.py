@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fdbd.bench.features import FeatureSet
 from fdbd.bench.results import Results
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
+from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import FDBD, MSP, Detector, Energy, Paper
+from fdbd.results.rows import Latency
 
 HOSTILE = '</script><img src="https://example.org/x.png" onerror=alert(1)>&amp;\u2028 "\'$title'
 
@@ -60,7 +61,7 @@ def benchmark_() -> Benchmark:
         title=f"A test {HOSTILE}",
         notes=[f"Data: synthetic {HOSTILE}"],
         groups={"near": ["near set"], "far": ["far set", HOSTILE]},
-        forward_seconds=1e-3,
+        forward=lambda size: Latency(size, 1e-3, 2e-3),
     )
 
 

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from fdbd.bench.features import FeatureSet
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
+from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.report import deviation_profile, figures, sample_standings
 

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from fdbd.bench.results import METRICS, Results, Row
+from fdbd.bench.results import Results
 from fdbd.bench.runner import Benchmark
 from fdbd.detectors import FDBD, MSP, Deviation
 from fdbd.metrics import as_percent
 from fdbd.report import html
 from fdbd.report.numbers import accepting_score, bin_counts, score_range
+from fdbd.results.rows import METRICS, Row
 
 VOID = {"meta", "input", "br", "img", "hr", "link"}
 

@@ -41,6 +41,9 @@ class Breaking:
         self.images, self.at, self.reads = images, at, 0
         self.shape, self.dtype = images.shape, images.dtype
 
+    def __len__(self):
+        return len(self.images)
+
     def __getitem__(self, index):
         self.reads += 1
         if self.reads > self.at:

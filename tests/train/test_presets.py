@@ -1,9 +1,13 @@
 """Presets: the paper's numbers, the schedules they stand for, and small ones that are small."""
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from fdbd import networks as models
 from fdbd import train
+from fdbd.data.datasets import ImageFiles, Images
 from fdbd.train.schedule import learning_rate
 
 
@@ -51,9 +55,54 @@ def test_a_restart_runs_the_schedule_twice_the_second_time_lower():
         learning_rate("triangle", 0.5, 1.0, restart=(1.5, 0.5))
 
 
-@pytest.mark.parametrize("name", train.list_presets())
+SLOW = ("ce-densenet", "csi-resnet18")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in train.list_presets()]
+)
 def test_every_preset_has_a_model_and_a_summary(name):
     p = train.preset(name)
     assert p.name == name
     assert p.summary
     assert p.model in models.list_models() or p.model.startswith("torchvision:")
+
+
+SLOW = ("ce-densenet", "csi-resnet18")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in train.list_presets()]
+)
+def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path):
+    recipe = train.preset(name)
+    random = np.random.default_rng(0)
+    labels = np.arange(4) % 2
+    if recipe.dataset == "imagenet":  # photographs in files, of all sizes
+        for number in range(4):
+            side = tuple(random.integers(20, 60, 2))
+            pixels = random.integers(0, 255, (*side, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        images = Images(ImageFiles(sorted(tmp_path.glob("*.png"))), labels)
+        changes = {"image_size": 32}
+    else:
+        images, changes = Images(random.integers(0, 255, (4, 32, 32, 3), dtype=np.uint8), labels), {}
+    asked = []
+
+    def load(dataset, split):
+        asked.append((dataset, split))
+        return images
+
+    trained = train.train(
+        recipe, load=load, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes
+    )
+    assert asked == [(recipe.dataset, "train"), (recipe.dataset, "test")]
+    assert trained.history[0]["loss"] == trained.history[0]["loss"], "the loss is a number"
+    assert trained.model(torch.zeros(2, 3, 32, 32)).shape == (2, recipe.num_classes)
+
+
+def test_image_files_without_a_size_to_train_at_are_refused(tmp_path):
+    Image.new("RGB", (30, 40)).save(tmp_path / "a.png")
+    images = Images(ImageFiles([tmp_path / "a.png"]), [0])
+    with pytest.raises(ValueError, match="image files may differ in size: set image_size"):
+        train.train("ce-small", images, batch_size=1, progress=False)

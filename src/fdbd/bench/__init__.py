@@ -1,11 +1,12 @@
-"""The benchmark: datasets, the feature cache, the runner, result tables and the embedded bundle."""
+"""The benchmark: the feature cache, the runner, its results and the embedded bundle."""
 
-from fdbd.bench.assemble import benchmark_of
 from fdbd.bench.bundle import list_bundles, load_bundle
 from fdbd.bench.config import Config
-from fdbd.bench.features import FeatureSet
-from fdbd.bench.results import Results, Row, Setting
+from fdbd.bench.from_config import benchmark_of
+from fdbd.bench.results import Results
 from fdbd.bench.runner import Benchmark, default_detectors
+from fdbd.data.feature_set import FeatureSet
+from fdbd.results.rows import Row, Setting
 
 __all__ = [
     "Benchmark",

@@ -13,10 +13,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fdbd.bench.features import FeatureSet
+from fdbd.bench.latency import measure_forward
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
+from fdbd.data.datasets import info
+from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
+from fdbd.networks.classifier import Classifier
+from fdbd.networks.zoo import zoo
 
 FOLDER = Path(__file__).parent / "data"
 
@@ -37,7 +41,11 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
     head = Head(train["head_weight"], train["head_bias"])
-    sets = [FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels")) for title in about["test_sets"]]
+    # All bundles hold the same images, chosen by `make_bundle`, so rows of two models can be compared in pairs.
+    sets = [
+        FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels"), samples=f"bundle {title}")
+        for title in about["test_sets"]
+    ]
     return Benchmark(
         head,
         FeatureSet(about["train_set"], train["features"], train["labels"].long()),
@@ -47,7 +55,9 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
         title=about["title"],
         notes=about["notes"],
         statistics=_moments(train),
-        forward_seconds=about["forward_seconds"],
+        heldout=FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long()),
+        forward=lambda size: measure_forward(Classifier(zoo(name)), (3, 32, 32), size),
+        class_names=info(sets[0].name).classes,
     )
 
 

@@ -1,27 +1,19 @@
-"""How long the score stage takes."""
+"""How long the score stage and the network's forward pass take, measured after a warm-up."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from fdbd.bench.features import FeatureSet
+from fdbd.core.batch import Batch
+from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Detector
+from fdbd.results.rows import Latency
 
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds a sample of one detector's score stage, at one batch size."""
-
-    batch_size: int
-    median: float
-    p95: float
-
-    def to_dict(self) -> dict[str, float]:
-        return {"batch_size": self.batch_size, "median": self.median, "p95": self.p95}
+FEWEST_CALLS, MOST_CALLS = 7, 2000
 
 
 def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: float = 0.15) -> Latency:
@@ -29,21 +21,44 @@ def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: fl
 
     Logits are part of the forward pass of any classifier, so computing them is not charged to the detector.
     """
-    batches = [_with_logits(detector, samples, start, batch_size) for start in range(0, min(len(samples), 4096), 256)]
+    starts = range(0, min(len(samples), 4096), 256)
+    batches = [samples.rows(slice(start, start + batch_size)) for start in starts]
     batches = [batch for batch in batches if batch.features.shape[0] == batch_size] or batches[:1]
-    seconds: list[float] = []
+    batches = [b if b.logits is not None else b._replace(logits=detector.head(b.features)) for b in batches]
     with torch.inference_mode():
-        detector.score(batches[0])
-        end = time.perf_counter() + budget
-        while len(seconds) < 5 or (time.perf_counter() < end and len(seconds) < 2000):
-            batch = batches[len(seconds) % len(batches)]
-            start = time.perf_counter()
-            detector.score(batch)
-            seconds.append((time.perf_counter() - start) / batch.features.shape[0])
-    seconds.sort()
-    return Latency(batch_size, median(seconds), seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))])
+        return Latency.of(batch_size, _seconds(detector.score, batches, budget))
 
 
-def _with_logits(detector: Detector, samples: FeatureSet, start: int, size: int):  # type: ignore[no-untyped-def]
-    batch = samples.rows(slice(start, start + size))
-    return batch if batch.logits is not None else batch._replace(logits=detector.head(batch.features))
+def measure_forward(
+    network: Callable[[Any], Batch], shape: Sequence[int], batch_size: int, device: torch.device | str = "cpu"
+) -> Latency:
+    """Time the network's forward pass on images of zeros, (channels, height, width) each, for about half a second."""
+    images = torch.zeros(batch_size, *shape, device=device)
+    with torch.inference_mode():
+        return Latency.of(batch_size, _seconds(network, [images], 0.5, batch_size, fewest=3))
+
+
+def _seconds(
+    call: Callable[[Any], Any],
+    inputs: Sequence[Any],
+    budget: float,
+    count: int | None = None,
+    fewest: int = FEWEST_CALLS,
+) -> list[float]:
+    """Seconds per sample of each call, after one that is not counted."""
+    found: list[float] = []
+    _finish(call(inputs[0]))
+    end = time.perf_counter() + budget
+    while len(found) < fewest or (time.perf_counter() < end and len(found) < MOST_CALLS):
+        given = inputs[len(found) % len(inputs)]
+        start = time.perf_counter()
+        _finish(call(given))
+        found.append((time.perf_counter() - start) / (count or given.features.shape[0]))
+    return found
+
+
+def _finish(output: Any) -> None:
+    """Wait for a device that computes on its own."""
+    values = output.features if isinstance(output, Batch) else output
+    if values.device.type != "cpu":
+        values.flatten()[:1].cpu()

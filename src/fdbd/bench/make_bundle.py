@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fdbd import networks as models
-from fdbd.bench.assemble import forward_seconds
 from fdbd.bench.bundle import FOLDER, moment_tensors
 from fdbd.bench.cache import CachedFeatures, FeatureCache
 from fdbd.data.datasets import load
+from fdbd.data.datasets.collection import spread_evenly
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.classifier import Classifier
 from fdbd.util.files import beside
@@ -52,12 +52,12 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
         "train_set": "cifar10 (train)",
         "test_sets": ["cifar10", *OOD],
         "groups": GROUPS,
-        "forward_seconds": forward_seconds(classifier, preprocess),
         "notes": [
             f"Model: {name} of the zoo ({card.recipe}, seed {card.seed}, accuracy {card.test_accuracy:.2%} on all "
             "10,000 test images).",
-            f"Features in the package, float16: {TRAIN_PER_CLASS} training images a class and the moments of all "
-            f"50,000, {TEST_COUNT:,} test images; textures32 is ten categories of DTD, flowers102 a part of its test.",
+            f"Features in the package, float16: {TRAIN_PER_CLASS} training images per class and the moments of all "
+            f"50,000, {TEST_COUNT:,} test images, the other 2,000 held out; "
+            "textures32 is ten categories of DTD, flowers102 a part of its test.",
         ],
     }
     fitted = {
@@ -73,6 +73,11 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
         scored[f"{dataset}.features"] = found.features.half()
         if dataset == "cifar10" and found.labels is not None:
             scored["cifar10.labels"] = found.labels.to(torch.uint8)
+    held_out = load("cifar10", "test")
+    held_out = held_out.subset(np.setdiff1d(np.arange(len(held_out)), spread_evenly(TEST_COUNT, len(held_out))))
+    found = cache.features(classifier, held_out, preprocess)
+    assert found.labels is not None
+    scored |= {"heldout.features": found.features.half(), "heldout.labels": found.labels.to(torch.uint8)}
     folder.mkdir(exist_ok=True)
     written = []
     for suffix, tensors in (("train", fitted), ("test", scored)):

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import inspect
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fdbd.bench.features import FeatureSet
+from fdbd.bench.full_statistics import FullStatistics
 from fdbd.bench.latency import measure
-from fdbd.bench.results import Results, Row, Setting
+from fdbd.bench.results import Results
 from fdbd.core.batch import Head
-from fdbd.detectors import (
-    Configured,
-    Detector,
-    Ensemble,
-    Paper,
-    Shaped,
-    create,
-    fit_together,
-    list_detectors,
-    list_shapings,
-)
-from fdbd.detectors.mds import PartMoments
-from fdbd.fitting.statistics import ClassMoments, Mean, Moments
+from fdbd.data.feature_set import FeatureSet
+from fdbd.detectors import Detector, Ensemble, create, list_detectors, list_shapings
+from fdbd.detectors.base import Configured, fit_together
+from fdbd.fitting.statistics import ClassMoments
 from fdbd.metrics import evaluate
+from fdbd.report import figures
+from fdbd.results.rows import Latency, Row, Setting
 from fdbd.util.progress import track
 
 BATCH_SIZES = (1, 256)
+FORWARD_SECONDS = 1.0
+"""A call of the network that is timed takes about this long at most; slow networks are timed at smaller batches."""
+WARM_UP_ROWS = 512
 SHAPED = ("energy", "fdbd")
 """Detectors that a full run also combines with every shaping."""
 
@@ -44,7 +44,7 @@ def default_detectors() -> list[str]:
 
 
 def _works_on_arrays(name: str) -> bool:
-    return not Configured.registry[name].needs.network
+    return not getattr(Configured.registry[name], "needs_network", False)
 
 
 class Benchmark:
@@ -59,9 +59,13 @@ class Benchmark:
         title: what is compared; stands above every table.
         notes: which data and weights, one line each; stand below every table.
         statistics: moments of the full training set, where `train` is only a part of it. Detectors that ask for means
-            and covariances get these; percentiles and neighbours come from `train`.
-        forward_seconds: time of the backbone's forward pass a sample, for the latency ratio.
+            and covariances get these; percentiles and neighbours come from `train`, and their rows say so.
+        heldout: ID features apart from `train` and `test`, with labels, for what must not be learnt from data that the
+            network was trained on: a temperature, or the p-values of an ensemble's members.
+        forward: times the network's forward pass at a batch size, for the share of it that a score takes.
         positive: the convention of FPR: "id" as in the paper, "ood" as in OpenOOD.
+        warnings: sentences that stand in front of every table.
+        class_names: in the order of the labels.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> head = Head(torch.eye(3), torch.zeros(3))
@@ -83,8 +87,11 @@ class Benchmark:
         title: str = "",
         notes: Sequence[str] = (),
         statistics: ClassMoments | None = None,
-        forward_seconds: float | None = None,
+        heldout: FeatureSet | None = None,
+        forward: Callable[[int], Latency] | None = None,
         positive: Literal["id", "ood"] = "id",
+        warnings: Sequence[str] = (),
+        class_names: Sequence[str] = (),
     ) -> None:
         if not ood:
             raise ValueError("a benchmark needs at least one out-of-distribution set")
@@ -94,7 +101,7 @@ class Benchmark:
         unknown = {name for members in (groups or {}).values() for name in members} - set(names)
         if unknown:
             raise ValueError(f"groups name {', '.join(sorted(unknown))}, which are not among the OOD sets")
-        for samples in (train, test, *ood):
+        for samples in (train, test, *ood, *([] if heldout is None else [heldout])):
             if samples.features.ndim != 2 or samples.features.shape[1] != head.num_features:
                 raise ValueError(
                     f"features of {samples.name} have shape {tuple(samples.features.shape)}, "
@@ -103,7 +110,8 @@ class Benchmark:
         self.head, self.train, self.test, self.ood = head, train, test, list(ood)
         self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
         self.title, self.notes, self.positive = title, tuple(notes), positive
-        self.statistics, self.forward_seconds = statistics, forward_seconds
+        self.statistics, self.heldout, self.forward = statistics, heldout, forward
+        self.warnings, self.class_names = tuple(warnings), tuple(class_names)
 
     def run(
         self, detectors: Iterable[str | Detector] | None = None, *, latency: bool = True, progress: bool = True
@@ -111,27 +119,31 @@ class Benchmark:
         """Fit, score and evaluate each detector.
 
         Args:
-            detectors: names or detectors; None: every one that works on features, and the shaping combinations.
-            latency: also time the score stage.
+            detectors: names or detectors; None: every one that works on the features at hand, and the shaping
+                combinations.
+            latency: also time the score stage, and the network's forward pass where `forward` is given.
             progress: show a bar when it takes more than two seconds.
         """
-        chosen = list(default_detectors() if detectors is None else detectors)
+        notes = list(self.notes)
+        if detectors is None:
+            chosen: list[str | Detector] = [*default_detectors()]
+            if self.heldout is None:
+                left_out = [name for name in chosen if isinstance(name, str) and create(name).fits_on_heldout]
+                chosen = [name for name in chosen if name not in left_out]
+                notes.append(f"Left out, since there are no held-out data: {', '.join(left_out)}.")
+        else:
+            chosen = list(detectors)
         rows = [self._row(item, latency) for item in track(chosen, "comparing detectors", enabled=progress)]
-        return Results(self._setting(), _with_own_names(rows), self._figures())
-
-    def _figures(self) -> dict[str, Any]:
-        from fdbd.report import figures  # the report stands on the benchmark, hence not at the top
-
-        return figures(self)
+        forward = self._time_forward() if latency else ()
+        return Results(self._setting(notes, forward), _with_own_names(rows), figures(self))
 
     def _row(self, item: str | Detector, latency: bool) -> Row:
         name = item if isinstance(item, str) else label(item)
         try:
             detector = create(item) if isinstance(item, str) else item
+            self._warm_up(detector)
             start = time.perf_counter()
-            fit_together([detector], self.train, self.head, self._full_statistics)
-            if isinstance(detector, Ensemble):
-                raise ValueError("needs calibration data of its own, which a benchmark does not set aside")
+            from_bank = self._fit(detector)
             seconds = time.perf_counter() - start
             inside = self._score(detector, self.test)
             outside = {samples.name: self._score(detector, samples) for samples in self.ood}
@@ -139,31 +151,48 @@ class Benchmark:
             timings = [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
         except Exception as error:  # the others' results stand, whatever goes wrong in one
             return Row.failed(name, " ".join(f"{type(error).__name__}: {error}".split()))
-        return Row(name, _paper(detector), seconds, evaluations, timings, inside, outside)
+        return Row(name, _paper(detector), seconds, evaluations, timings, inside, outside, from_bank=from_bank)
+
+    def _warm_up(self, detector: Detector) -> None:
+        """Fit a copy on a few rows, so that the time of the fit has no compiler in it."""
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit_together([copy.deepcopy(detector)], self.train.rows(slice(0, WARM_UP_ROWS)), self.head)
+
+    def _fit(self, detector: Detector) -> bool:
+        """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
+        if detector.fits_on_heldout:
+            fit_together([detector], self._held_out(detector), self.head)
+            return False
+        full = FullStatistics(self.statistics, self.train)
+        fit_together([detector], self.train, self.head, full)
+        if isinstance(detector, Ensemble):
+            detector.calibrate(self._held_out(detector))
+        return full.used_bank
+
+    def _held_out(self, detector: Detector) -> FeatureSet:
+        if self.heldout is None:
+            raise ValueError(
+                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give heldout"
+            )
+        return self.heldout
 
     def _score(self, detector: Detector, samples: FeatureSet) -> Tensor:
         with torch.inference_mode():
             return torch.cat([detector.score(batch) for batch in samples.batches()]).clone()
 
-    def _full_statistics(self, statistic: Any) -> Any:
-        """Means and covariances of the full training set in place of those of the part."""
-        full = self.statistics
-        if full is not None and isinstance(statistic, PartMoments) and not statistic.layers:
-            statistic.parts = [full]
-        if full is None or type(statistic) not in (Mean, Moments, ClassMoments):
-            return statistic
-        if isinstance(statistic, Mean):
-            statistic.count, statistic.total = full.count, full.mean() * full.count
-        else:
-            statistic.count, statistic.average, statistic.scatter = full.count, full.average, full.scatter
-            if isinstance(statistic, ClassMoments):
-                statistic.counts, statistic.totals = full.counts, full.totals
-        return statistic
+    def _time_forward(self) -> tuple[Latency, ...]:
+        """The forward pass at the batch sizes of the scores, smaller where the network is slow."""
+        if self.forward is None:
+            return ()
+        single = self.forward(1)
+        largest = int(FORWARD_SECONDS / max(single.median, 1e-9))
+        return tuple(single if size == 1 else self.forward(max(2, min(size, largest))) for size in BATCH_SIZES)
 
-    def _setting(self) -> Setting:
+    def _setting(self, notes: Sequence[str], forward: tuple[Latency, ...]) -> Setting:
         return Setting(
             title=self.title,
-            notes=self.notes,
+            notes=tuple(notes),
             positive=self.positive,
             num_classes=self.head.num_classes,
             num_features=self.head.num_features,
@@ -172,7 +201,11 @@ class Benchmark:
             ood={samples.name: len(samples) for samples in self.ood},
             groups=self.groups,
             accuracy=self._accuracy(),
-            forward_seconds=self.forward_seconds,
+            forward=forward,
+            num_bank=None if self.statistics is None else len(self.train),
+            warnings=self.warnings,
+            class_names=self.class_names,
+            samples={samples.name: samples.key for samples in (self.test, *self.ood)},
         )
 
     def _accuracy(self) -> float | None:
@@ -186,9 +219,10 @@ class Benchmark:
         return correct / max(len(self.test), 1)
 
 
-def _paper(detector: Detector) -> Paper | None:
+def _paper(detector: Detector) -> str | None:
     """Where a detector comes from: for a shaped one, its shaping."""
-    return detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
+    paper = detector.paper or getattr(getattr(detector, "shaping", None), "paper", None)
+    return None if paper is None else str(paper)
 
 
 def _with_own_names(rows: list[Row]) -> list[Row]:
@@ -203,8 +237,6 @@ def _with_own_names(rows: list[Row]) -> list[Row]:
 
 def label(detector: Detector) -> str:
     """A short name for a detector: its registered name and the options that are not at their default."""
-    import inspect
-
     parameters = inspect.signature(type(detector).__init__).parameters
     options = detector.options()
     inner = "+".join(part.name for part in options.values() if isinstance(part, Configured))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fdbd import kernels
+from fdbd.core import projection
 from fdbd.core.batch import Head
 
 Normalizer = Literal["deviation", "norm"] | None
@@ -183,7 +184,6 @@ class Folded:
         self.center = center.to(dtype)
         self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(dtype)
         self.divide = normalizer is not None
-        kernels.warm_up(dtype)
 
     def score(self, features: Tensor, predicted: Tensor) -> Tensor:
         """(N,) scores of (N, P) features whose predicted classes (N,) are known. Rows with a NaN or an infinity, and
@@ -232,8 +232,6 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
     below `distances`, and equal to it at the nearest boundary.
     """
-    from fdbd.kernels import projection  # compiles on first use
-
     z = features.detach().to("cpu", torch.float64)
     exact_head = Head(head.weight.to("cpu", torch.float64), head.bias.to("cpu", torch.float64))
     logits = exact_head(z)

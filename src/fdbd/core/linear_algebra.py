@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd import kernels
-from fdbd.kernels.blas import multiplies_with_numpy, product, share_products
+from fdbd.util.torch_compat import tracing
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
@@ -24,8 +22,7 @@ ROUNDING = 1e-13
 SMALLEST_NORM = 1e-12
 """A row whose norm is below has no direction."""
 
-_QUERIES, _POINTS = 2048, 1 << 14  # a block of inner products takes 128 MB where torch searches it
-_SEARCHED = 1 << 23  # inner products in a block where a kernel does: 32 MB; narrower blocks slow the product down
+_QUERIES, _POINTS = 1024, 1 << 13  # a block of inner products takes 32 MB
 _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
 
 
@@ -65,7 +62,7 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     if not kept.any():
         raise ValueError(
             "the training features do not vary within their classes or clusters, so no distance can be scaled by their "
-            "covariance; give more samples a class, or a detector without a covariance"
+            "covariance; give more samples per class, or a detector without a covariance"
         )
     directions = directions[:, kept]
     symmetric: Tensor = (directions / variances[kept].sqrt()) @ directions.T
@@ -75,8 +72,9 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
 def eigenvectors(matrix: Tensor) -> Tensor:
     """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue.
 
-    They do not hang on how the matrix was rounded, as far as that can be: the largest component of each is positive,
-    and where eigenvalues vanish, so that any basis would do, it is the one in which diag(1, …, 2) is diagonal.
+    Their signs and the basis of the null space are fixed, so that rounding of the matrix changes them as little as
+    possible: the largest component of each eigenvector is positive, and among the eigenvectors of eigenvalue zero,
+    where any basis would do, the basis is chosen that makes diag(1, …, 2) diagonal.
     """
     values, directions = torch.linalg.eigh(matrix)
     count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
@@ -93,7 +91,7 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     """function(rows) (N,), computed for as many rows at a time as make about 8 MB of the (N, width) array that it holds
     meanwhile."""
     size = max(64, _ELEMENTS // max(width, 1))
-    if kernels.tracing() or rows.shape[0] <= size:
+    if tracing() or rows.shape[0] <= size:
         return function(rows)
     return torch.cat([function(block) for block in torch.split(rows, size)])
 
@@ -101,27 +99,13 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
 def of_products(rows: Tensor, matrix: Tensor, shift: Tensor, what: Literal["norm", "largest"]) -> Tensor:
     """(N,) the norm of z·matrix + shift for each of the rows z (N, P), or its largest component; matrix (P, D), shift
     (D,). Nothing of N × D is held."""
-    size = max(64, _ELEMENTS // max(len(shift), 1))
-    if not kernels.fits_kernel(rows, matrix) or not multiplies_with_numpy() or len(rows) < 4 * size:
 
-        def reduced(some: Tensor) -> Tensor:
-            part = kernels.linear(some, matrix.T, shift)
-            found: Tensor = torch.linalg.vector_norm(part, dim=1) if what == "norm" else part.amax(dim=1)
-            return found
+    def reduced(some: Tensor) -> Tensor:
+        part = torch.addmm(shift, some, matrix)
+        found: Tensor = torch.linalg.vector_norm(part, dim=1) if what == "norm" else part.amax(dim=1)
+        return found
 
-        return in_blocks(reduced, rows, len(shift))
-    values, factors, offset = (tensor.detach().numpy() for tensor in (rows, matrix, shift))
-    out = np.empty_like(values[:, 0])
-
-    def reduce(first: int, last: int) -> None:
-        for start in range(first, last, size):
-            stop = min(start + size, last)
-            part = values[start:stop] @ factors
-            part += offset
-            out[start:stop] = np.sqrt(np.einsum("nd,nd->n", part, part)) if what == "norm" else part.max(axis=1)
-
-    share_products(len(rows), reduce)
-    return torch.from_numpy(out)
+    return in_blocks(reduced, rows, len(shift))
 
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -131,49 +115,26 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     Exact. The matrix product is searched block by block; memory is bounded whatever N and M.
     """
     k = min(k, points.shape[0])
-    if kernels.tracing():
+    if tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    search = _search_plain if kernels.fits_kernel(rows, points) else _search_blocks
-    found = [search(block, points, k) for block in torch.split(rows, _QUERIES)]
+    found = [_search(block, points, k) for block in torch.split(rows, _QUERIES)]
     return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
 
 
-def warm_up_search(dtype: torch.dtype) -> None:
-    """Have compiled what `largest_products` needs."""
-    one = torch.zeros(1, 1, dtype=dtype, device="cpu")
-    largest_products(one, one, 1)
-
-
-def _search_plain(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """On the CPU, without gradients."""
-    from fdbd.kernels.selection import Largest  # with numba, which takes a third of a second to import
-
-    width = min(points.shape[0], max(2 * k, _SEARCHED // max(rows.shape[0], 1)))
-    found = Largest(rows.shape[0], k, rows.dtype)
-    by_numpy = multiplies_with_numpy()
-
-    def search(first: int, last: int) -> None:
-        some = rows[first:last]
-        buffer = rows.new_empty(len(some) * width)
-        for start in range(0, points.shape[0], width):
-            others = points[start : start + width]
-            products = buffer[: len(some) * len(others)].view(len(some), len(others))
-            found.add(product(some, others, products, by_numpy), start, first)
-
-    if by_numpy:
-        share_products(rows.shape[0], search)
-    else:
-        search(0, rows.shape[0])
-    return found.result()
-
-
-def _search_blocks(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _search(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     found = []
     for start in range(0, points.shape[0], _POINTS):
         products = rows @ points[start : start + _POINTS].T
-        values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
+        if k == 1:
+            values, indices = products.max(dim=1, keepdim=True)
+        else:
+            values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
         found.append((values, indices + start))
     values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
     values, chosen = values.topk(k, dim=1, sorted=False)
     return values, indices.gather(1, chosen)
+
+
+def warm_up_search(dtype: torch.dtype) -> None:
+    pass

@@ -1,6 +1,7 @@
 """Every detector, by class and by name."""
 
-from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper, fit_together
+from fdbd.detectors.adascale import AdaSCALE
+from fdbd.detectors.base import Configured, Detector, NotFittedError, Paper, fit_together
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.dice import DICE
 from fdbd.detectors.energy import Energy
@@ -26,7 +27,6 @@ from fdbd.detectors.she import SHE
 from fdbd.detectors.ssd import SSD
 from fdbd.detectors.tempscale import TemperatureScaling
 from fdbd.detectors.vim import Residual, ViM
-from fdbd.shaping import AdaSCALE
 
 __all__ = [
     "CSI",
@@ -53,7 +53,6 @@ __all__ = [
     "KLMatching",
     "MaxLogit",
     "NNGuide",
-    "Needs",
     "NotFittedError",
     "OpenMax",
     "Paper",

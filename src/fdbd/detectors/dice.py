@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Detector, Paper, Passes
 from fdbd.detectors.exponentials import logsumexp
 from fdbd.fitting.statistics import Mean
 
@@ -20,7 +18,7 @@ class DICE(Detector):
 
         score(z) = logsumexp((M ⊙ W) z + b),   M = 1 where w_cj · E[z_j] is above the percentile of all C·P of them
 
-    One matrix product with the sparsified weights: O(C·P) per sample.
+    One matrix product with the sparsified weights: O(C·P) a sample.
 
     Args:
         percentile: share of the weights that are set to zero, in percent; 90 is the paper's for CIFAR, 70 for ImageNet.
@@ -28,8 +26,8 @@ class DICE(Detector):
 
     name = "dice"
     paper = Paper("DICE: Leveraging Sparsification for Out-of-Distribution Detection", "Sun and Li", "ECCV", 2022)
-    needs = Needs(passes=1)
-    sparse_weight: Annotated[Tensor, "C P"]
+    one_pass = True
+    sparse_weight: Tensor
 
     def __init__(self, percentile: float = 90.0) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
 """Softmax's sums, and the detectors that are functions of them.
 
-A CPU kernel reads the logits once. Where it cannot (gradients, other devices, exported graphs), torch does the same: no
-exponential underflows, which takes libraries ten times as long; rows of few classes lie in memory by class, so that
-sums run over many samples at once; and new (N, C) tensors are few, since each costs a fetch of fresh pages.
+No exponential underflows, since subnormal numbers take processors ten times as long; and rows of few classes lie in
+memory by class, so that sums run over many samples at once.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fdbd import kernels
 from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Needs
+from fdbd.detectors.base import Detector, closes_itself
 
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
 """Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""
@@ -36,8 +34,8 @@ class Sums(NamedTuple):
 class SoftmaxDetector(Detector):
     """A score that follows from softmax's `Sums`: a subclass writes `of_sums`."""
 
-    needs = Needs(features=False, logits=True, passes=0)
-    notices_bad_rows = True
+    reads = ("logits",)
+    one_pass = True
     largest_alone: ClassVar[bool] = False
     """Whether `of_sums` looks at the largest logit only."""
     has_temperature: ClassVar[bool] = False
@@ -48,18 +46,13 @@ class SoftmaxDetector(Detector):
         """(N,) scores."""
         raise NotImplementedError(f"{type(self).__name__} defines no of_sums")
 
+    @closes_itself
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return self.of_logits(batch.logits)
-
-    def of_logits(self, logits: Tensor) -> Tensor:
-        """(N,) scores of logits (N, C)."""
+        prepared = self.prepare(batch)
+        assert prepared.logits is not None
         temperature = self.temperature if self.has_temperature else 1.0
-        found = kernels.softmax_sums(logits, temperature, self.largest_alone)
-        if found is not None:
-            return self.of_sums(Sums(*found[0]))
-        sums = softmax_sums(logits, temperature, self.largest_alone)
-        return torch.where(torch.isfinite(logits).all(dim=1), self.of_sums(sums), torch.nan)
+        scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone))
+        return self._fail_closed(batch, prepared, scores)
 
 
 def softmax_sums(logits: Tensor, temperature: float | Tensor = 1.0, largest_alone: bool = False) -> Sums:
@@ -86,9 +79,5 @@ def bound_(exponents: Tensor) -> Tensor:
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """(N,) log Σ_c exp(logits_c); NaN where a logit is not finite."""
-    found = kernels.softmax_sums(logits)
-    if found is None:
-        return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
-    largest, total, _ = found[0]
-    return total.log_().add_(largest)
+    """(N,) log Σ_c exp(logits_c)."""
+    return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)

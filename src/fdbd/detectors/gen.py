@@ -9,7 +9,7 @@ from torch import Tensor
 from fdbd import kernels
 from fdbd.core.batch import Batch
 from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Detector, Paper
 from fdbd.detectors.exponentials import bound_, gaps
 
 _NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}
@@ -21,7 +21,7 @@ class GEN(Detector):
 
         score = −Σ_{c in the `top` largest} p_c^γ (1 − p_c)^γ
 
-    O(C) per sample, and a selection of the largest logits where there are more than `top` classes.
+    O(C) a sample, and a selection of the largest logits where there are more than `top` classes.
 
     Args:
         gamma: exponent γ, positive; a small one weighs small deviations from certainty.
@@ -35,7 +35,8 @@ class GEN(Detector):
 
     name = "gen"
     paper = Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", "Liu et al.", "CVPR", 2023)
-    needs = Needs(features=False, logits=True, passes=0)
+    reads = ("logits",)
+    one_pass = True
 
     def __init__(self, gamma: float = 0.1, top: int = 100) -> None:  # both are the paper's settings for ImageNet
         super().__init__()

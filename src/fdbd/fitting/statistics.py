@@ -7,19 +7,18 @@ and any order of the shards. Everything is summed in float64 on the CPU. Only `B
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head
-from fdbd.kernels.blas import roomy
-from fdbd.kernels.counting import count_leading_bits, multilinear
-from fdbd.kernels.moments import add_by_class, products
+from fdbd.core.batch import Batch
 
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
@@ -108,6 +107,27 @@ class Mean:
         return self.total / max(self.count, 1)
 
 
+def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64.
+
+    The second is symmetric: only blocks on and below the diagonal are multiplied, which saves three eighths."""
+    width = rows.shape[1]
+    total, squares = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width, dtype=torch.float64)
+    edges = [width * i // 4 for i in range(5)]
+    for piece in in_float64(rows):
+        centred = piece - pivot
+        total += centred.sum(dim=0)
+        for start, stop in pairwise(edges):
+            squares[start:stop, :stop].addmm_(centred[:, start:stop].T, centred[:, :stop])
+    return total, squares.tril() + squares.tril(-1).T
+
+
+def add_by_class(totals: Tensor, classes: Tensor, values: Tensor) -> None:
+    """totals[c] += the values of class c, in place; totals (C, D) float64, classes (N,), values (N, D)."""
+    for of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
+        totals.index_add_(0, of_piece, piece)
+
+
 class Moments:
     """Count, mean (P,) and scatter Σ(z − mean)(z − mean)ᵀ (P, P) of the features.
 
@@ -132,7 +152,7 @@ class Moments:
             return
         pivot = self.average if self.count else next(in_float64(rows[:PIVOT_ROWS])).mean(dim=0)
         total, squares = products(rows, pivot)
-        if not np.isfinite(total.numpy()).all():
+        if not torch.isfinite(total).all():
             check_finite(rows, "its features")
         offset = total / count
         self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
@@ -255,7 +275,14 @@ class Sum:
         return self.total
 
 
+_VALUES_AT_A_TIME = 1 << 21
 _BINS_BELOW_SIGN = 12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
+
+
+def ordered_bits(values: Tensor) -> NDArray[np.int32]:
+    """The float32 bit patterns of values as integers that ascend with the value: those of negative numbers mirrored."""
+    bits: NDArray[np.int32] = values.detach().to("cpu", torch.float32).contiguous().view(torch.int32).numpy()
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 class Histogram:
@@ -276,7 +303,9 @@ class Histogram:
 
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
-        count_leading_bits(values, self.counts)
+        for piece in values.detach().reshape(-1).split(_VALUES_AT_A_TIME):
+            bins = (ordered_bits(piece) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
+            self.counts += torch.from_numpy(np.bincount(bins, minlength=len(self.counts)))
 
     def merge(self, other: Self) -> None:
         self.counts += other.counts
@@ -323,9 +352,6 @@ class Bank:
             up to rounding must not decide what is kept.
     """
 
-    may_borrow = False
-    """Whether batches stay as they are until the fit is over, so that no copy is needed; the driver of the fit says."""
-
     def __init__(
         self,
         alpha: float = 1.0,
@@ -339,20 +365,14 @@ class Bank:
         self.hashes: list[Tensor] = []
         self.numbers: list[Tensor] = []
 
-    @property
-    def finds_non_finite(self) -> bool:
-        return self.value is None
-
     def update(self, batch: Batch) -> None:
         rows = (batch.features if self.value is None else self.value(batch)).detach().cpu()
-        hashes, is_finite = _hashed(rows)
-        if self.finds_non_finite and not is_finite:
-            check_finite(rows, "its features")
+        hashes = row_hashes(rows)
         numbers = torch.ones(len(rows)) if self.beside is None else self.beside(batch).detach().cpu()
         if self.alpha < 1:
             kept = hashes < int(self.alpha * 2**62)
             rows, hashes, numbers = rows[kept], hashes[kept], numbers[kept]
-        self.rows.append(rows if self.alpha < 1 or self.may_borrow else rows.clone())
+        self.rows.append(rows if self.alpha < 1 else rows.clone())  # a loader may use its memory again
         self.hashes.append(hashes)
         self.numbers.append(numbers)
 
@@ -371,8 +391,6 @@ class Bank:
             divisors: maps some rows (n, P) and the numbers beside them (n,), 1 where there are none, to what the rows
                 are divided by, (n,).
         """
-        from fdbd.kernels.placing import place_rows  # with numba, which takes a third of a second to import
-
         if not self.rows:
             raise ValueError("no samples to keep: the training data are empty")
         order = torch.from_numpy(np.argsort(torch.cat(self.hashes).numpy()))
@@ -382,40 +400,31 @@ class Bank:
         if len(widths) > 1:
             raise ValueError(f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width")
         dtype = torch.promote_types(self.rows[0].dtype, torch.float32) if dtype is None else dtype
-        samples = roomy((len(order), widths[0]), dtype)
+        samples = torch.empty(len(order), widths[0], dtype=dtype)
         pieces = [piece for rows in self.rows for piece in torch.split(rows, ROWS_AT_A_TIME)]
         beside = [piece for numbers in self.numbers for piece in torch.split(numbers, ROWS_AT_A_TIME)]
         for rows, numbers, where in zip(pieces, beside, torch.split(places, [len(piece) for piece in pieces])):
             rows, numbers = rows.to(samples.dtype), numbers.to(samples.dtype)
-            place_rows(samples, where, rows, numbers if divisors is None else divisors(rows, numbers))
+            samples.index_copy_(0, where, rows if divisors is None else rows / divisors(rows, numbers)[:, None])
         return samples
 
 
 def row_hashes(rows: Tensor) -> Tensor:
     """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
-    return _hashed(rows)[0]
-
-
-def _hashed(rows: Tensor) -> tuple[Tensor, bool]:
-    """The hashes of rows, and whether all numbers are finite in float32."""
     bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
     generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
     keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
-    mixed, is_finite = multilinear(bits, keys)
+    # Σ_j bits[i, j]·keys[j] modulo 2^64; numpy multiplies integers faster than torch.
+    mixed = torch.from_numpy(np.einsum("ij,j->i", bits.numpy(), keys.numpy()))
     for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier
-    return (mixed ^ (mixed >> 31)) & (2**62 - 1), is_finite
+    return (mixed ^ (mixed >> 31)) & (2**62 - 1)
 
 
-def finds_non_finite(statistic: Statistic) -> bool:
-    """Whether an update with a NaN or an infinity among the features raises `NonFiniteRow` without being looked for."""
-    return bool(getattr(statistic, "finds_non_finite", False))
-
-
-class Transformed(Generic[S]):
+class Transformed:
     """A statistic of transformed batches: each batch passes through `transform` first."""
 
-    def __init__(self, statistic: S, transform: Callable[[Batch], Batch]) -> None:
+    def __init__(self, statistic: Any, transform: Callable[[Batch], Batch]) -> None:
         self.statistic = statistic
         self.transform = transform
 
@@ -424,37 +433,6 @@ class Transformed(Generic[S]):
 
     def merge(self, other: Self) -> None:
         self.statistic.merge(other.statistic)
-
-
-LOGITS_AT_A_TIME = 1 << 22
-"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
-
-
-class _WithLogits(Generic[S]):
-    """A statistic of logits: a batch without them gets those of the head, a few thousand rows at a time."""
-
-    def __init__(self, statistic: S, head: Head) -> None:
-        self.statistic, self.head = statistic, head
-
-    def update(self, batch: Batch) -> None:
-        rows = max(1024, LOGITS_AT_A_TIME // self.head.num_classes)
-        for start in range(0, batch.features.shape[0], rows):
-            piece = batch.rows(slice(start, start + rows))
-            logits = self.head(piece.features) if piece.logits is None else piece.logits
-            try:
-                check_finite(logits, "its logits")
-                self.statistic.update(piece._replace(logits=logits))
-            except NonFiniteRow as error:
-                raise NonFiniteRow(start + error.row, error.what) from None
-
-    def merge(self, other: Self) -> None:
-        self.statistic.merge(other.statistic)
-
-
-def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
-    """A pass for a statistic that reads logits, as a part of `passes`: ``m = yield from with_logits(…, head)``."""
-    summed: _WithLogits[S] = yield _WithLogits(statistic, head)
-    return summed.statistic
 
 
 def labels_of(batch: Batch) -> Tensor:

@@ -1,25 +1,30 @@
-"""What is done sample by sample, twice: a fused CPU kernel and the plain torch definition that it must agree with.
+"""What is worth a compiled kernel: fDBD's score and the sums of a streaming fit, each in one read of the features.
 
-`folded_score` chooses: the kernel for CPU tensors, the twin for everything that traces, differentiates or sits on
-another device. The twin of `softmax_sums` is in `detectors.exponentials`.
+Each has its definition in plain torch (`plain`), which everything takes that the kernel cannot: small inputs,
+gradients, other devices, compiled and exported graphs.
 """
 
-from fdbd.kernels.dispatch import (
-    column_sums,
-    fits_kernel,
-    folded_score,
-    linear,
-    softmax_sums,
-    tracing,
-    warm_up,
-)
+from torch.nn.functional import linear
+
+from fdbd.kernels.dispatch import column_sums, compile_kernels, folded_score
+from fdbd.kernels.threads import survive_forks
+from fdbd.util.torch_compat import is_plain, tracing
+
+fits_kernel = is_plain
+
+
+def warm_up(*_: object) -> None:
+    """Kernels are compiled at their first use: there is nothing to do ahead."""
+
 
 __all__ = [
     "column_sums",
+    "compile_kernels",
     "fits_kernel",
     "folded_score",
+    "is_plain",
     "linear",
-    "softmax_sums",
+    "survive_forks",
     "tracing",
     "warm_up",
 ]

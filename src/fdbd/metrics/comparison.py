@@ -1,24 +1,44 @@
-"""Whether two detectors differ in AUROC on the same samples: DeLong's paired test."""
+"""Whether two detectors differ in AUROC on the same samples: DeLong's paired test, on one OOD set or several."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fdbd.metrics.counts import Floats, as_scores
 
+Verdict = Literal["higher", "lower", "undecided"]
+
 
 class Comparison(NamedTuple):
-    """The outcome of `delong_test`."""
+    """The difference between two detectors, and how sure it is."""
 
     difference: float
     """AUROC of the first detector minus that of the second."""
     standard_error: float
     """Of the difference."""
     p_value: float
-    """Two-sided: the chance of a difference as large when the detectors are equal."""
+    """Two-sided: the probability of a difference at least as large when the detectors are equal."""
+
+    @classmethod
+    def of(cls, difference: float, standard_error: float) -> Comparison:
+        """The normal test of a difference; a standard error of 0 leaves no doubt about any difference but 0."""
+        if standard_error == 0:
+            return cls(difference, 0.0, 1.0 if difference == 0 else 0.0)
+        return cls(difference, standard_error, math.erfc(abs(difference) / standard_error / math.sqrt(2)))
+
+    def verdict(self, level: float = 0.05) -> Verdict:
+        """Whether the first detector's AUROC is higher, lower, or not told apart at this level of significance.
+
+        >>> Comparison.of(0.259, 0.090).verdict(), Comparison.of(0.0001, 0.01).verdict()
+        ('higher', 'undecided')
+        """
+        if self.p_value > level:
+            return "undecided"
+        return "higher" if self.difference > 0 else "lower"
 
 
 def delong_test(id_scores_a: Any, ood_scores_a: Any, id_scores_b: Any, ood_scores_b: Any) -> Comparison:
@@ -33,40 +53,55 @@ def delong_test(id_scores_a: Any, ood_scores_a: Any, id_scores_b: Any, ood_score
     """
     first = placements(as_scores(id_scores_a, "id_scores_a"), as_scores(ood_scores_a, "ood_scores_a"))
     second = placements(as_scores(id_scores_b, "id_scores_b"), as_scores(ood_scores_b, "ood_scores_b"))
-    return compare(first, second)
+    return compare([first], [second])
 
 
-class Placements(NamedTuple):
-    """A detector's part in `delong_test`, kept where one detector is compared with many."""
+class Influences(NamedTuple):
+    """What each sample adds to a measure, up to a constant: the measure's variance is that of two means."""
 
     of_id: Floats
-    """(N,) share of OOD scores below each ID score; the mean is the AUROC."""
+    """(N,) one number per ID sample."""
     of_ood: Floats
-    """(M,) share of ID scores below each OOD score."""
+    """(M,) one number per OOD sample."""
 
 
-def placements(id_scores: Any, ood_scores: Any) -> Placements:
-    """Where each sample stands among those of the other side, ties one half."""
+def placements(id_scores: Any, ood_scores: Any) -> Influences:
+    """Influences on the AUROC: the share of the other side below each sample, ties one half. The mean over ID samples
+    is the AUROC itself."""
     inside, outside = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
-    return Placements(_share_below(inside, outside), _share_below(outside, inside))
+    return Influences(_share_below(inside, outside), -_share_below(outside, inside))
 
 
-def compare(first: Placements, second: Placements) -> Comparison:
-    """`delong_test` from the placements of the two detectors."""
-    (first_id, first_ood), (second_id, second_ood) = first, second
-    if len(first_id) != len(second_id) or len(first_ood) != len(second_ood):
-        raise ValueError(
-            f"the detectors scored different samples: {len(first_id)} ID and {len(first_ood)} OOD against "
-            f"{len(second_id)} ID and {len(second_ood)} OOD"
-        )
-    if min(len(first_id), len(first_ood)) < 2:
-        raise ValueError(f"a comparison takes two samples a side, got {len(first_id)} ID and {len(first_ood)} OOD")
-    by_id, by_ood = first_id - second_id, first_ood - second_ood
-    difference = float(by_id.mean())
-    error = math.sqrt(by_id.var(ddof=1) / len(by_id) + by_ood.var(ddof=1) / len(by_ood))
-    if error == 0:
-        return Comparison(difference, error, 1.0 if difference == 0 else 0.0)
-    return Comparison(difference, error, math.erfc(abs(difference) / error / math.sqrt(2)))
+def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Comparison:
+    """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from their `placements` on
+    each set.
+
+    The sets' errors are not independent, since the ID samples are the same, and do not move together either, since the
+    OOD samples are not: the variance of the mean is computed from both parts (`standard_error`).
+    """
+    for a, b in zip(first, second):
+        if len(a.of_id) != len(b.of_id) or len(a.of_ood) != len(b.of_ood):
+            raise ValueError(
+                f"the detectors scored different samples: {len(a.of_id)} ID and {len(a.of_ood)} OOD against "
+                f"{len(b.of_id)} ID and {len(b.of_ood)} OOD"
+            )
+        if min(len(a.of_id), len(a.of_ood)) < 2:
+            raise ValueError(f"a comparison takes two samples per side, got {len(a.of_id)} ID and {len(a.of_ood)} OOD")
+    parts = [Influences(a.of_id - b.of_id, a.of_ood - b.of_ood) for a, b in zip(first, second)]
+    difference = float(np.mean([part.of_id.mean() for part in parts]))
+    return Comparison.of(difference, standard_error(parts))
+
+
+def standard_error(sets: Sequence[Influences]) -> float:
+    """Standard error of a measure's mean over OOD sets that share their ID samples.
+
+        var = var_i(mean_j A_ji) / N + Σ_j var_k(B_jk) / M_j / J²
+
+    with A_ji the influence of ID sample i in set j of J, and B_jk that of OOD sample k of set j.
+    """
+    by_id = np.mean([part.of_id for part in sets], axis=0)
+    of_ood = sum(part.of_ood.var(ddof=1) / len(part.of_ood) for part in sets) / len(sets) ** 2
+    return math.sqrt(by_id.var(ddof=1) / len(by_id) + of_ood)
 
 
 def _share_below(scores: Floats, reference: Floats) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,6 +73,13 @@ class Evaluation:
         settings = ("tpr", "positive", "confidence", "num_id", "num_ood")
         return measures | {name: getattr(self, name) for name in settings}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
+        """What `to_dict` gave."""
+        fields: dict[str, Any] = {name: values[name] for name in ("tpr", "positive", "confidence", "num_id", "num_ood")}
+        fields |= {name: Estimate(**values[name]) for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
+        return cls(**fields)
+
     def __str__(self) -> str:
         named = {"AUROC": self.auroc, f"FPR{100 * self.tpr:g}": self.fpr}
         named |= {"AUPR-in": self.aupr_in, "AUPR-out": self.aupr_out}
@@ -118,7 +126,7 @@ def evaluate(
     chosen, swapped = oriented(counts, positive), counts.swapped()
     return Evaluation(
         auroc=Estimate(area(counts), *auroc_interval(counts, confidence)),
-        fpr=Estimate(false_positive_rate(chosen, tpr), *fpr_interval(chosen, tpr, confidence, bootstrap, seed)),
+        fpr=Estimate(false_positive_rate(chosen, tpr), *fpr_interval([chosen], tpr, confidence, bootstrap, seed)),
         aupr_in=Estimate(average_precision(counts), *aupr_interval(counts, confidence)),
         aupr_out=Estimate(average_precision(swapped), *aupr_interval(swapped, confidence)),
         tpr=float(tpr),

@@ -7,6 +7,8 @@ forgets that the threshold was estimated too. Coverage is shown by simulation in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -54,7 +56,7 @@ def aupr_interval(counts: Counts, confidence: float) -> Interval:
     roc_low, roc_high = _pair_limits(roc, min(counts.num_positive, counts.num_negative), confidence)
     above = (1 - roc_low) * counts.num_negative / counts.num_positive
     worst = 1 - above * math.log1p(1 / above) if above > 0 else 1.0
-    variance, freedom = _spread(counts, *_precision_influences(counts))
+    variance, freedom = _spread(counts, *precision_influences(counts))
     if variance <= 0 or value >= 1:
         gain = (roc_high - roc) / (1 - roc) if roc < 1 else 0.0
         return _around(value, worst, value + (1 - value) * gain)
@@ -63,24 +65,54 @@ def aupr_interval(counts: Counts, confidence: float) -> Interval:
     return _around(value, min(max(low, worst), corrected), high)
 
 
-def fpr_interval(counts: Counts, tpr: float, confidence: float, draws: int, seed: int) -> Interval:
-    """Interval for FPR@TPR with both its random parts, the threshold and the rate, from `draws` random draws of each.
+def fpr_interval(
+    sets: Sequence[Counts],
+    tpr: float,
+    confidence: float,
+    draws: int = 10_000,
+    seed: int = 0,
+    shared: Literal["positive", "negative"] = "positive",
+) -> Interval:
+    """Interval for FPR@TPR, or for its mean over several sets, with both its random parts, the threshold and the rate,
+    from `draws` random draws of each.
 
     The population's threshold has Binomial(n, 1 − tpr) of the n positives below it, hence lies between two neighbouring
     order statistics of that rank, whatever the distribution; given a threshold, the rate has Clopper and Pearson's
-    Beta law. Drawing a rank, then a rate, is a bootstrap of both sides that costs one binomial and one Beta number a
+    Beta law. Drawing a rank, then a rate, is a bootstrap of both sides that costs one binomial and one Beta number per
     draw instead of a resample, and unlike that bootstrap stays honest when no negative is accepted. The lower limit
     takes the upper neighbour and the lower law, the upper limit the other two, so ties are safe.
+
+    Sets that share their positives share the drawn ranks; sets that share their negatives share the uniform number
+    behind the drawn rates, as if their errors moved together, which is the widest that they can.
     """
-    tpr = as_decimal(tpr)
-    value, rng = false_positive_rate(counts, tpr), np.random.default_rng(seed)
-    below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
-    total = counts.num_negative
-    most, fewest = _accepted(counts, below), _accepted(counts, below + 1)
-    upper = np.where(most == total, 1.0, rng.beta(most + 1, np.maximum(total - most, 1)))
-    lower = np.where(fewest == 0, 0.0, rng.beta(np.maximum(fewest, 1), total - fewest + 1))
+    tpr, rng = as_decimal(tpr), np.random.default_rng(seed)
+    value = float(np.mean([false_positive_rate(counts, tpr) for counts in sets]))
+    together = shared == "negative" and len(sets) > 1
+    uniform = rng.random(draws) if together else None
+    below = None
+    uppers, lowers = [], []
+    for counts in sets:
+        if below is None or shared == "negative":
+            below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
+        total = counts.num_negative
+        most, fewest = _accepted(counts, below), _accepted(counts, below + 1)
+        upper = _beta(most + 1, np.maximum(total - most, 1), rng, uniform)
+        lower = _beta(np.maximum(fewest, 1), total - fewest + 1, rng, uniform)
+        uppers.append(np.where(most == total, 1.0, upper))
+        lowers.append(np.where(fewest == 0, 0.0, lower))
     tail = (1 - confidence) / 2
-    return _around(value, float(np.quantile(lower, tail)), float(np.quantile(upper, 1 - tail)))
+    low, high = np.quantile(np.mean(lowers, axis=0), tail), np.quantile(np.mean(uppers, axis=0), 1 - tail)
+    return _around(value, float(low), float(high))
+
+
+def _beta(a: Floats, b: Floats, rng: np.random.Generator, uniform: Floats | None) -> Floats:
+    """Beta numbers, drawn freely or at the quantiles `uniform`."""
+    if uniform is None:
+        return rng.beta(a, b)
+    from scipy.special import betaincinv
+
+    quantiles: Floats = betaincinv(a, b, uniform)
+    return quantiles
 
 
 def _accepted(counts: Counts, rank: np.ndarray) -> Floats:
@@ -97,7 +129,7 @@ def _placements(counts: Counts) -> tuple[Floats, Floats]:
     return below, above
 
 
-def _precision_influences(counts: Counts) -> tuple[Floats, Floats]:
+def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
     """For each level, the influence of a positive and of a negative there on the average precision (up to a constant).
 
     A positive brings its own precision and raises that of every positive at or below it; a negative lowers them.

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fdbd.bench import Results
-from fdbd.bench.results import convention
 from fdbd.data.datasets import DatasetUnavailable
 from fdbd.detectors import create
-from fdbd.metrics.comparison import compare, placements
 from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.image_detectors import image_results
 from fdbd.paper.models import EvaluatedModel, load_models
 from fdbd.paper.result import Check, Result, check
 from fdbd.paper.table import Table, percent
+from fdbd.results.rows import convention
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,7 @@ def _run_named(model: EvaluatedModel, specs: Sequence[Any]) -> Results:
 
 def average(results: Results, name: str, metric: str) -> float:
     """A metric of a detector, averaged over all OOD sets."""
-    row = results.row(name)
-    return float(row.average(metric, list(results.setting.ood)))
+    return float(results.value(results.row(name), results.main_column, metric))
 
 
 def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
@@ -130,15 +128,15 @@ def _results_with(part: Part, pair: Sequence[str]) -> Results | None:
 
 
 def beats(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in average AUROC (DeLong's test, the sets' standard errors averaged) and in
+    """Whether one detector beats another in average AUROC (`Results.compare`) and in
     average FPR95; undecided where the difference in AUROC is within its error or the two metrics disagree."""
-    difference, error = _difference(results, first, second)
+    verdict = results.compare(first, second).verdict()
     lower = average(results, first, "fpr95") < average(results, second, "fpr95")
     text = _both(results, first, second)
     statement = f"{first} separates ID from OOD better than {second} ({title})"
-    if abs(difference) <= 1.96 * error:
+    if verdict == "undecided":
         return Check(statement, "undecided", f"{text} The difference in AUROC is within its error.")
-    if (difference > 0) != lower:
+    if (verdict == "higher") != lower:
         return Check(statement, "undecided", f"{text} The two metrics disagree.")
     return check(statement, lower, text)
 
@@ -146,19 +144,7 @@ def beats(results: Results, first: str, second: str, title: str) -> Check:
 def levels(results: Results, first: str, second: str, title: str) -> Check:
     """Whether one detector is at most a point of average AUROC below another."""
     statement = f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
-    return check(statement, _difference(results, first, second)[0] > -0.01, _both(results, first, second))
-
-
-def _difference(results: Results, first: str, second: str) -> tuple[float, float]:
-    a, b = results.row(first), results.row(second)
-    tests = [
-        compare(placements(a.id_scores, a.ood_scores[name]), placements(b.id_scores, b.ood_scores[name]))
-        for name in results.setting.ood
-    ]
-    return (
-        sum(test.difference for test in tests) / len(tests),
-        sum(test.standard_error for test in tests) / len(tests),
-    )
+    return check(statement, results.compare(first, second).difference > -0.01, _both(results, first, second))
 
 
 def _both(results: Results, first: str, second: str) -> str:

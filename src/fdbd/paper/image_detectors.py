@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from fdbd.bench import Benchmark, FeatureSet, Results, Row
-from fdbd.bench.latency import Latency
 from fdbd.core.batch import Batch
 from fdbd.data.datasets import Images, load
-from fdbd.detectors import CSI, ODIN, Detector, fit_together
+from fdbd.detectors import CSI, ODIN, Detector
+from fdbd.detectors.base import fit_together
 from fdbd.metrics import evaluate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Say
 from fdbd.paper.models import EvaluatedModel
+from fdbd.results.rows import Latency
 
 _BATCH = 128
 _TIMED = 32  # images of a timed batch
@@ -64,7 +65,7 @@ def _part(whole: Benchmark, steps: dict[str, int]) -> Benchmark:
         groups=whole.groups,
         title=f"{whole.title}, a part of the images",
         statistics=whole.statistics,
-        forward_seconds=whole.forward_seconds,
+        forward=whole.forward,
         positive=whole.positive,
     )
 
@@ -80,7 +81,7 @@ def _detector(model: EvaluatedModel, name: str, limit: int, say: Say) -> tuple[D
         fit_together(
             [odin], [model.benchmark.train.rows(slice(0, 2))], classifier.head
         )  # `fit` wants a Guard around it
-        return odin, lambda inputs: odin.observe(inputs, classifier)
+        return odin, lambda inputs: odin.network_batch(inputs, classifier)
     if name != "csi":
         raise ValueError(f"images are for odin and csi, not {name!r}")
     say("rotated training images for CSI")
@@ -116,7 +117,7 @@ def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], m
         title: evaluate(inside, outside, positive=model.benchmark.positive) for title, outside in scores.items()
     }
     extra = _extra_seconds(detector, look, next(iter(images.values())), model)
-    return Row(name, detector.paper, 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
+    return Row(name, str(detector.paper), 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
 
 
 def _extra_seconds(detector: Detector, look: Look, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:

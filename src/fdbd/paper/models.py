@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fdbd import networks
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
-from fdbd.bench.assemble import model_of
+from fdbd.bench.from_config import model_of
 from fdbd.core import geometry
 from fdbd.data.datasets import DatasetUnavailable, Images, info, load
 from fdbd.data.preprocessing import Preprocess

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fdbd.bench.results import machine
 from fdbd.paper.experiment import Experiment
 from fdbd.paper.table import Table
+from fdbd.results.rows import machine
 from fdbd.util.files import beside, write_text
 
 if TYPE_CHECKING:

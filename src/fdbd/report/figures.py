@@ -6,7 +6,8 @@ Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in `
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,12 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.data.feature_set import FeatureSet
+from fdbd.fitting.statistics import ClassMoments
 from fdbd.metrics import auroc
 from fdbd.report.numbers import bin_counts, score_range, short
-
-if TYPE_CHECKING:
-    from fdbd.bench.features import FeatureSet
-    from fdbd.bench.runner import Benchmark
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +34,21 @@ HUGE = 1e100
 ID_SAMPLES = {"odd": 0.02, "typical": 0.5, "clear": 0.98}
 OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
 """Which samples are shown, by the quantile of their score."""
+
+
+class Compared(Protocol):
+    """What the figures need of a benchmark."""
+
+    @property
+    def head(self) -> Head: ...
+    @property
+    def train(self) -> FeatureSet: ...
+    @property
+    def test(self) -> FeatureSet: ...
+    @property
+    def ood(self) -> Sequence[FeatureSet]: ...
+    @property
+    def statistics(self) -> ClassMoments | None: ...
 
 
 class Standing(NamedTuple):
@@ -52,7 +67,7 @@ class Standing(NamedTuple):
         return self.distance / self.deviation
 
 
-def figures(benchmark: Benchmark) -> dict[str, Any]:
+def figures(benchmark: Compared) -> dict[str, Any]:
     """All figures by name. One that cannot be had is ``{"error": why}``: the results matter more than a figure."""
     try:
         standings = _standings(benchmark)
@@ -67,7 +82,7 @@ def figures(benchmark: Benchmark) -> dict[str, Any]:
     return found
 
 
-def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, Any]:
+def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, Any]:
     """Average boundary distance by deviation level, ID against OOD: why the paper divides one by the other.
 
     Samples are grouped by ‖z − μ‖ at quantiles that give ID and OOD the same say; of each group the mean and the
@@ -88,7 +103,7 @@ def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, A
     return _profile(benchmark, _standings(benchmark), levels)
 
 
-def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
+def sample_standings(benchmark: Compared) -> dict[str, Any]:
     """A few samples with their boundary distances and their place among the fDBD scores of the ID set.
 
     Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD set those at the
@@ -103,7 +118,7 @@ def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     return _samples(benchmark, _standings(benchmark))
 
 
-def _profile(benchmark: Benchmark, standings: list[Standing], levels: int = LEVELS) -> dict[str, Any]:
+def _profile(benchmark: Compared, standings: list[Standing], levels: int = LEVELS) -> dict[str, Any]:
     inside, *outside = standings
     edges = _edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
     sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
@@ -113,7 +128,7 @@ def _profile(benchmark: Benchmark, standings: list[Standing], levels: int = LEVE
     return {"edges": [short(edge) for edge in edges], "sets": sets}
 
 
-def _samples(benchmark: Benchmark, standings: list[Standing]) -> dict[str, Any]:
+def _samples(benchmark: Compared, standings: list[Standing]) -> dict[str, Any]:
     inside = standings[0]
     if not len(inside.rows):
         raise ValueError(f"{inside.samples.name} has no finite features")
@@ -133,7 +148,7 @@ def _samples(benchmark: Benchmark, standings: list[Standing]) -> dict[str, Any]:
     return {"low": short(low), "high": short(high), "counts": bin_counts(reference, low, high, BINS), "sets": sets}
 
 
-def _standings(benchmark: Benchmark) -> list[Standing]:
+def _standings(benchmark: Compared) -> list[Standing]:
     """The ID set, then each OOD set."""
     if benchmark.statistics is not None:
         mean = benchmark.statistics.mean().to("cpu", torch.float64)
@@ -146,7 +161,7 @@ def _standings(benchmark: Benchmark) -> list[Standing]:
 
 
 def _standing(
-    benchmark: Benchmark, samples: FeatureSet, folded: geometry.Folded, mean: Tensor, floor: float
+    benchmark: Compared, samples: FeatureSet, folded: geometry.Folded, mean: Tensor, floor: float
 ) -> Standing:
     deviations, distances = [np.zeros(0)], [np.zeros(0)]
     for batch in samples.batches():
@@ -200,7 +215,7 @@ def _within(inside: Standing, outside: Standing, edges: Floats) -> float | None:
     return short(right / pairs) if pairs else None
 
 
-def _boundaries(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:
+def _boundaries(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
     """The nearest boundaries of one sample, nearest first, in units of its deviation."""
     row, deviation = int(part.rows[place]), float(part.deviation[place])
     batch = part.samples.rows(slice(row, row + 1))

@@ -5,70 +5,56 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from html import escape
 from importlib import resources
-from string import Template
 from typing import Any
 
-from fdbd.bench.results import Results, convention, machine
 from fdbd.report.headline import facts, verdict
 from fdbd.report.payload import payload
-from fdbd.report.table import metric_choices, table
+from fdbd.report.table import table
+from fdbd.results.rows import convention, machine
+from fdbd.results.table import ResultTable
+from fdbd.util.extras import require
 
 SCRIPTS = ("chart.js", "table.js", "histograms.js", "roc.js", "deviation.js", "samples.js", "latency.js", "main.js")
 
 
-def html(results: Results) -> str:
+def html(results: ResultTable) -> str:
     """The report of a benchmark as one self-contained HTML page; `Results.to_html` writes it to a file.
 
-    Names of datasets and detectors are text wherever they stand. The page's content security policy allows no request
-    and no script but its own.
+    Names of datasets and detectors are text wherever they stand: the template escapes all that it is given. The page's
+    content security policy allows no request and no script but its own.
     """
+    jinja2 = require("jinja2", "report")
+    raw = require("markupsafe", "report").Markup
+    loader = jinja2.FunctionLoader(_asset)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     papers, references = _papers(results)
     script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
-    style = _asset("style.css")
-    title = results.setting.title or "Out-of-distribution detection, compared"
-    return Template(_asset("page.html")).substitute(
+    page: str = environment.get_template("page.html").render(
         policy=_policy(script),
-        style=style,
-        script=script,
-        data=_json(payload(results)),
-        title=escape(title),
-        facts="".join(
-            f"<div><dt>{escape(what)}</dt><dd>{escape(number)}<small>{escape(remark)}</small></dd></div>"
-            for what, number, remark in facts(results)
-        ),
-        verdict="".join(f"<p>{sentence}</p>" for sentence in verdict(results)),
-        convention=escape(convention(results.setting.positive)),
-        metrics=metric_choices(results),
+        style=raw(_asset("style.css")),
+        script=raw(script),
+        data=raw(_json(payload(results))),
+        setting=results.setting,
+        title=results.setting.title or "Out-of-distribution detection, compared",
+        facts=facts(results),
+        verdict=verdict(results),
+        convention=convention(results.setting.positive),
         table=table(results, references),
-        failures=_failures(results),
-        papers="".join(f'<li id="paper-{number}">{escape(text)}</li>' for number, text in enumerate(papers, 1)),
-        notes="".join(f"<li>{escape(note)}</li>" for note in results.setting.notes),
-        machine=escape(_machine()),
+        failures=results.failures,
+        any_finished=bool(results.finished),
+        papers=papers,
+        machine=_machine(),
     )
+    return page
 
 
-def _papers(results: Results) -> tuple[list[str], dict[str, int]]:
+def _papers(results: ResultTable) -> tuple[list[str], dict[str, int]]:
     """Each paper once, in the table's order, and its number for each detector."""
-    papers: list[str] = []
-    references: dict[str, int] = {}
-    for row in results.ranked():
-        if row.paper is not None:
-            text = str(row.paper)
-            if text not in papers:
-                papers.append(text)
-            references[row.name] = papers.index(text) + 1
-    return papers, references
-
-
-def _failures(results: Results) -> str:
-    if not results.failures:
-        return ""
-    items = "".join(f"<li><b>{escape(row.name)}</b> {escape(str(row.error))}</li>" for row in results.failures)
-    shown = "" if results.finished else " open"
-    summary = f"<summary>{len(results.failures)} could not run</summary>"
-    return f'<details class="failures"{shown}>{summary}<ul>{items}</ul></details>'
+    papers = list(dict.fromkeys(row.paper for row in results.ranked() if row.paper is not None))
+    return papers, {row.name: papers.index(row.paper) + 1 for row in results.finished if row.paper is not None}
 
 
 def _machine() -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fdbd.bench.results import Results, Row
-from fdbd.bench.tables import columns
 from fdbd.metrics import roc_curve
 from fdbd.report.numbers import Floats, accepting_score, bin_counts, score_range, short
+from fdbd.results.rows import Row
+from fdbd.results.table import ResultTable
+from fdbd.results.text import datasets
 
 BINS = 48
 RANK_BINS = 40
@@ -21,28 +22,39 @@ ROC_SCALE = 1000
 """ROC rates are whole numbers of this: finer than a pixel."""
 
 
-def payload(results: Results) -> dict[str, Any]:
+def payload(results: ResultTable) -> dict[str, Any]:
     """Everything that the page's script reads; the detectors come best first, as in the table."""
     setting = results.setting
     return {
         "id": setting.test[0],
         "ood": list(setting.ood),
         "positive": setting.positive,
-        "columns": [column for column, _ in columns(results, ["auroc"])],
+        "columns": datasets(results),
         "detectors": [_detector(results, row) for row in results.ranked()],
-        "forward": _number(setting.forward_seconds),
+        "classes": list(setting.class_names),
         "figures": results.figures,
     }
 
 
-def _detector(results: Results, row: Row) -> dict[str, Any]:
+def _detector(results: ResultTable, row: Row) -> dict[str, Any]:
+    common = {
+        "name": row.name,
+        "auroc": {column: short(results.value(row, column, "auroc")) for column in datasets(results)},
+        "fpr": [short(row.evaluations[name].fpr95) for name in results.setting.ood],
+        "latency": {str(timing.batch_size): short(timing.median, 4) for timing in row.latencies},
+        "share": {
+            str(timing.batch_size): _number(results.setting.share_of_forward(timing)) for timing in row.latencies
+        },
+    }
+    if not row.has_scores:  # results from a file without them: no histograms and no curves
+        return common
     inside = _array(row.id_scores)
     outside = [_array(row.ood_scores[name]) for name in results.setting.ood]
     low, high = score_range([inside, *outside])
     ordered = np.sort(inside)
     thresholds = [_threshold(results, inside, scores) for scores in outside]
     return {
-        "name": row.name,
+        **common,
         "low": short(low, 7),
         "high": short(high, 7),
         "id": bin_counts(inside, low, high, BINS),
@@ -51,13 +63,10 @@ def _detector(results: Results, row: Row) -> dict[str, Any]:
         "ranks": [_rank_histogram(inside, scores) for scores in outside],
         "cuts": [short(np.searchsorted(ordered, threshold) / len(ordered)) for threshold in thresholds],
         "roc": [_curve(inside, scores) for scores in outside],
-        "auroc": {column: short(results.value(row, column, "auroc")) for column, _ in columns(results, ["auroc"])},
-        "fpr": [short(row.evaluations[name].fpr95) for name in results.setting.ood],
-        "latency": {str(timing.batch_size): short(timing.median, 4) for timing in row.latencies},
     }
 
 
-def _threshold(results: Results, inside: Floats, outside: Floats) -> float:
+def _threshold(results: ResultTable, inside: Floats, outside: Floats) -> float:
     """Where FPR95 is read: the score that 95 % of ID reach, or that 95 % of OOD do not exceed."""
     return accepting_score(inside, 0.95) if results.setting.positive == "id" else -accepting_score(-outside, 0.95)
 

@@ -6,7 +6,6 @@ goes on exactly as if it had not been.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import time
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd import networks as models
+from fdbd.data import datasets
 from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
 from fdbd.train import checkpoint
 from fdbd.train.data import Images
@@ -50,7 +50,7 @@ def train(
     test: Any = None,
     out: str | os.PathLike[str] | None = None,
     *,
-    load: Callable[[str, str], Any] | None = None,
+    load: Callable[[str, str], Any] = datasets.load,
     device: str | torch.device | None = None,
     log: str = "csv",
     progress: bool = True,
@@ -69,11 +69,10 @@ def train(
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)
     if data is None:
-        load = load or _load_by_name
         data = load(config.dataset, "train")
         test = load(config.dataset, "test") if test is None else test
-    train_set = Images(data, config.num_classes)
-    test_set = None if test is None else Images(test, config.num_classes)
+    train_set = Images(data, config.num_classes, config.image_size)
+    test_set = None if test is None else Images(test, config.num_classes, config.image_size)
     if config.batch_size > len(train_set):
         raise ValueError(f"a batch of {config.batch_size} is larger than the {len(train_set)} images given")
     folder = None if out is None else Path(out)
@@ -87,12 +86,6 @@ def train(
             run.restore()
         run.fit(log, checkpoint_steps)
         return run.finish()
-
-
-def _load_by_name(name: str, split: str) -> Any:
-    # By name and here: only `bench` knows where data come from, and training on arrays does without it.
-    datasets = importlib.import_module("fdbd.data.datasets")
-    return datasets.load(name, split)
 
 
 def _check(config: Preset) -> None:

@@ -21,11 +21,12 @@ class Preset:
     """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training, or of each of its
     two cycles where there is a `restart` (when, as a fraction; scale of the peak).
 
-    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay a
-    step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of training
-    (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for the
-    images' own. start: the zoo model whose weights training starts from; empty for random ones. linear_*: the head on
-    frozen features that follows a contrastive objective.
+    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay
+    per step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of
+    training (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for
+    the images' own. image_size: side of the centre squares that image files are decoded to; arrays have one size.
+    start: the zoo model whose weights training starts from; empty for random ones. linear_*: the head on frozen
+    features that follows a contrastive objective.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Preset:
     ema: float = 0.0
     whiten: bool = False
     start: str = ""
+    image_size: int = 0
     linear_epochs: int = 40
     linear_lr: float = 0.1
     linear_weight_decay: float = 1e-4
@@ -107,6 +109,7 @@ _SUPCON_IMAGENET = replace(
     dataset="imagenet",
     num_classes=1000,
     epochs=700,
+    image_size=224,
     mean=IMAGENET_MEAN,
     std=IMAGENET_STD,
 )

@@ -4,7 +4,7 @@ function drawLatency() {
   const column = data.columns[Number(byId("latency-column").value) || 0];
   const batch = byId("latency-batch").selectedOptions[0].textContent;
   const points = data.detectors
-    .map((detector, k) => ({ k, name: detector.name, us: detector.latency[batch] * 1e6, auroc: detector.auroc[column] }))
+    .map((detector, k) => ({ k, name: detector.name, us: detector.latency[batch] * 1e6, share: detector.share[batch], auroc: detector.auroc[column] }))
     .filter((p) => p.us > 0);
   const front = paretoFront(points);
   const box = byId("latency-chart");
@@ -24,7 +24,7 @@ function drawLatency() {
   const marks = [];
   const few = area.width < 500 || to - from > 3;
   for (let power = Math.floor(from); power <= to; power++) for (const m of few ? [1] : [1, 2, 5]) marks.push(m * 10 ** power);
-  axisX(area, x, marks.filter((us) => Math.log10(us) > from && Math.log10(us) < to), number, `µs a sample, batches of ${batch}`);
+  axisX(area, x, marks.filter((us) => Math.log10(us) > from && Math.log10(us) < to), number, `µs per sample, batches of ${batch}`);
 
   const steps = front.flatMap((p, k) => (k ? [[x(p.us), y(front[k - 1].auroc)], [x(p.us), y(p.auroc)]] : [[x(p.us), y(p.auroc)]]));
   if (front.length) steps.push([area.right, y(front[front.length - 1].auroc)]);
@@ -45,8 +45,8 @@ function drawLatency() {
     const near = nearestPoint(points, px, py, x, y);
     area.root.style.cursor = near ? "pointer" : "";
     if (!near) return hideTip();
-    const share = data.forward ? `, ${percent((near.us * 1e-6) / data.forward)} % of the forward pass` : "";
-    showTip(`${near.name}\n${percent(near.auroc)} % AUROC\n${number(near.us)} µs a sample${share}`, event.clientX, event.clientY);
+    const share = near.share ? `, ${percent(near.share)} % of the forward pass` : "";
+    showTip(`${near.name}\n${percent(near.auroc)} % AUROC\n${number(near.us)} µs per sample${share}`, event.clientX, event.clientY);
   });
   area.root.addEventListener("click", (event) => {
     const frame = area.root.getBoundingClientRect(), unit = area.width / frame.width;

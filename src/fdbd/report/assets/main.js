@@ -17,10 +17,11 @@ function startTheme() {
 function startFigures() {
   const { deviation, samples } = data.figures;
   const any = data.detectors.length > 0;
+  const scored = any && data.detectors.every((detector) => detector.roc); // results from a file may lack the scores
   const batches = any ? Object.keys(data.detectors.find((d) => Object.keys(d.latency).length)?.latency ?? {}) : [];
   const figures = {
-    scores: any && drawHistograms,
-    roc: any && drawRoc,
+    scores: scored && drawHistograms,
+    roc: scored && drawRoc,
     deviation: deviation && drawDeviation,
     samples: samples && drawSamples,
     latency: batches.length > 0 && drawLatency,

@@ -3,6 +3,9 @@
 const ID_KINDS = { odd: "among the oddest 2 %", typical: "typical", clear: "among the clearest 2 %" };
 const OOD_KINDS = { clear: "among the clearest 5 %", typical: "typical", "look-alike": "looks like ID" };
 
+const className = (index) => data.classes[index] ?? `class ${index}`;
+const shorten = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+
 function drawSamples() {
   const standing = data.figures.samples;
   const [inside, ...others] = standing.sets;
@@ -18,17 +21,17 @@ function sampleCard(standing, name, sample, largest, ood) {
   const color = ood ? "var(--out)" : "var(--in)";
   const kind = ood ? `OOD, ${OOD_KINDS[sample.kind]}` : `ID, ${ID_KINDS[sample.kind]}`;
   const caption = el("figcaption", {}, el("span", { title: name }, name), el("small", {}, kind));
-  const truth = ood || sample.label === null ? "" : sample.label === sample.predicted ? ", rightly" : `, wrongly: it is class ${sample.label}`;
-  const said = el("p", {}, `Sample ${sample.row.toLocaleString("en")}, taken for class ${sample.predicted}${truth}`);
+  const truth = ood || sample.label === null ? "" : sample.label === sample.predicted ? ", rightly" : `, wrongly: it is ${className(sample.label)}`;
+  const said = el("p", {}, `Sample ${sample.row.toLocaleString("en")}, taken for ${className(sample.predicted)}${truth}`);
   const card = el("figure", {}, caption, said);
   card.draw = () => {
     const count = sample.boundaries.length, row = 15, strip = 56;
     const height = count * row + (sample.others ? 16 : 0) + 14 + strip + 18;
     const verdict = `fDBD score ${number(sample.score)}, above ${percent(sample.rank, 1)} % of ${data.id}`;
-    const area = plot(card, height, `${name}: ${verdict}`, { top: 0, right: 42, bottom: 18, left: 58 });
+    const area = plot(card, height, `${name}: ${verdict}`, { top: 0, right: 42, bottom: 18, left: data.classes.length ? 76 : 58 });
     const x = linear(0, largest, area.left, area.right);
     sample.boundaries.forEach(([other, distance], k) => {
-      area.root.append(svg("text", { x: area.left - 8, y: k * row + 11, "text-anchor": "end" }, `class ${other}`));
+      area.root.append(svg("text", { x: area.left - 8, y: k * row + 11, "text-anchor": "end" }, shorten(className(other), 11)));
       area.root.append(svg("rect", { x: area.left, y: k * row + 2, width: Math.max(1, x(distance) - area.left), height: row - 5, rx: 2, fill: color, "fill-opacity": 0.75 }));
       area.root.append(svg("text", { x: x(distance) + 6, y: k * row + 11 }, distance.toFixed(2)));
     });

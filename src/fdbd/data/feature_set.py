@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,15 +21,25 @@ class FeatureSet:
         features: (N, P), any floating dtype; batches come out in float32 (or float64).
         labels: (N,) class indices, where there are any.
         logits: (N, C); None: computed from the head.
+        samples: a key of the samples themselves (the images, say), the same under every model; "": not known.
     """
 
     name: str
     features: Tensor
     labels: Tensor | None = None
     logits: Tensor | None = None
+    samples: str = ""
 
     def __len__(self) -> int:
         return self.features.shape[0]
+
+    @property
+    def key(self) -> str:
+        """What tells these samples, in this order, from others: `samples`, or a hash of the features."""
+        if self.samples:
+            return self.samples
+        values = self.features.detach().cpu().contiguous().view(torch.uint8)
+        return f"features {hashlib.sha256(values.numpy().data).hexdigest()[:32]}"
 
     def batches(self, size: int = 8192) -> Iterator[Batch]:
         """The samples in order, at most `size` at a time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import torch
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
-from fdbd.bench.features import FeatureSet
+from fdbd.bench.latency import measure_forward
 from fdbd.bench.runner import Benchmark
 from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
+from fdbd.data.feature_set import FeatureSet
 from fdbd.networks.classifier import Classifier
 from fdbd.util.files import data_roots
 from fdbd.util.progress import Bar
@@ -75,7 +75,7 @@ def benchmark_of(
         groups=groups,
         title=config.title or f"{config.model} on {config.id}",
         notes=[f"Model: {about}.", f"Data: {', '.join(f'{i.name} from {i.source}' for i in (test, *sets))}."],
-        forward_seconds=forward_seconds(classifier, preprocess),
+        forward=lambda size: measure_forward(classifier, (3, preprocess.size, preprocess.size), size),
         positive=config.positive,  # type: ignore[arg-type]
     )
 
@@ -131,15 +131,3 @@ def _usual_preprocess(name: str) -> Preprocess:
         raise ValueError(
             f"how are images of {name!r} to be prepared? give 'preprocess', a preset or its fields"
         ) from None
-
-
-def forward_seconds(classifier: Classifier, preprocess: Preprocess, batch_size: int = 32, repeats: int = 3) -> float:
-    """Seconds a sample of the backbone's forward pass, the median of a few batches."""
-    images = torch.zeros(batch_size, 3, preprocess.size, preprocess.size)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(repeats + 1):
-            start = time.perf_counter()
-            classifier(images)
-            seconds.append((time.perf_counter() - start) / batch_size)
-    return sorted(seconds[1:])[repeats // 2]

@@ -1,14 +1,12 @@
-"""The folded score in plain torch: the definition, and the path for autograd, other devices, compile and export."""
+"""The kernels' definitions in plain torch: for small inputs, gradients, other devices, compiled and exported graphs."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
-"""Squared norms from here on are not trusted: the row comes back as NaN, and the caller finds out why."""
+"""A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds out why."""
 
 
 def folded_score(
@@ -35,7 +33,6 @@ def folded_score(
     return torch.where(squares < OVERFLOW[features.dtype], score, torch.nan)
 
 
-def folded_score_of_logits(features: Tensor, logits: Tensor, *folded: Any) -> Tensor:
-    """`folded_score` for the class of the largest logit (N, C); NaN also where a logit is not finite."""
-    score = folded_score(features, logits.argmax(dim=1), *folded)
-    return torch.where(torch.isfinite(logits).all(dim=1), score, torch.nan)
+def column_sums(features: Tensor) -> Tensor:
+    """(P,) float64 sums over the rows of (N, P)."""
+    return features.detach().to(torch.float64).sum(dim=0)

@@ -1,0 +1,84 @@
+"""The kernels that numba compiles: each reads the features once and writes nothing of their size.
+
+Compilation happens at the first call and takes about a second per kernel and dtype; the machine code is kept in numba's
+cache folder (``NUMBA_CACHE_DIR``). Without a folder that can be written, each process compiles anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+# Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning: neither `nnan` nor `ninf`.
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+
+
+class Kernel:
+    """A Python function that runs as machine code, without the GIL."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+        try:
+            self.compiled = self._compile(cache=True)
+        except RuntimeError:  # numba finds no folder to cache in
+            self.compiled = self._compile(cache=False)
+
+    def _compile(self, cache: bool) -> Any:
+        return numba.njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, cache=cache)(self.function)
+
+    def __call__(self, *arguments: Any) -> None:
+        try:
+            self.compiled(*arguments)
+        except OSError:  # the cache folder is full or went away: compile without it
+            self.compiled = self._compile(cache=False)
+            self.compiled(*arguments)
+
+
+@Kernel
+def score_rows(
+    features: Any,
+    predicted: Any,
+    normals: Any,
+    offsets: Any,
+    center: Any,
+    floor: Any,
+    divide: bool,
+    overflow: Any,
+    out: Any,
+) -> None:
+    """`plain.folded_score` of (N, P) features, written to `out` (N,)."""
+    zero = features.dtype.type(0)
+    for i in range(features.shape[0]):
+        row, normal = features[i], normals[predicted[i]]
+        inner = squares = zero
+        for j in range(row.shape[0]):
+            deviation = row[j] - center[j]
+            inner += normal[j] * deviation
+            squares += deviation * deviation
+        score = inner + offsets[predicted[i]]
+        if divide:
+            score /= max(np.sqrt(squares), floor)
+        out[i] = score if squares < overflow else np.nan
+
+
+@Kernel
+def add_rows(features: Any, out: Any) -> None:
+    """Add the rows of (N, P) features to `out` (P,) float64, eight at a time so that `out` is read and written once
+    for all of them."""
+    rows, width = features.shape
+    i = 0
+    while i + 8 <= rows:
+        for j in range(width):
+            first = np.float64(features[i, j]) + np.float64(features[i + 1, j])
+            second = np.float64(features[i + 2, j]) + np.float64(features[i + 3, j])
+            third = np.float64(features[i + 4, j]) + np.float64(features[i + 5, j])
+            fourth = np.float64(features[i + 6, j]) + np.float64(features[i + 7, j])
+            out[j] += (first + second) + (third + fourth)
+        i += 8
+    while i < rows:
+        for j in range(width):
+            out[j] += np.float64(features[i, j])
+        i += 1

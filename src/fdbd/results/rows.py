@@ -1,0 +1,244 @@
+"""The rows of a benchmark and what they have in common, as plain data that is written to JSON and read back."""
+
+from __future__ import annotations
+
+import base64
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.metrics import Estimate, Evaluation
+from fdbd.util.version import __version__
+
+METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out")
+SMALLER_IS_BETTER = {"fpr95"}
+ALL = "average"
+"""The group of all OOD sets."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds per sample at one batch size: the median of many calls, its 95 % interval, and the 95th percentile."""
+
+    batch_size: int
+    median: float
+    p95: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @classmethod
+    def of(cls, batch_size: int, seconds: Sequence[float]) -> Latency:
+        """From the seconds per sample of single calls. The interval of the median is that of its order statistics,
+        which holds for any distribution; with fewer than six calls it is their range."""
+        ordered = sorted(seconds)
+        count = len(ordered)
+        reach = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
+        p95 = ordered[min(count - 1, int(0.95 * count))]
+        return cls(batch_size, float(np.median(ordered)), p95, ordered[reach], ordered[count - 1 - reach])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rows have in common.
+
+    Attributes:
+        title: what is compared.
+        notes: which data and weights, one line each.
+        positive: the convention of FPR95.
+        num_classes, num_features: of the head.
+        num_train: training samples that stand behind means and covariances.
+        test: name and size of the ID set.
+        ood: size of each OOD set.
+        groups: OOD sets by group.
+        accuracy: of the classifier on the ID set, a fraction.
+        forward: time of the network's forward pass, measured with the rest.
+        num_bank: training samples at hand one by one; None: all of them.
+        warnings: what makes the numbers worthless, such as untrained weights; stands above every table.
+        class_names: in the order of the labels, where they are known.
+        samples: a key of each set's samples; sets with the same key hold the same samples in the same order.
+    """
+
+    title: str
+    notes: tuple[str, ...]
+    positive: Literal["id", "ood"]
+    num_classes: int
+    num_features: int
+    num_train: int
+    test: tuple[str, int]
+    ood: Mapping[str, int]
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    accuracy: float | None = None
+    forward: tuple[Latency, ...] = ()
+    num_bank: int | None = None
+    warnings: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    samples: Mapping[str, str] = field(default_factory=dict)
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """Names of the OOD sets of a group."""
+        return tuple(self.ood) if group == ALL else tuple(self.groups[group])
+
+    @property
+    def forward_seconds(self) -> float | None:
+        """Seconds per sample of the forward pass at the largest batch size that was measured."""
+        return self.forward[-1].median if self.forward else None
+
+    def share_of_forward(self, timing: Latency) -> float | None:
+        """A score's time as a fraction of the forward pass, both at the nearest batch size that was measured."""
+        if not self.forward:
+            return None
+        nearest = min(self.forward, key=lambda other: abs(math.log(other.batch_size / timing.batch_size)))
+        return timing.median / nearest.median
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        test = {"name": self.test[0], "count": self.test[1]}
+        return {
+            **asdict(self),
+            "test": test,
+            "forward_seconds": self.forward_seconds,
+            "convention": convention(self.positive),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Setting:
+        """What `to_dict` wrote, by this version or by 0.1.0."""
+        forward = tuple(Latency(**timing) for timing in values.get("forward", ()))
+        if not forward and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
+            forward = (Latency(32, values["forward_seconds"], math.nan),)
+        return cls(
+            title=str(values["title"]),
+            notes=tuple(map(str, values["notes"])),
+            positive=_one_of(values["positive"]),
+            num_classes=int(values["num_classes"]),
+            num_features=int(values["num_features"]),
+            num_train=int(values["num_train"]),
+            test=(str(values["test"]["name"]), int(values["test"]["count"])),
+            ood={str(name): int(count) for name, count in values["ood"].items()},
+            groups={str(name): tuple(map(str, members)) for name, members in values["groups"].items()},
+            accuracy=values["accuracy"],
+            forward=forward,
+            num_bank=values.get("num_bank"),
+            warnings=tuple(map(str, values.get("warnings", ()))),
+            class_names=tuple(map(str, values.get("class_names", ()))),
+            samples=dict(values.get("samples", {})),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One detector's results; `error` says why there are none.
+
+    Attributes:
+        name: the detector, with the options that are not at their default.
+        paper: where the method comes from, as text.
+        fit_seconds: of a fit after a trial fit, so that no compiler is in it.
+        evaluations: by OOD set.
+        latencies: of the score stage, one per batch size.
+        id_scores, ood_scores: the scores; empty in results read from a file that does not hold them.
+        averages: measures by group and metric, where the scores are not known.
+        from_bank: whether the fit rests, in whole or in part, on the samples of the bank alone.
+    """
+
+    name: str
+    paper: str | None = None
+    fit_seconds: float = math.nan
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    latencies: Sequence[Latency] = ()
+    id_scores: Tensor = field(default_factory=lambda: torch.zeros(0))
+    ood_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    averages: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    from_bank: bool = False
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, name: str, error: str) -> Row:
+        return cls(name, error=error)
+
+    @property
+    def has_scores(self) -> bool:
+        return len(self.id_scores) > 0
+
+    def to_dict(self, setting: Setting) -> dict[str, Any]:
+        """Plain values for JSON, without scores and averages."""
+        if self.error is not None:
+            return {"name": self.name, "error": self.error}
+        latency = [{**asdict(timing), "of_forward": setting.share_of_forward(timing)} for timing in self.latencies]
+        return {
+            "name": self.name,
+            "paper": self.paper,
+            "fit_seconds": self.fit_seconds,
+            "from_bank": self.from_bank,
+            "latency": latency,
+            "datasets": {name: evaluation.to_dict() for name, evaluation in self.evaluations.items()},
+        }
+
+    def scores_to_dict(self) -> dict[str, Any]:
+        """The scores as text: the bytes of little-endian numbers in base64."""
+        return {"id": _packed(self.id_scores), "ood": {name: _packed(part) for name, part in self.ood_scores.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Row:
+        """What `to_dict` wrote, with ``groups`` and perhaps ``scores`` beside it."""
+        if "error" in values:
+            return cls.failed(str(values["name"]), str(values["error"]))
+        scores = values.get("scores", {"id": _packed(torch.zeros(0)), "ood": {}})
+        timings = [{key: part for key, part in timing.items() if key != "of_forward"} for timing in values["latency"]]
+        return cls(
+            name=str(values["name"]),
+            paper=values["paper"],
+            fit_seconds=float(values["fit_seconds"]),
+            evaluations={name: Evaluation.from_dict(part) for name, part in values["datasets"].items()},
+            latencies=tuple(Latency(**timing) for timing in timings),
+            id_scores=_unpacked(scores["id"]),
+            ood_scores={name: _unpacked(part) for name, part in scores["ood"].items()},
+            averages={
+                group: {metric: Estimate(**part) for metric, part in measures.items()}
+                for group, measures in values["groups"].items()
+            },
+            from_bank=bool(values.get("from_bank", False)),
+        )
+
+
+def _packed(scores: Tensor) -> dict[str, str]:
+    numbers = scores.detach().cpu().numpy()
+    kind = "<f8" if numbers.dtype == np.float64 else "<f4"
+    return {"dtype": kind, "base64": base64.b64encode(numbers.astype(kind).tobytes()).decode()}
+
+
+def _unpacked(packed: Mapping[str, str]) -> Tensor:
+    if packed["dtype"] not in ("<f4", "<f8"):
+        raise ValueError(f"scores have the dtype {packed['dtype']!r}, expected '<f4' or '<f8'")
+    return torch.from_numpy(np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).copy())
+
+
+def _one_of(value: Any) -> Literal["id", "ood"]:
+    if value == "id":
+        return "id"
+    if value == "ood":
+        return "ood"
+    raise ValueError(f"'positive' is {value!r}, expected 'id' or 'ood'")
+
+
+def convention(positive: str) -> str:
+    """The FPR convention in words."""
+    if positive == "id":
+        return "FPR95: share of OOD samples accepted when 95 % of ID samples are (ID positive)"
+    return "FPR95: share of ID samples flagged when 95 % of OOD samples are (OOD positive, as in OpenOOD)"
+
+
+def machine() -> dict[str, Any]:
+    """What the timings were taken on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fdbd": __version__,
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }

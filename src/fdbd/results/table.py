@@ -1,0 +1,245 @@
+"""ResultTable: the rows of a benchmark with what can be asked of them, and every format that needs no report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from fdbd.metrics import Comparison, Estimate, average
+from fdbd.metrics.averages import Metric
+from fdbd.metrics.comparison import Influences, compare, placements
+from fdbd.results.rows import ALL, METRICS, SMALLER_IS_BETTER, Row, Setting, machine
+from fdbd.results.text import SHOWN, latex, markdown, rich_table
+from fdbd.util.extras import require
+from fdbd.util.files import write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PathLike = str | os.PathLike[str]
+_MEASURES: dict[str, Metric] = {"auroc": "auroc", "fpr95": "fpr", "aupr_in": "aupr_in", "aupr_out": "aupr_out"}
+
+
+class ResultTable:
+    """Rows in the order they were run, with their common setting.
+
+    Args:
+        setting: what the rows have in common.
+        rows: one per detector, each with a name of its own.
+        figures: what `fdbd.report.figures` drew from the features, for the HTML report; None: no such figures.
+    """
+
+    def __init__(self, setting: Setting, rows: Sequence[Row], figures: Mapping[str, Any] | None = None) -> None:
+        self.setting = setting
+        self.rows = list(rows)
+        self.figures = dict(figures or {})
+        self._placements: dict[tuple[str, str], Influences] = {}
+        self._averages: dict[tuple[str, str, str], Estimate] = {}
+
+    @property
+    def finished(self) -> list[Row]:
+        """Rows with results."""
+        return [row for row in self.rows if row.error is None]
+
+    @property
+    def failures(self) -> list[Row]:
+        """Rows without."""
+        return [row for row in self.rows if row.error is not None]
+
+    def row(self, name: str) -> Row:
+        """The row of a detector."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"no detector {name!r} in these results; there are {', '.join(row.name for row in self.rows)}")
+
+    @property
+    def groups(self) -> list[str]:
+        """The named groups, then the average of all where there is more than one set."""
+        return [*self.setting.groups, *([ALL] if len(self.setting.ood) > 1 else [])]
+
+    @property
+    def main_column(self) -> str:
+        """The column that detectors are ranked by: the average, or the only OOD set."""
+        return ALL if ALL in self.groups else next(iter(self.setting.ood))
+
+    def members(self, column: str) -> tuple[str, ...]:
+        """The OOD sets behind a column: itself, or those of a group."""
+        return (column,) if column in self.setting.ood else self.setting.members(column)
+
+    def value(self, row: Row, column: str, metric: str) -> Estimate:
+        """A metric of a detector on an OOD set, or its mean over a group with a joint interval."""
+        if column in self.setting.ood:
+            estimate: Estimate = getattr(row.evaluations[column], metric)
+            return estimate
+        key = (row.name, column, metric)
+        if key not in self._averages:
+            self._averages[key] = self._average(row, column, metric)
+        return self._averages[key]
+
+    def _average(self, row: Row, group: str, metric: str) -> Estimate:
+        if not row.has_scores and metric in row.averages.get(group, {}):
+            return row.averages[group][metric]
+        members = self.setting.members(group)
+        inside = row.id_scores if row.has_scores else None
+        outside = [row.ood_scores[name] for name in members] if row.has_scores else []
+        return average([row.evaluations[name] for name in members], _MEASURES[metric], inside, outside)
+
+    def ranked(self, column: str | None = None, metric: str = "auroc") -> list[Row]:
+        """Finished rows, best first."""
+        sign = 1 if metric in SMALLER_IS_BETTER else -1
+        return sorted(self.finished, key=lambda row: sign * self.value(row, column or self.main_column, metric))
+
+    def compare(self, first: str, second: str, column: str | None = None) -> Comparison:
+        """The difference in AUROC of two detectors on an OOD set or a group (default: all sets), by DeLong's paired
+        test on the samples that both scored; ``.verdict()`` says which is higher, or "undecided"."""
+        members = self.members(column or self.main_column)
+        sides = [[self._placements_of(self.row(name), member) for member in members] for name in (first, second)]
+        return compare(*sides)
+
+    def standing(self, column: str, metric: str) -> dict[str, str]:
+        """ "best" and "tied" detectors of a column by name.
+
+        Tied in AUROC: `compare` with the best is undecided at the 5 % level. Tied in the other metrics, and where the
+        scores are not known: the interval holds the best one's value.
+        """
+        if not self.finished:
+            return {}
+        best = self.ranked(column, metric)[0]
+        marks = {best.name: "best"}
+        for row in self.finished:
+            if row.name not in marks and self._tied(row, best, column, metric):
+                marks[row.name] = "tied"
+        return marks
+
+    def _tied(self, row: Row, best: Row, column: str, metric: str) -> bool:
+        if metric != "auroc" or not (row.has_scores and best.has_scores):
+            mine = self.value(row, column, metric)
+            return mine.low <= float(self.value(best, column, metric)) <= mine.high
+        return self.compare(row.name, best.name, column).verdict() == "undecided"
+
+    def _placements_of(self, row: Row, name: str) -> Influences:
+        """A detector's part in DeLong's tests on one set, kept: it is compared in many columns and for every format."""
+        key = (row.name, name)
+        if key not in self._placements:
+            if not row.has_scores:
+                raise ValueError(f"the scores of {row.name} are not in these results, and a paired test needs them")
+            self._placements[key] = placements(row.id_scores, row.ood_scores[name])
+        return self._placements[key]
+
+    # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None) -> Table:
+        """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
+        those that do not."""
+        return rich_table(self, metrics, width)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=200).print(self.table(width=200))
+        return text.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without the scores."""
+        return {
+            "setting": self.setting.to_dict(),
+            "machine": machine(),
+            "detectors": [self._row_dict(row) for row in self.rows],
+        }
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        values = row.to_dict(self.setting)
+        if row.error is None:
+            values["groups"] = {
+                group: {metric: self.value(row, group, metric).to_dict() for metric in METRICS} for group in self.groups
+            }
+        return values
+
+    def to_json(self, path: PathLike) -> Path:
+        """Everything, with the scores of each sample (about 5 bytes each), so that results can be compared in pairs."""
+        values = self.to_dict()
+        for entry, row in zip(values["detectors"], self.rows):
+            if row.error is None and row.has_scores:
+                entry["scores"] = row.scores_to_dict()
+        values["figures"] = self.figures
+        return write_text(path, json.dumps(values, indent=1, allow_nan=True) + "\n")
+
+    @classmethod
+    def from_json(cls, path: PathLike) -> Self:
+        """Results that `to_json` wrote, by this version or by 0.1.0 (which kept no scores)."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            rows = [Row.from_dict(entry) for entry in values["detectors"]]
+            setting = Setting.from_dict(values["setting"])
+            _check(setting, rows)
+            return cls(setting, rows, values.get("figures"))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise ValueError(f"{str(path)!r} is not a results.json of `fdbd bench` ({reason})") from None
+
+    def records(self) -> list[dict[str, Any]]:
+        """One flat record per detector and OOD set or group."""
+        found = []
+        for row in self.finished:
+            for column in [*self.setting.ood, *self.groups]:
+                record: dict[str, Any] = {"detector": row.name, "dataset": column}
+                for metric in METRICS:
+                    estimate = self.value(row, column, metric)
+                    record |= {metric: float(estimate), f"{metric}_low": estimate.low, f"{metric}_high": estimate.high}
+                record |= {"fit_seconds": row.fit_seconds, "from_bank": row.from_bank}
+                for timing in row.latencies:
+                    name = f"seconds_batch{timing.batch_size}"
+                    record |= {name: timing.median, f"{name}_low": timing.low, f"{name}_high": timing.high}
+                    record[f"{name}_p95"] = timing.p95
+                found.append(record)
+        return found
+
+    def to_csv(self, path: PathLike) -> Path:
+        """`records` as comma-separated values."""
+        records = self.records()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(records[0]) if records else ["detector", "dataset"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return write_text(path, text.getvalue())
+
+    def to_pandas(self) -> Any:
+        """`records` as a DataFrame."""
+        return require("pandas", "report").DataFrame(self.records())
+
+    def to_markdown(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
+        """The table in Markdown, with its convention and notes; also written to `path` where one is given."""
+        return _kept(markdown(self, metrics), path)
+
+    def to_latex(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
+        """The table in LaTeX (booktabs), in pieces that fit a page; also written to `path` where one is given."""
+        return _kept(latex(self, metrics), path)
+
+
+def _check(setting: Setting, rows: Sequence[Row]) -> None:
+    """Refuse rows that do not belong to the setting."""
+    names = [row.name for row in rows]
+    if len(set(names)) < len(names):
+        raise ValueError("two detectors have the same name")
+    for row in rows:
+        if row.error is None and not set(setting.ood) <= set(row.evaluations):
+            raise ValueError(f"{row.name} was not evaluated on every OOD set")
+        if row.has_scores:
+            found = {name: len(scores) for name, scores in row.ood_scores.items()}
+            if len(row.id_scores) != setting.test[1] or any(found.get(n) != c for n, c in setting.ood.items()):
+                raise ValueError(f"the scores of {row.name} are not those of the sets")
+
+
+def _kept(text: str, path: PathLike | None) -> str:
+    if path is not None:
+        write_text(path, text)
+    return text
