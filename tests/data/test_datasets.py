@@ -354,13 +354,13 @@ def test_arrays_in_memory_have_keys_too() -> None:
 
 def test_a_wrong_class_count_is_one_sentence() -> None:
     images = Images(np.zeros((3, 4, 4, 3), np.uint8), labels=[0, 1, 11], name="birds")
-    images.check_classes(12)
+    images.as_classes(12)
     with pytest.raises(ValueError, match="birds has labels from 0 to 11, the model has classes 0 to 9"):
-        images.check_classes(10)
+        images.as_classes(10)
     with pytest.raises(ValueError, match="has 2 classes, the model has 10"):
-        Images(np.zeros((1, 4, 4, 3), np.uint8), labels=[0], classes=("a", "b")).check_classes(10)
+        Images(np.zeros((1, 4, 4, 3), np.uint8), labels=[0], classes=("a", "b")).as_classes(10)
     with pytest.raises(ValueError, match="no labels"):
-        Images(np.zeros((1, 4, 4, 3), np.uint8)).check_classes(10)
+        Images(np.zeros((1, 4, 4, 3), np.uint8)).as_classes(10)
 
 
 def test_images_of_another_form_are_refused() -> None:

@@ -40,8 +40,7 @@ def benchmark_of(
     classifier = Classifier(model, config.head)
     num_classes = classifier.head.num_classes
     train, test = _fitted_and_scored(config)
-    train.check_classes(num_classes)
-    test.check_classes(num_classes)
+    train, test = train.as_classes(num_classes), test.as_classes(num_classes)
     preprocess = preprocess or _usual_preprocess(config.id)
     sets = []
     for name in config.ood:

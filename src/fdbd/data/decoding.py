@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.data.images import MAX_PIXELS, ImageError, Pixels
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, import_pillow
 from fdbd.data.preprocessing import Preprocess
 
 CRASHED = "the decoder crashed on it"
@@ -213,7 +213,7 @@ def prepare(
             becomes a failure.
         preprocess: what the network expects.
         spans: which rows go together.
-        workers: how many decode at once; None: one a core.
+        workers: how many decode at once; None: one per core.
         processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
     """
     return prefetch(_prepare(pixels, preprocess, spans, workers or _num_cores(), processes), _PREPARED)
@@ -271,6 +271,7 @@ def _prepare(
             parts = [preprocess(pixels[part.start : part.stop]) for part in cut(rows, step)]
             yield Prepared(rows, parts[0] if len(parts) == 1 else torch.cat(parts), [])
         return
+    import_pillow()  # here, so that a missing one is one sentence and no traceback of a worker's
     decoded = Decoded(pixels, preprocess, spans)
     results = by_processes(decoded, workers) if processes else by_threads(decoded, workers)
     with contextlib.closing(results):

@@ -1,7 +1,8 @@
 """Features to fit on or to score, from Parquet or NPZ, in slices; rows that hold none are named one by one.
 
-Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``label`` (N,); in Parquet the first two are
-lists, best of fixed size: those are read without a copy.
+Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices; in
+Parquet the first two are lists, best of fixed size: those are read without a copy. ``label`` is read where there is no
+``y``, as version 0.1.0 did.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.data.decoding import cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
-from fdbd.util.files import stamps
+from fdbd.util.files import check_unchanged, stamp, stamps
 
 CHUNK_ROWS = 8192
 """Rows that are read and scored at once."""
@@ -68,6 +69,9 @@ class FeatureRows(Protocol):
 
     def __len__(self) -> int: ...
 
+    is_sequential: bool
+    """Whether rows are cheap to read only in order, by one thread."""
+
     def check(self, widths: Widths, labels: bool = False) -> None:
         """One sentence where the file as a whole does not suit a head, or has labels that are no class indices."""
 
@@ -75,8 +79,8 @@ class FeatureRows(Protocol):
         """All rows in runs of about `size` that are cheap to read apart."""
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        """The rows of a span of a file that `check` has passed; with their labels, if asked for and there. For any
-        thread."""
+        """The rows of a span of a file that `check` has passed; with their labels, if asked for and there. An error
+        where the file is no longer the one that was opened."""
 
 
 def open_features(path: str | os.PathLike[str]) -> FeatureRows:
@@ -89,7 +93,7 @@ def holds_features(data: str) -> bool:
     path = Path(data).expanduser()
     if path.suffix.lower() == ".parquet":
         if not path.is_file():
-            raise FileNotFoundError(f"no features at {data!r}: no such file")
+            raise FileNotFoundError(f"no features at {data!r}: no such {'regular ' if path.exists() else ''}file")
         return True
     return path.suffix.lower() == ".npz" and path.is_file() and "features" in array_names(path)
 
@@ -98,19 +102,31 @@ class NpzFeatures:
     """Features in an NPZ file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key = os.fspath(path), stamps([path])
-        self._names = [name for name in ("features", "logits", "label") if name in array_names(path)]
+        self.source, self.key, self._stamp = os.fspath(path), stamps([path]), stamp(path)
+        self._names, self._label = _known(array_names(path))
         arrays = self._open(labels=False)
         self._len = len(arrays["features"])
+        self.is_sequential = any(array.is_compressed for array in arrays.values())
+        self._kept: dict[str, NpzArray] | None = None
         self._check_shapes(arrays)
+        for name, array in arrays.items():
+            if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                raise ValueError(
+                    f"{self.source}: the array {name!r} is {array.dtype}, expected numbers of at most 64 bits"
+                )
 
     def _open(self, labels: bool) -> dict[str, NpzArray]:
-        return {name: NpzArray(self.source, name) for name in self._names if labels or name != "label"}
+        names = [name for name in self._names if labels or name != self._label]
+        return {name: NpzArray(self.source, name, self._stamp) for name in names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": None}
 
     def _check_shapes(self, arrays: dict[str, NpzArray]) -> None:
-        if any(len(array) != self._len or len(array.shape) != 2 - (name == "label") for name, array in arrays.items()):
+        wanted = {name: 1 if name == self._label else 2 for name in arrays}
+        if any(len(array) != self._len or len(array.shape) != wanted[name] for name, array in arrays.items()):
             shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and label (N,)")
+            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         arrays = self._open(labels)
@@ -118,9 +134,9 @@ class NpzFeatures:
         for name in ("features", "logits"):
             if name in arrays:
                 _check_width(self, name, arrays[name].shape[1], widths)
-        if "label" in arrays:
-            dtype = arrays["label"].dtype
-            _check_label(self, dtype, dtype.kind in "biuf")
+        if self._label in arrays:
+            dtype = arrays[self._label].dtype
+            _check_label(self, self._label, dtype, dtype.kind in "biuf")
 
     def __len__(self) -> int:
         return self._len
@@ -129,25 +145,37 @@ class NpzFeatures:
         return cut(range(len(self)), size)
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        arrays = self._open(labels)
+        if not self.is_sequential:
+            arrays = self._open(labels)
+        elif self._kept is None or (labels and self._label not in self._kept):
+            arrays = self._kept = self._open(labels)
+        else:
+            arrays = self._kept  # they stand where the last span ended
         for part in cut(rows, CHUNK_ROWS):
-            found = {name: torch.from_numpy(array[part.start : part.stop].copy()) for name, array in arrays.items()}
-            label = found.get("label")
-            batch = Batch(found["features"], found.get("logits"), None if label is None else label.long())
-            yield RowBatch(part, batch, {})
+            found = {name: arrays[name][part.start : part.stop] for name in ("features", "logits") if name in arrays}
+            values = {name: torch.from_numpy(array.astype(_float_for(array.dtype))) for name, array in found.items()}
+            label = None
+            if labels and self._label in arrays:
+                label = torch.from_numpy(arrays[self._label][part.start : part.stop].astype(np.int64))
+            yield RowBatch(part, Batch(values["features"], values.get("logits"), label), {})
 
 
 class ParquetFeatures:
     """Features in a Parquet file; a span is one or more row groups."""
 
+    is_sequential = False
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key = os.fspath(path), stamps([path])
+        self.source, self.key, self._stamp = os.fspath(path), stamps([path]), stamp(path)
         with self._readable():
             file = self._open()
             schema, footer = file.schema_arrow, file.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
             counts = [group.num_rows for group in groups]
-        if "features" not in schema.names:
+        columns, self._label = _known(schema.names)
+        if twice := [name for name in columns if schema.names.count(name) > 1]:
+            raise ValueError(f"{self.source} has several columns called {twice[0]!r}, expected one")
+        if "features" not in columns:
             raise ValueError(
                 f"{self.source} has no column 'features' with lists of numbers; it has "
                 f"{', '.join(schema.names) or 'none'}"
@@ -156,7 +184,6 @@ class ParquetFeatures:
         size = os.path.getsize(self.source)
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_A_BYTE * size:
             raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
-        columns = [name for name in ("features", "logits", "label") if name in schema.names]
         self._types = {name: schema.field(name).type for name in columns}
         self._values: dict[str, list[int]] = {}
         """Numbers in each row group, by column."""
@@ -189,12 +216,14 @@ class ParquetFeatures:
             for group, (start, stop) in enumerate(itertools.pairwise(self._starts)):
                 if values[group] > (stop - start) * max(1, width) + SPARE_VALUES:
                     raise ValueError(
-                        f"{self.source}, rows {start} to {stop}: {values[group]:,} {name} are far more than {width} a "
-                        "row, too many to be read"
+                        f"{self.source}, rows {start} to {stop}: {values[group]:,} {name} are far more than {width} "
+                        "per row, too many to be read"
                     )
-        if labels and "label" in self._types:
-            kind = self._types["label"]
-            _check_label(self, kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+        if labels and self._label in self._types:
+            kind = self._types[self._label]
+            _check_label(
+                self, self._label, kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            )
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -213,13 +242,15 @@ class ParquetFeatures:
             for group, (start, stop) in enumerate(itertools.pairwise(self._starts))
             if rows.start <= start and stop <= rows.stop
         ]
-        columns = [name for name in self._types if labels or name != "label"]
+        columns = [name for name in self._types if labels or name != self._label]
         start = rows.start
         pa = require("pyarrow", "report")
+        check_unchanged(self.source, self._stamp)
         try:
             for chunk in self._open().iter_batches(CHUNK_ROWS, groups, columns, use_threads=False):
-                yield _row_batch(chunk, range(start, start + len(chunk)), widths)
+                yield _row_batch(chunk, range(start, start + len(chunk)), widths, self._label)
                 start += len(chunk)
+            check_unchanged(self.source, self._stamp)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{self.source}, rows from {start}: not readable ({_one_line(error)})") from None
 
@@ -227,12 +258,27 @@ class ParquetFeatures:
 def _check_width(rows: FeatureRows, name: str, found: int, widths: Widths) -> None:
     expected = getattr(widths, name)
     if len(rows) and found != expected:
-        raise ValueError(f"{rows.source} has {found} {name} a row, expected the head's {expected}")
+        raise ValueError(f"{rows.source} has {found} {name} per row, expected the head's {expected}")
 
 
-def _check_label(rows: FeatureRows, kind: Any, is_number: bool) -> None:
+def _check_label(rows: FeatureRows, name: str, kind: Any, is_number: bool) -> None:
     if not is_number:
-        raise ValueError(f"{rows.source}: the column 'label' is {kind}, expected class indices; leave it out or map it")
+        raise ValueError(
+            f"{rows.source}: the column {name!r} is {kind}, expected class indices; leave it out or map it"
+        )
+
+
+def _known(names: Sequence[str]) -> tuple[list[str], str]:
+    """The columns that are read, in order, and which of them holds the true classes."""
+    label = "y" if "y" in names else "label"
+    return [name for name in ("features", "logits", label) if name in names], label
+
+
+def _float_for(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
+    """In what numbers are read: integers beyond 2²⁴ are none of float32's."""
+    if dtype.kind == "f":
+        return np.dtype(dtype.type).type
+    return np.float32 if dtype.itemsize <= 2 else np.float64
 
 
 def _leaf(schema: Any, name: str) -> int:
@@ -244,7 +290,7 @@ def _leaf(schema: Any, name: str) -> int:
     raise OSError(f"the column {name!r} has no numbers")
 
 
-def _row_batch(chunk: Any, rows: range, widths: Widths) -> RowBatch:
+def _row_batch(chunk: Any, rows: range, widths: Widths, label: str) -> RowBatch:
     """A record batch with the columns of a file of features."""
     columns = dict(zip(chunk.schema.names, chunk.columns))
     features, errors = matrix(columns["features"], widths.features)
@@ -253,8 +299,8 @@ def _row_batch(chunk: Any, rows: range, widths: Widths) -> RowBatch:
         logits, more = matrix(columns["logits"], widths.logits)
         errors = {**{row: reason.replace("features", "logits") for row, reason in more.items()}, **errors}
     labels = None
-    if "label" in columns:
-        indices = columns["label"].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
+    if label in columns:
+        indices = columns[label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
         labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
     if errors:
         kept = torch.ones(len(rows), dtype=torch.bool)
@@ -286,10 +332,10 @@ def matrix(column: Any, width: int) -> tuple[Tensor, dict[int, str]]:
         values = (
             values.fill_null(float("nan"))
             if pa.types.is_floating(values.type)
-            else values.cast(pa.float64()).fill_null(float("nan"))
+            else values.cast(pa.float64(), safe=False).fill_null(float("nan"))
         )
     if not pa.types.is_floating(values.type):
-        values = values.cast(pa.float32())
+        values = values.cast(pa.float32() if values.type.bit_width <= 16 else pa.float64(), safe=False)
     return from_dlpack(values).reshape(len(column), width), errors
 
 

@@ -6,11 +6,14 @@ Pillow does the decoding and is imported at the first use; none of its global se
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fdbd.util.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,6 +54,8 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     """
     pil = import_pillow()
     label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
+    if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
+        raise ImageError(f"{label} is not a readable image (it is no regular file)")  # a pipe would block for ever
     try:
         with (
             open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file,
@@ -97,11 +102,7 @@ def centre_square(image: Pixels, size: int, interpolation: str = "bilinear") -> 
 
 def import_pillow() -> Any:
     """``PIL.Image``, or an error that names the extra."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError('images need Pillow; install it with: pip install "fdbd[vision]"') from error
-    return Image
+    return require("PIL.Image", "vision")
 
 
 def _upright(image: Image) -> Image:

@@ -1,22 +1,26 @@
-"""Images to fit on or to score: a folder, an NPZ file, a list, or a dataset by name; never all in memory."""
+"""What a user typed, as rows to fit on or to score: a folder or a file of images, features, or a dataset by name."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.datasets import load
 from fdbd.data.decoding import Sliceable, cut
-from fdbd.data.features import Names
-from fdbd.data.images import EXTENSIONS, Pixels, decode
+from fdbd.data.features import FeatureRows, Names, holds_features, open_features
+from fdbd.data.folders import find_images
+from fdbd.data.images import EXTENSIONS, ImageError, Pixels, decode
+from fdbd.data.labels import class_order
 from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
 from fdbd.util.files import stamp, stamps
+
+CHANGED = "was changed or replaced during the run"
 
 
 class ImageRows:
@@ -25,10 +29,11 @@ class ImageRows:
     Attributes:
         pixels: files that are decoded when asked for, or an array that is read in slices.
         names: a path below the folder for each image, or row numbers.
-        labels: class indices (N,), or None.
-        classes: names of the classes that `labels` count, perhaps none.
-        key: changes when an image is added, removed or written anew.
+        labels: (N,) positions in `classes`, or class indices where there are no `classes`; or None.
+        classes: names of the classes, perhaps none.
+        key: changes when an image is added, removed, written anew or replaced.
         source: for people.
+        skipped: how many entries of a folder were passed over, by reason.
     """
 
     def __init__(
@@ -39,9 +44,11 @@ class ImageRows:
         classes: Sequence[str],
         key: str,
         source: str,
+        skipped: Mapping[str, int] | None = None,
     ) -> None:
         self.pixels, self.names, self.labels = pixels, names, labels
         self.classes, self.key, self.source = tuple(classes), key, source
+        self.skipped = dict(skipped or {})
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,24 +58,56 @@ class ImageRows:
         return cut(range(len(self)), size)
 
 
+Rows = Union[ImageRows, FeatureRows]
+
+
 class Files(Sequence[Pixels]):
-    """Image files below a folder, decoded when asked for; a name costs its letters, whatever the folder."""
+    """Image files below a folder, decoded when asked for. A file that is no longer the one that was listed cannot be
+    read: its row would belong to other data than its neighbours."""
 
     def __init__(self, folder: str, names: Sequence[str]) -> None:
         self.folder, self.names = folder, names
+        self._marks = np.array([_mark(self.path(index)) for index in range(len(names))], np.uint64)
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.folder, self.names[index])
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index: Any) -> Any:
-        return decode(os.path.join(self.folder, self.names[index]), name=self.names[index])
+        name = self.names[index]
+        pixels = decode(self.path(index), name=name)
+        if _mark(self.path(index)) != self._marks[index]:
+            raise ImageError(f"{name} {CHANGED}")
+        return pixels
+
+    def key(self) -> str:
+        """SHA-256 over the folder, the names, and what changes with each file."""
+        digest = hashlib.sha256(os.path.abspath(self.folder).encode(errors="surrogateescape"))
+        for name in self.names:
+            digest.update(f"\0{name}".encode(errors="surrogateescape"))
+        digest.update(self._marks.tobytes())
+        return digest.hexdigest()
+
+
+def open_rows(data: str, split: str = "test") -> Rows:
+    """Rows by what a user typed: images as in `open_images`, or a file of features. Their paths are absolute: the
+    workers of an engine may start in other folders."""
+    path = Path(data).expanduser()
+    data = str(path.absolute()) if path.exists() else data
+    return open_features(data) if holds_features(data) else open_images(data, split)
 
 
 def open_images(data: str, split: str = "test") -> ImageRows:
-    """Images by what a user typed: a folder, ``.npz`` with ``x`` and perhaps ``y``, or a name as in `fdbd data`."""
+    """Images by what a user typed: a folder, whose first level names the classes; one image file; ``.npz`` with ``x``
+    and perhaps ``y``; or a name as in `fdbd data`."""
     path = Path(data).expanduser()
     if path.is_dir():
         return _from_folder(path)
+    if path.is_file() and path.suffix.lower() in EXTENSIONS:
+        files = Files(os.fspath(path.parent), [path.name])
+        return ImageRows(files, files.names, None, (), files.key(), str(path))
     if path.suffix.lower() == ".npz" and path.is_file():
         pixels, labels = NpzImages(path), None
         if "y" in array_names(path) and NpzArray(path, "y").dtype.kind in "biuf":  # text is no class index
@@ -78,6 +117,11 @@ def open_images(data: str, split: str = "test") -> ImageRows:
                 f"{path}: x holds {len(pixels)} images and y {0 if labels is None else len(labels)} labels"
             )
         return ImageRows(pixels, range(len(pixels)), labels, (), stamps([path]), str(path))
+    if path.exists():
+        raise ValueError(
+            f"{data!r} is neither a folder nor a file of images or features: expected {', '.join(sorted(EXTENSIONS))}, "
+            ".npz or .parquet"
+        )
     images = load(data, split)
     names = range(len(images)) if images.paths is None else [str(file) for file in images.paths]
     key = images.content_key() if images.paths is None else stamps(images.paths)
@@ -85,27 +129,28 @@ def open_images(data: str, split: str = "test") -> ImageRows:
 
 
 def _from_folder(folder: Path) -> ImageRows:
-    names, digest = [], hashlib.sha256(os.path.abspath(folder).encode(errors="surrogateescape"))
-    for name, path in _walk(os.fspath(folder)):
-        names.append(name)
-        digest.update(f"{name}\0{stamp(path)}\n".encode(errors="surrogateescape"))
+    names, skipped = find_images(folder)
     if not names:
-        raise ValueError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))})")
+        raise ValueError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
     labels, classes = None, []
     if all("/" in name for name in names):
-        found, labels = np.unique([name.partition("/")[0] for name in names], return_inverse=True)
-        classes = found.tolist()
-    return ImageRows(Files(os.fspath(folder), names), names, labels, classes, digest.hexdigest(), str(folder))
+        tops = [name.partition("/")[0] for name in names]
+        classes = class_order(tops)
+        index = {name: number for number, name in enumerate(classes)}
+        labels = np.array([index[top] for top in tops], np.int64)
+    files = Files(os.fspath(folder), names)
+    return ImageRows(files, names, labels, classes, files.key(), str(folder), skipped)
 
 
-def _walk(folder: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Image files below a folder, by their ending, as path below it and path, in order. Hidden ones are left out."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(entry.path, f"{prefix}{entry.name}/")
-        elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-            yield prefix + entry.name, entry.path
+def describe_skipped(skipped: Mapping[str, int]) -> str:
+    """What was passed over, for the end of a sentence; nothing where nothing was.
+
+    >>> describe_skipped({"hidden": 3})
+    '; passed over: 3 hidden'
+    """
+    return f"; passed over: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
+
+
+def _mark(path: str) -> int:
+    """Eight bytes for a file's `stamp`: a list of a million files stays small."""
+    return int.from_bytes(hashlib.blake2b(stamp(path).encode(), digest_size=8).digest(), "little")

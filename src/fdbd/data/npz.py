@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.images import MAX_PIXELS
+from fdbd.util.files import check_unchanged, stamp
 
 MAX_WHOLE_BYTES = 4 << 30
 """The largest array that is read as a whole: the weight of 250,000 classes × 4,096 features in float32."""
@@ -21,15 +22,23 @@ _DEFLATE = 1032  # bytes that one byte can stand for
 class NpzArray:
     """One array of an NPZ file, sliced along its first axis.
 
-    A slice that starts where the last one ended costs no search; others start anew where they must. Not for several
-    threads at once; a copy by pickle opens the file anew. Nothing in the file is unpickled.
+    A slice that starts where the last one ended costs no search. In a compressed array an earlier one costs all that
+    lies before it. Not for several threads at once; a copy by pickle opens the file anew. Nothing in the file is
+    unpickled.
+
+    Args:
+        path, name: of the file and the array.
+        expected: the `stamp` that the file must have, None: the one that it has now. A file that is changed or replaced
+            while it is read is an error, and never a mixture.
 
     Attributes:
         shape, dtype: as the array's header says.
+        is_compressed: whether slices out of order are slow.
     """
 
-    def __init__(self, path: str | os.PathLike[str], name: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
         self.path, self.name = os.fspath(path), name
+        self._stamp = stamp(self.path) if expected is None else expected
         with _readable(self.path):
             self._zip = zipfile.ZipFile(self.path)
             info = self._zip.getinfo(f"{name}.npy")
@@ -38,10 +47,13 @@ class NpzArray:
             reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = reader(self._file)
         self._start = self._file.tell()
+        self.is_compressed = info.compress_type != zipfile.ZIP_STORED
         self.shape, self.dtype = tuple(shape), dtype
         self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=object))
         if dtype.hasobject or not shape or (is_fortran and len(shape) > 1) or not self._row_bytes:
-            raise ValueError(f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, one row a sample")
+            raise ValueError(
+                f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, one row per sample"
+            )
         size = self._start + shape[0] * self._row_bytes
         if size != info.file_size or size > _DEFLATE * os.path.getsize(self.path):
             raise ValueError(f"{self.path}: the array {name!r} is not what its header says")
@@ -50,7 +62,7 @@ class NpzArray:
         return int(self.shape[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NpzArray, (self.path, self.name)  # a copy in another process opens the file for itself
+        return NpzArray, (self.path, self.name, self._stamp)  # a copy in another process opens the file for itself
 
     @property
     def nbytes(self) -> int:
@@ -65,6 +77,7 @@ class NpzArray:
             data = self._file.read(count * self._row_bytes)
             if len(data) != count * self._row_bytes:
                 raise EOFError("it ends early")
+        check_unchanged(self.path, self._stamp)
         return np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
 
 

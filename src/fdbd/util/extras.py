@@ -20,6 +20,7 @@ def require(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
+        name = {"PIL": "Pillow", "sklearn": "scikit-learn"}.get(package, package)
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != package:
             raise  # the package is there, something that it needs is not
-        raise MissingExtraError(f"{package} is not installed; run: pip install 'fdbd[{extra}]'") from None
+        raise MissingExtraError(f"{name} is not installed; run: pip install 'fdbd[{extra}]'") from None

@@ -166,6 +166,12 @@ def stamp(path: str | os.PathLike[str]) -> str:
     return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
+def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
+    """One sentence where a file no longer has the `stamp` that it had."""
+    if stamp(path) != expected:
+        raise ValueError(f"{os.fspath(path)} was changed or replaced while it was read; run the command again")
+
+
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> str:
     """SHA-256 over the paths and the `stamp` of each."""
     digest = hashlib.sha256()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.images import Pixels, centre_square, decode
+from fdbd.data.labels import as_classes
 from fdbd.util.files import file_hashes, sha256_of_array
 
 
@@ -160,17 +161,23 @@ class Images:
 
         return Images(pixels, self.labels, classes=self.classes, name=self.name, source=self.source, key=key)
 
-    def check_classes(self, num_classes: int) -> None:
-        """Refuses to go on, in one sentence, unless there are labels and they are classes of a model with so many."""
+    def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
+        """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`; one
+        sentence where they cannot be."""
         if self.labels is None:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
-        if self.classes and len(self.classes) != num_classes:
-            raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
-        if len(self.labels) and (self.labels.min() < 0 or self.labels.max() >= num_classes):
+        labels = as_classes(self.labels, self.classes, num_classes, class_names)
+        if labels is None:
+            if self.classes and len(self.classes) != num_classes:
+                raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
             raise ValueError(
                 f"{self.name} has labels from {self.labels.min()} to {self.labels.max()}, "
                 f"the model has classes 0 to {num_classes - 1}"
             )
+        if np.array_equal(labels, self.labels):
+            return self
+        names = class_names or [str(number) for number in range(num_classes)]
+        return Images(self.images, labels, classes=names, name=self.name, source=self.source, key=self.content_key)
 
 
 def spread_evenly(count: int, total: int) -> NDArray[np.int64]:

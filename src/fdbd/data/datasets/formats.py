@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.collection import ImageFiles, Images
+from fdbd.data.folders import find_images
 from fdbd.data.images import EXTENSIONS, Pixels, decode
+from fdbd.data.labels import class_order
 from fdbd.util.files import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
@@ -34,18 +36,12 @@ class FormatError(ValueError):
 
 
 def list_images(folder: Path) -> list[Path]:
-    """All image files below a folder, by their ending, in the order of their paths. Hidden ones are left out."""
-    found = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS:
-                found.append(Path(parent, name))
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+    """All image files below a folder, by their ending, in the order of their paths: see `find_images`."""
+    return [folder / name for name in find_images(folder).names]
 
 
 def from_folder(folder: str | Path, *, name: str | None = None, num_classes: int | None = None) -> Images:
-    """A folder of images. Sub-folders, sorted by name, are the classes; a flat folder has no labels.
+    """A folder of images. Sub-folders, in `class_order`, are the classes; a flat folder has no labels.
 
     Args:
         folder: the folder; files at any depth count, the first level names the class.
@@ -66,7 +62,7 @@ def from_folder(folder: str | Path, *, name: str | None = None, num_classes: int
     labels: list[int] | None = None
     classes: list[str] = []
     if all(parents):
-        classes = sorted({parts[0] for parts in parents})
+        classes = class_order([parts[0] for parts in parents])
         if num_classes is not None and len(classes) != num_classes:
             raise FormatError(
                 f"{folder} has {len(classes)} class folders, expected {num_classes}; "

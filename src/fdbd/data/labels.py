@@ -1,0 +1,128 @@
+"""Labels as classes of a model: one rule for class folders, and a check of labels against what the model predicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SHOWN = 3
+"""Mismatches that a warning names."""
+_ENOUGH = 10  # labels below which nothing is said
+_RARE = 0.01  # level of the test against guessing
+
+
+def class_order(names: Sequence[str]) -> list[str]:
+    """Class names in order: as numbers where all are integers, else as text.
+
+    >>> class_order(["10", "9", "1"]), class_order(["10", "9", "ant"])
+    (['1', '9', '10'], ['10', '9', 'ant'])
+    """
+    return sorted(set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name))
+
+
+def as_classes(
+    labels: NDArray[np.int64] | None, classes: Sequence[str], num_classes: int, class_names: Sequence[str] = ()
+) -> NDArray[np.int64] | None:
+    """Labels as class indices of a model, or None where they cannot be.
+
+    Where data name their classes, the first of these rules that applies decides: all names are among the model's class
+    names; all names are integers from 0 to C − 1, and are then the indices themselves; or there are as many as the
+    model has classes, and their order (`class_order`) is the model's.
+
+    Args:
+        labels: (N,) positions in `classes`; with no `classes`, class indices.
+        classes: class names of the data, such as those of folders.
+        num_classes: C of the model.
+        class_names: of the model, where known.
+
+    >>> as_classes(np.array([0, 1]), ["2", "10"], 1000)
+    array([ 2, 10])
+    """
+    if labels is None:
+        return None
+    index: Sequence[int] | None = None
+    if classes:
+        if set(classes) <= set(class_names):
+            index = [list(class_names).index(name) for name in classes]
+        elif _are_integers(classes) and max(map(int, classes)) < num_classes:
+            index = [int(name) for name in classes]
+        elif len(classes) != num_classes:
+            return None
+    found = labels if index is None else np.array(index, np.int64)[labels]
+    return found if not len(found) or (found.min() >= 0 and found.max() < num_classes) else None
+
+
+class Agreement:
+    """How often labels and predictions agree, with the first that do not.
+
+    >>> agreement = Agreement(10)
+    >>> agreement.add(torch.arange(20) % 10, torch.zeros(20, dtype=torch.long))
+    >>> agreement.accuracy, agreement.warning("photos")[:64]
+    (0.1, 'accuracy on photos is 10.00 % of 20 labels, no better than guess')
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.count = self.right = 0
+        self.mismatches: list[tuple[int, int]] = []
+        """Label and prediction of the first that differ."""
+
+    def add(self, labels: Tensor, predicted: Tensor) -> None:
+        """Count a batch: true and predicted class indices (N,). Labels below 0 stand for none."""
+        labels, predicted = labels.reshape(-1), predicted.reshape(-1).to(labels.device)
+        known = labels >= 0
+        labels, predicted = labels[known], predicted[known]
+        wrong = labels != predicted
+        self.count += len(labels)
+        self.right += len(labels) - int(wrong.sum())
+        if (missing := SHOWN - len(self.mismatches)) > 0:
+            pairs = torch.stack([labels[wrong][:missing], predicted[wrong][:missing]], 1).tolist()
+            self.mismatches += [(label, guess) for label, guess in pairs]
+
+    @property
+    def accuracy(self) -> float | None:
+        """A fraction; None without labels."""
+        return self.right / self.count if self.count else None
+
+    def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
+        """One sentence where the accuracy is no better than guessing among the classes, else None.
+
+        That is where guesses would be right as often in more than 1 % of cases, and fewer than a quarter of what
+        guessing misses is right: five labels alone prove nothing.
+        """
+        if self.count < _ENOUGH:
+            return None
+        accuracy, chance = self.right / self.count, 1 / self.num_classes
+        if accuracy > chance + (1 - chance) / 4 or _tail(self.right, self.count, chance) < _RARE:
+            return None
+
+        def name(index: int) -> str:
+            return f"{index} ({class_names[index]})" if index < len(class_names) else str(index)
+
+        first = "; ".join(f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches)
+        return (
+            f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better than guessing: are "
+            f"these the model's classes, in its order, and are images prepared as in its training? "
+            f"The first mismatches: {first}"
+        )
+
+
+def _are_integers(names: Sequence[str]) -> bool:
+    return bool(names) and all(name.isascii() and name.isdecimal() for name in names)
+
+
+def _tail(right: int, count: int, chance: float) -> float:
+    """P(X ≥ right) for X ~ Binomial(count, chance)."""
+    if right == 0:
+        return 1.0
+    terms = (
+        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+        + k * math.log(chance) + (count - k) * math.log1p(-chance)
+        for k in range(right, count + 1)
+    )  # fmt: skip
+    return min(1.0, math.fsum(map(math.exp, terms)))
