@@ -72,7 +72,9 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     guard = folder / "images.safetensors"
     for size in (count // 10, count):
         make_images(folder, size)
-    fit_files(model_by_name(MODEL), str(folder / f"png-{count // 10}"), progress=False).guard.save(guard)
+    fit_files(
+        model_by_name(MODEL), str(folder / f"png-{count // 10}"), network_never_saw_data=True, progress=False
+    ).guard.save(guard)
     kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from typing import Any
 
 import typer
 
+from fdbd.util.terminal import INTERRUPTED, answer_interrupts, printable
+
 COMMANDS = ("bench", "fit", "score", "explain", "export", "paper", "data", "cache", "train")
 """Modules of `fdbd.commands`, in the order of `fdbd --help`; each has a function of its own name."""
+STOPPING = "fdbd: stopping; what is finished is kept, run the same command again to go on from there"
 
 app = typer.Typer(
     name="fdbd",
@@ -37,30 +41,46 @@ for _name in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program. Bad input ends in one line on standard error and exit code 2; FDBD_DEBUG=1 shows where."""
-    try:
-        code: Any = app(args=arguments, standalone_mode=False)
-    except KeyboardInterrupt:
-        _complain("interrupted; what was finished is kept, run the same command again to go on")
-        code = 130
-    except Exception as error:
-        if os.environ.get("FDBD_DEBUG"):
-            raise
-        show = getattr(error, "show", None)  # click's own usage errors know how to print themselves
-        if show is not None:
-            show(file=sys.stderr)
-        elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
-            _complain(str(error) or type(error).__name__)
-        elif isinstance(error, MemoryError):
-            why = f" ({error})" if str(error) else ""
-            _complain(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
-        elif type(error).__name__ == "Abort":
-            _complain("aborted")
-        else:
-            raise
-        code = 2
+    """Run the program. Bad input ends in one line on standard error and exit code 2; FDBD_DEBUG=1 shows where.
+
+    Warnings are a line each, too.
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        warnings.simplefilter("default", UserWarning)
+        try:
+            with answer_interrupts(STOPPING):
+                code: Any = app(args=arguments, standalone_mode=False)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except Exception as error:
+            if os.environ.get("FDBD_DEBUG"):
+                raise
+            code = _explain(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _explain(error: Exception) -> int:
+    """One line for what went wrong; what cannot be the user's doing is raised."""
+    show = getattr(error, "show", None)  # click's own usage errors know how to print themselves
+    if show is not None:
+        show(file=sys.stderr)
+    elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
+        _complain(str(error) or type(error).__name__)
+    elif isinstance(error, MemoryError):
+        why = f" ({error})" if str(error) else ""
+        _complain(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
+    elif type(error).__name__ == "Abort":
+        _complain("aborted")
+    else:
+        raise error
+    return 2
+
+
 def _complain(message: str) -> None:
-    typer.echo(f"fdbd: {' '.join(message.split())}", err=True)
+    typer.echo(f"fdbd: {printable(' '.join(message.split()))}", err=True)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    if issubclass(category, UserWarning):  # others are for developers
+        _complain(f"warning: {message}")

@@ -149,7 +149,7 @@ def test_calibrating_on_the_data_of_the_fit_warns(name: str) -> None:
     with pytest.warns(UserWarning, match="also used for the fit"):
         guard.calibrate(loader)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*also used for the fit")
         guard.calibrate(make_loader(200, 2))
 
 

@@ -38,13 +38,13 @@ def place(tmp_path, monkeypatch) -> Path:
     weight = generator.standard_normal((CLASSES, WIDTH)).astype(np.float32)
     np.savez(tmp_path / "head.npz", weight=weight, bias=np.arange(CLASSES, dtype=np.float32))
     train = features(500)
-    write(tmp_path / "train.parquet", features=fixed(train), label=pa.array(np.arange(500) % CLASSES))
+    write(tmp_path / "train.parquet", features=fixed(train), y=pa.array(np.arange(500) % CLASSES))
     return tmp_path
 
 
 @pytest.fixture
 def guard(place, result) -> fdbd.Guard:
-    result("fit", "train.parquet", "--head", "head.npz")
+    result("fit", "train.parquet", "--head", "head.npz", "--network-never-saw-data")
     return fdbd.load("guard.safetensors")
 
 
@@ -57,7 +57,7 @@ def assert_equals(table, decision: fdbd.Decision) -> None:
 
 
 def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, result) -> None:
-    found = result("fit", "train.parquet", "--head", "head.npz", "--detector", "mds")
+    found = result("fit", "train.parquet", "--head", "head.npz", "--detector", "mds", "--network-never-saw-data")
     assert (found["fit_rows"], found["calibration_rows"]) == (400, 100)
     held = np.random.default_rng(0).permutation(500) < 100
     arrays = np.load("head.npz")
@@ -149,7 +149,7 @@ def test_a_guard_of_features_becomes_a_graph_of_features(guard, place, result) -
 
 def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, result) -> None:
     save_file({"weight": torch.from_numpy(np.load("head.npz")["weight"])}, "head.safetensors")
-    assert result("fit", "train.parquet", "--head", "head.safetensors")["fit_rows"] == 400
+    assert result("fit", "train.parquet", "--head", "head.safetensors", "--network-never-saw-data")["fit_rows"] == 400
     assert fdbd.load("guard.safetensors").detector.head_bias.abs().sum() == 0
 
 
@@ -159,13 +159,16 @@ def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, result) -> None:
         ({"vectors": fixed(features(3))}, "no column 'features'"),
         ({"features": pa.array([1.0, 2.0])}, "expected lists of numbers"),
         ({"features": pa.array([["a"], ["b"]])}, "expected lists of numbers"),
-        ({"features": fixed(features(3)[:, :5].copy())}, "5 features a row"),
-        ({"features": fixed(features(3)), "logits": fixed(features(3))}, "6 logits a row"),
+        ({"features": fixed(features(3)[:, :5].copy())}, "5 features per row"),
+        ({"features": fixed(features(3)), "logits": fixed(features(3))}, "6 logits per row"),
     ],
 )
 def test_a_file_of_another_shape_is_one_clear_sentence(columns, words, guard, place, run) -> None:
     write(place / "new.parquet", **columns)
-    for arguments in (("score", "guard.safetensors", "new.parquet"), ("fit", "new.parquet", "--head", "head.npz")):
+    for arguments in (
+        ("score", "guard.safetensors", "new.parquet"),
+        ("fit", "new.parquet", "--head", "head.npz", "--network-never-saw-data"),
+    ):
         code, _, err = run(*arguments)
         assert code == 2
         assert words in err
@@ -193,9 +196,25 @@ def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, r
         (("explain", "guard.safetensors", "train.parquet"), "features"),
         (("fit", "cifar10-ce", "train.parquet", "--head", "head.npz"), "there is no model"),
         (("fit", "train.parquet", "--head", "guard.npz"), "no head"),
-        (("fit", "images.npz", "--head", "head.npz"), "images"),
-        (("fit", "train.parquet", "--head", "head.npz", "--holdout", "1"), "between 0 and 1"),
-        (("fit", "train.parquet", "--head", "head.npz", "--tpr", "0.9", "--alpha", "0.1"), "not both"),
+        (("fit", "images.npz", "--head", "head.npz", "--network-never-saw-data"), "images"),
+        (
+            ("fit", "train.parquet", "--head", "head.npz", "--holdout", "1", "--network-never-saw-data"),
+            "between 0 and 1",
+        ),
+        (
+            (
+                "fit",
+                "train.parquet",
+                "--head",
+                "head.npz",
+                "--tpr",
+                "0.9",
+                "--alpha",
+                "0.1",
+                "--network-never-saw-data",
+            ),
+            "not both",
+        ),
     ]:
         code, _, err = run(*arguments)
         assert code == 2, arguments
@@ -227,7 +246,7 @@ def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result
     assert result("score", "guard.safetensors", "none.parquet")["unreadable"] == 8
     write(place / "short.parquet", features=pa.array([[1.0, 2.0]] * 5, lists))
     assert result("score", "guard.safetensors", "short.parquet")["unreadable"] == 5
-    code, _, err = run("fit", "short.parquet", "--head", "head.npz")
+    code, _, err = run("fit", "short.parquet", "--head", "head.npz", "--network-never-saw-data")
     assert code == 2
     assert "no row that can be read; the first: row 0: it has 2 features, expected 6" in err
 
@@ -236,14 +255,14 @@ def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result
 def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run) -> None:
     values, names = features(20, seed=1), np.array(["ant", "bee"] * 10)
     if form == "npz":
-        np.savez(place / "new.npz", features=values, label=names)
+        np.savez(place / "new.npz", features=values, y=names)
     else:
         write(place / "new.parquet", features=fixed(values), label=pa.array(names))
     result("score", "guard.safetensors", f"new.{form}")
     assert_equals(pq.read_table("scores.parquet"), guard.decide(fdbd.Batch(torch.from_numpy(values))))
-    code, _, err = run("fit", f"new.{form}", "--head", "head.npz")
+    code, _, err = run("fit", f"new.{form}", "--head", "head.npz", "--network-never-saw-data")
     assert code == 2
-    assert "the column 'label' is" in err
+    assert f"the column {'y' if form == 'npz' else 'label'!r} is" in err
     assert len(err.strip().splitlines()) == 1
 
 
@@ -253,10 +272,10 @@ def test_rows_that_would_not_fit_in_memory_are_refused_by_the_footer(guard, plac
     write(place / "many.parquet", 200_000, features=pa.nulls(200_000, lists))
     monkeypatch.setattr("fdbd.data.features.SPARE_VALUES", 100)
     monkeypatch.setattr("fdbd.data.features.FREE_ROWS", 1000)
-    for arguments in (("score", "guard.safetensors"), ("fit", "--head", "head.npz")):
+    for arguments in (("score", "guard.safetensors"), ("fit", "--head", "head.npz", "--network-never-saw-data")):
         code, _, err = run(*arguments, "long.parquet")
         assert (code, err.count("\n")) == (2, 1)
-        assert "506 features are far more than 6 a row" in err
+        assert "506 features are far more than 6 per row" in err
         code, _, err = run(*arguments, "many.parquet")
         assert (code, err.count("\n")) == (2, 1)
         assert "claims 200,000 rows in" in err

@@ -22,7 +22,7 @@ import fdbd
 from fdbd.data.features import RowBatch
 from fdbd.data.npz import NpzArray
 from fdbd.jobs import scoring
-from fdbd.jobs.output import NOT_FINITE, Parts, decide_rows
+from fdbd.jobs.output import NOT_FINITE, Output, decide
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -66,7 +66,7 @@ def slow_job(tmp_path, monkeypatch) -> Path:
         Image.fromarray(image).save(folder / f"{number:03d}.png")
     (folder / "150.png").write_bytes(b"broken")
     built = model_by_name("slowmodel:slow", preprocess='{"size": 4}')
-    fit_files(built, "images", batch_size=64, workers=1).guard.save("guard.safetensors")
+    fit_files(built, "images", network_never_saw_data=True, batch_size=64, workers=1).guard.save("guard.safetensors")
     return tmp_path
 
 
@@ -134,9 +134,8 @@ def test_other_data_do_not_mix_with_what_an_earlier_run_left(slow_job) -> None:
 
 def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fdbd.jobs.output.PATIENCE_SECONDS", 0.0)
-    schema = pa.schema([("row", pa.int64())])
-    first, second = (Parts(tmp_path / "out.parquet", {}, schema, {}) for _ in range(2))
-    with first.hold(), pytest.raises(RuntimeError, match="another run"), second.hold():
+    first, second = (Output(tmp_path / "out.parquet", range(0)) for _ in range(2))
+    with first.hold({}, {}), pytest.raises(RuntimeError, match="another run"), second.hold({}, {}):
         pass
 
 
@@ -147,7 +146,7 @@ def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> No
     (tmp_path / "out.parquet.parts").mkdir()
     for path in (*drafts, *others):
         path.touch()
-    with Parts(out, {}, pa.schema([("row", pa.int64())]), {}).hold():
+    with Output(out, range(0)).hold({}, {}):
         assert [path.exists() for path in (*drafts, *others)] == [False, False, True, True, True]
 
 
@@ -160,7 +159,8 @@ def test_each_row_has_its_own_decision_whatever_its_neighbours_are(kinds: list[s
     errors = {place: f"broken {place}" for place, kind in enumerate(kinds) if kind == "unread"}
     read = [place for place, kind in enumerate(kinds) if kind != "unread"]
     names = [f"n{place}" for place in range(len(kinds))] if has_names else range(5, 5 + len(kinds))
-    table = decide_rows(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"]).to_pylist()
+    table = decide(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"])
+    table = table.to_arrow().to_pylist()
     assert [row["path" if has_names else "row"] for row in table] == list(names)
     for place, (kind, row) in enumerate(zip(kinds, table)):
         if kind == "fine":

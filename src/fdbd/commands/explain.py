@@ -1,4 +1,4 @@
-"""fdbd explain: the boundaries around one image."""
+"""fdbd explain: the boundaries around images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdbd.commands import options
+from fdbd.util.terminal import printable
 
 if TYPE_CHECKING:
     from fdbd.report.explanation import Sample
@@ -17,62 +18,89 @@ if TYPE_CHECKING:
 
 def explain(
     guard: options.GuardFile,
-    image: Annotated[Path, typer.Argument(help="An image file.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Also draw a picture: .png, .svg or .pdf.")] = None,
+    images: Annotated[list[Path], typer.Argument(help="One or more image files.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."),
+    ] = None,
     top: Annotated[int, typer.Option(help="How many boundaries to show, the nearest first.")] = 10,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
+    device: options.Device = "auto",
     trust_model: options.TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show where an image stands: the distance to each class's boundary, and its score among the calibration scores.
 
-    Example: `fdbd explain guard.safetensors photo.png --out why.png`
+    Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain guard.safetensors a.png b.png`
     """
     from fdbd.data.images import decode
     from fdbd.decision.guard_file import open_guard
-    from fdbd.report.explanation import FORMATS, draw, sample_of
+    from fdbd.report.explanation import draw, sample_of
 
     if top < 1:
         raise ValueError(f"--top is {top}, expected at least 1 boundary")
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise ValueError(f"--out is {str(out)!r}, expected a name that ends in {', '.join(FORMATS)}")
-    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model)
+    pictures = _pictures(out, images, guard)
+    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
     if opened.preprocess is None:
         raise ValueError(f"{str(guard)!r} was fitted on features without a model, and cannot look at an image")
-    pixels = decode(image)
-    sample = sample_of(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
-    if out is not None:
-        draw(sample, pixels, image.name, out)
+    found = []
+    for image, picture in zip(images, pictures):
+        pixels = decode(image)
+        sample = sample_of(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
+        if picture is not None:
+            picture.parent.mkdir(exist_ok=True)
+            draw(sample, pixels, printable(image.name), picture)
+        found.append({"image": str(image), **sample.to_dict(), "picture": picture and str(picture)})
+        if not as_json:
+            _print(sample, image, picture)
     if as_json:
-        typer.echo(json.dumps({"image": str(image), **sample.to_dict(), "picture": None if out is None else str(out)}))
-        return
-    _print(sample, image, out)
+        typer.echo(json.dumps(found[0] if len(found) == 1 else found))
 
 
-def _print(sample: Sample, image: Path, out: Path | None) -> None:
+def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | None]:
+    """Where the picture of each image goes, checked before any work."""
+    from fdbd.report.explanation import FORMATS
+    from fdbd.util.extras import require
+    from fdbd.util.files import check_place, refuse_overlap
+
+    if out is None:
+        return [None] * len(images)
+    require("matplotlib", "report")
+    refuse_overlap(out, [guard, *images])
+    if len(images) == 1:
+        if out.suffix.lower() not in FORMATS:
+            raise ValueError(f"--out is {str(out)!r}, expected a name that ends in {', '.join(FORMATS)}")
+        check_place(out)
+        return [out]
+    if out.suffix or (out.exists() and not out.is_dir()):
+        raise ValueError(f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending")
+    return [out / f"{number:03d}-{image.stem}.png" for number, image in enumerate(images, start=1)]
+
+
+def _print(sample: Sample, image: Path, picture: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(str(image)), title_justify="left")
+    table = Table(title=Text(printable(str(image))), title_justify="left")
     for title in ("boundary to", "distance", "share of the score"):
         table.add_column(title, justify="left" if title == "boundary to" else "right")
     for boundary in sample.boundaries:
-        table.add_row(Text(boundary.name), f"{boundary.distance:.4g}", f"{boundary.share:.1%}")
+        table.add_row(Text(printable(boundary.name)), f"{boundary.distance:.4g}", f"{boundary.share:.1%}")
     console = Console()
     console.print(table)
     if sample.others:
         console.print(Text(f"and {sample.others} more, farther away", style="dim"))
     verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
     standing = (
-        "is not finite" if not math.isfinite(sample.score) else f"is above {sample.standing:.1%} of calibration's"
+        "is not finite"
+        if not math.isfinite(sample.score)
+        else f"is above {sample.standing:.1%} of the calibration scores"
     )
-    console.print(
-        Text(
-            f"predicted {sample.predicted}: {verdict}. Score {sample.score:.4g} {standing} "
-            f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
-        )
+    options.say(
+        f"predicted {sample.predicted}: {verdict}. Score {sample.score:.4g} {standing} "
+        f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
     )
-    if out is not None:
-        console.print(Text(str(out), style="dim"))
+    if picture is not None:
+        console.print(Text(printable(str(picture)), style="dim"))

@@ -25,8 +25,8 @@ def fit(
     data: Annotated[
         str | None,
         typer.Argument(
-            help="Training data: a folder of images (one folder a class), an .npz of images, the name of a dataset, "
-            "or a .parquet or .npz of features.",
+            help="Data to fit on, best the network's training data: a folder of images (one folder per class), "
+            "an .npz of images, the name of a dataset, or a .parquet or .npz of features.",
             show_default=False,
         ),
     ] = None,
@@ -50,37 +50,52 @@ def fit(
     detector: Annotated[str, typer.Option(help="A detector's name, such as fdbd, knn, react+energy.")] = "fdbd",
     shaping: Annotated[str | None, typer.Option(help="An activation shaping before it: react, ash-s, scale, …")] = None,
     tpr: Annotated[
-        float | None, typer.Option(help="Share of in-distribution data to accept; 0.95 where neither is given.")
+        float | None,
+        typer.Option(help="Share of the calibration data to accept; 0.95 where neither tpr nor alpha is given."),
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Instead: the largest share of false alarms (conformal).")] = None,
     per_class: Annotated[bool, typer.Option(help="A threshold for each predicted class.")] = False,
     calibration: Annotated[
-        str | None, typer.Option(help="Data for the threshold; default: a share of DATA that the fit does not see.")
+        str | None,
+        typer.Option(help="Data for the threshold, seen by neither the network's training nor the fit."),
     ] = None,
-    holdout: Annotated[float, typer.Option(help="That share.")] = 0.2,
+    network_never_saw_data: Annotated[
+        bool,
+        typer.Option(
+            "--network-never-saw-data",
+            help="Your word that the network was not trained on DATA: without --calibration a part of them is then "
+            "kept from the fit for the threshold.",
+        ),
+    ] = False,
+    holdout: Annotated[float | None, typer.Option(help="That part, as a share; default: 0.2.")] = None,
     engine: options.EngineName = options.Engine.local,
     address: options.Address = None,
     batch_size: options.BatchSize = 128,
     workers: options.Workers = None,
-    device: options.Device = None,
+    device: options.Device = "auto",
     trust_model: options.TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Fit a guard on training data, calibrate it on data apart, and save it.
+    """Fit a guard, calibrate it on data apart, and save it.
 
-    Examples: `fdbd fit cifar10-ce ./images`, `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
-    `fdbd fit features.parquet --head head.npz --out guard.safetensors`
+    Calibration data are seen by neither the network's training nor the fit; a threshold set on data that the network
+    has seen raises more false alarms than it promises.
+
+    Examples: `fdbd fit cifar10-ce ./train --calibration ./fresh`,
+    `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
+    `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`
     """
     from fdbd.core.batch import Head
-    from fdbd.jobs.fitting import fit_files, read_head
+    from fdbd.jobs.fitting import HOLDOUT, RULE, fit_files, read_head
     from fdbd.networks.by_name import NamedModel, model_by_name
+    from fdbd.util.files import check_place, refuse_overlap
 
-    if not out.absolute().parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")
-    is_head_file = head is not None and head.lower().endswith(_HEAD_FILES)
+    check_place(out)
+    refuse_overlap(out, [model, data, calibration, checkpoint, head])
+    if holdout is not None and (calibration is not None or not network_never_saw_data):
+        raise ValueError("--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone")
     source: NamedModel | Head
-    if is_head_file:
-        assert head is not None
+    if head is not None and head.lower().endswith(_HEAD_FILES):
         if data is not None:
             raise ValueError(f"with --head {head} there is no model: leave {model!r} or --head out")
         source, data, head = read_head(head), model, None
@@ -95,7 +110,8 @@ def fit(
         source,
         data,
         calibration=calibration,
-        holdout=holdout,
+        network_never_saw_data=network_never_saw_data,
+        holdout=HOLDOUT if holdout is None else holdout,
         head=head,
         detector=detector,
         shaping=shaping,
@@ -107,7 +123,6 @@ def fit(
         device=device,
         batch_size=batch_size,
         workers=workers,
-        progress=not as_json,
     )
     guard, threshold = fitted.guard, fitted.guard.threshold
     assert threshold is not None
@@ -117,12 +132,27 @@ def fit(
         "detector": guard.detector.label,
         "fit_rows": fitted.fit_rows,
         "calibration_rows": fitted.calibration_rows,
+        "calibration": guard.about["calibration"],
+        "fit_accuracy": fitted.fit_accuracy,
+        "calibration_accuracy": fitted.calibration_accuracy,
         "left_out": len(fitted.errors),
         "threshold": threshold.value.tolist(),
         "guarantee": threshold.guarantee,
+        "cautions": fitted.cautions,
     }
-    held = f"calibrated on {fitted.calibration_rows:,} {'held out' if calibration is None else f'of {calibration}'}"
-    shown = f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, {held}. {threshold.guarantee}"
-    typer.echo(json.dumps(found) if as_json else shown)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        where = "held out, which the network never saw by your word" if fitted.is_held_out else f"of {calibration}"
+        options.say(
+            f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, calibrated on "
+            f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} That holds while {RULE}."
+        )
+        shown = {"fit data": fitted.fit_accuracy, "calibration data": fitted.calibration_accuracy}
+        accuracies = [f"{100 * value:.2f} % on the {name}" for name, value in shown.items() if value is not None]
+        if accuracies:
+            options.say(f"The model's accuracy: {', '.join(accuracies)}.")
+    for caution in fitted.cautions:
+        options.note(f"caution: {caution}")
     if fitted.errors:
-        typer.echo(f"fdbd: {len(fitted.errors)} rows were left out, the first: {fitted.errors[0]}", err=True)
+        options.note(f"{len(fitted.errors)} rows were left out, the first: {fitted.errors[0]}")

@@ -1,4 +1,4 @@
-"""Options that several commands have, declared once."""
+"""Options that several commands have, declared once, and how commands speak."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fdbd.util.terminal import printable
 
 
 class Engine(str, Enum):
@@ -20,7 +22,7 @@ GuardFile = Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit wri
 Model = Annotated[str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Where the model's weights are now.")]
 TrustModel = Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")]
-Device = Annotated[str | None, typer.Option(help="Where the model runs; default: a GPU where there is one.")]
+Device = Annotated[str, typer.Option(help="Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")]
 BatchSize = Annotated[int, typer.Option(help="Images that the model sees at once.")]
 Workers = Annotated[
     int | None,
@@ -28,3 +30,14 @@ Workers = Annotated[
 ]
 EngineName = Annotated[Engine, typer.Option("--engine", help="local, or ray for a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray's address; default: Ray on this machine.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def say(line: str, err: bool = False) -> None:
+    """Print one line; control characters in names of files and classes are escaped."""
+    typer.echo(printable(line), err=err)
+
+
+def note(line: str) -> None:
+    """Print one line on standard error."""
+    say(f"fdbd: {line}", err=True)

@@ -16,7 +16,8 @@ def score(
     data: Annotated[
         str,
         typer.Argument(
-            help="A folder of images, an .npz of images, the name of a dataset, or a .parquet or .npz of features.",
+            help="A folder of images, one image, an .npz of images, the name of a dataset, or a .parquet or .npz of "
+            "features.",
             show_default=False,
         ),
     ],
@@ -30,17 +31,18 @@ def score(
     split: Annotated[str, typer.Option(help="Which part of a dataset by name.")] = "test",
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
-    device: options.Device = None,
+    device: options.Device = "auto",
     trust_model: options.TrustModel = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw unfinished scores of other data away.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Score images or features: one row of output for each row of input, in order. A killed run goes on where it ended.
 
-    Unreadable files are OOD, and the column error says why.
+    Files that cannot be read are OOD, and the column error says why.
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
+    from fdbd.data.inputs import describe_skipped
     from fdbd.jobs.scoring import score_files
 
     summary = score_files(
@@ -57,7 +59,6 @@ def score(
         batch_size=batch_size,
         workers=workers,
         restart=restart,
-        progress=not as_json,
     )
     if as_json:
         found = {"out": str(out), **summary._asdict(), "rate": summary.rate}
@@ -65,7 +66,7 @@ def score(
         return
     before = summary.rows - summary.computed
     resumed = f", {before:,} of them by an earlier run" if before else ""
-    typer.echo(
+    options.say(
         f"{out}: {summary.rows:,} rows{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}), "
-        f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s"
+        f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s{describe_skipped(summary.skipped)}"
     )

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from fdbd.core import artifact, geometry
 from fdbd.core.batch import Batch, Head
+from fdbd.data.labels import Agreement
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import MDS, Shaped, as_detector, create_shaping
 from fdbd.detectors.base import Detector, as_batch, fit_together, from_config, full_precision
@@ -113,6 +114,8 @@ class Guard(nn.Module):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
         self.about: dict[str, Any] = {}
         """What else the file should say, as JSON values: where the model comes from, class names. Saved and loaded."""
+        self.agreement: dict[str, Agreement] = {}
+        """How often given labels are the model's own predictions, for ``"fit"`` and ``"calibration"``."""
         self._seen: Sketch | None = None
 
     # ── fit and calibrate ──────────────────────────────────────────────────────────────────────────────────────────
@@ -128,6 +131,7 @@ class Guard(nn.Module):
         """
         self._seen = Sketch()
         self.threshold = None
+        self.agreement = {}
         combine = distributed.combine if distributed.is_active() else None
         head = self._find_head()
         with torch.no_grad(), Spool() as spool, Spool() as perturbed:
@@ -146,6 +150,7 @@ class Guard(nn.Module):
                     self.detector.fit_combination(spool, perturbed, combine)  # type: ignore[operator]
         if combine is not None:
             self._seen = combine(self._seen)
+        self._warn_of_labels("fit")
         return self
 
     def calibrate(
@@ -172,6 +177,7 @@ class Guard(nn.Module):
             raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
         self.detector._require_fitted()
         known = Sketch()
+        self.agreement.pop("calibration", None)
         scores, labels = [], []
         with torch.no_grad():
             for item in track(_items(data), "calibrating", enabled=progress):
@@ -179,11 +185,34 @@ class Guard(nn.Module):
                 known.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
                 scores.append(self.detector.score(scored))
                 labels.append(self._logits(plain).argmax(dim=1))
+                self._compare(
+                    "calibration", item.labels if isinstance(item, Batch) else split_batch(item)[1], labels[-1]
+                )
         if not scores:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
         self._warn_if_seen(known)
+        self._warn_of_labels("calibration")
         self.set_threshold(torch.cat(scores), torch.cat(labels), tpr=tpr, alpha=alpha, per_class=per_class)
         return self
+
+    def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
+        """Count where given labels and predictions agree."""
+        if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
+            num_classes = self._find_head().num_classes
+            self.agreement.setdefault(stage, Agreement(num_classes)).add(labels, predicted)
+
+    def _compare_features(self, batch: Batch) -> None:
+        head, logits = self._find_head(), batch.logits
+        if logits is None and "fit" not in self.agreement and batch.features.shape[1:] == head.weight.shape[1:]:
+            # A product that the fit itself may not need: the first batch is enough.
+            logits = head(batch.features.to(head.weight))
+        if logits is not None and len(logits):
+            self._compare("fit", batch.labels, logits.argmax(dim=1))
+
+    def _warn_of_labels(self, stage: str) -> None:
+        names = self.about.get("class_names") or ()
+        if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
+            warnings.warn(text, stacklevel=3)
 
     def _warn_if_seen(self, calibration: Sketch) -> None:
         if self._seen is not None and calibration.overlap(self._seen) > 0.5:
@@ -306,11 +335,15 @@ class Guard(nn.Module):
                     raise ValueError(f"{label} needs the images to weigh its layers: fit it on (images, labels)")
                 batch = self._features_alone(item)
                 self._seen.add(batch.features)
+                self._compare_features(batch)
                 yield batch
                 continue
             inputs, labels = split_batch(item)
             self._seen.add(inputs)
-            yield self._training_batch(inputs, labels)
+            batch = self._training_batch(inputs, labels)
+            if batch.logits is not None:
+                self._compare("fit", batch.labels, batch.logits.argmax(dim=1))
+            yield batch
             if self._weighs_layers:
                 if labels is None:
                     raise ValueError(f"{self.detector.label} over several layers needs labels to fit: (images, labels)")

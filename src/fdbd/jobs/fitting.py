@@ -18,15 +18,22 @@ from fdbd.data.datasets import info
 from fdbd.data.decoding import cut, prepare
 from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Pixels
-from fdbd.data.inputs import ImageRows
+from fdbd.data.inputs import ImageRows, Rows, open_rows
+from fdbd.data.labels import Agreement, as_classes
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.jobs.scoring import Engine, Rows, check_engine, open_rows
+from fdbd.decision.threshold import Threshold
+from fdbd.jobs.scoring import Engine, check_engine
 from fdbd.networks.by_name import NamedModel
 
 HOLDOUT = 0.2
 """Share of the data that is kept for calibration where there are no other data for it."""
+RULE = "calibration data are seen by neither the network's training nor the fit"
+"""What every promise of a threshold rests on."""
+MEMORISED = 0.995
+"""Accuracy from which data look like those that the network was trained on."""
+_ENOUGH = 100  # labels from which that is said
 
 
 class Fitted(NamedTuple):
@@ -35,8 +42,15 @@ class Fitted(NamedTuple):
     guard: Guard
     fit_rows: int
     calibration_rows: int
+    is_held_out: bool
+    """Whether the calibration rows are a part of the data of the fit, by the user's word that no network saw them."""
+    fit_accuracy: float | None
+    calibration_accuracy: float | None
+    """Fractions, where there are labels."""
     errors: list[str]
     """Why rows were left out, a sentence each."""
+    cautions: list[str]
+    """What to know before the guard is trusted, a sentence each."""
 
 
 def fit_files(
@@ -44,6 +58,7 @@ def fit_files(
     data: str,
     *,
     calibration: str | None = None,
+    network_never_saw_data: bool = False,
     holdout: float = HOLDOUT,
     head: str | None = None,
     detector: str = "fdbd",
@@ -54,17 +69,22 @@ def fit_files(
     split: str = "train",
     engine: Engine = "local",
     address: str | None = None,
-    device: str | None = None,
+    device: str | None = "auto",
     batch_size: int = 128,
     workers: int | None = None,
     progress: bool = True,
 ) -> Fitted:
-    """Fit a guard on files, and calibrate it on others or on a share that the fit does not see.
+    """Fit a guard on files, and calibrate it on others.
+
+    Calibration data are seen by neither the network's training nor the fit. A held-out part of the network's own
+    training data breaks the promise of the threshold: the network has seen it.
 
     Args:
         source: a model, for images or for features of it; or a head alone, for features.
         data: images or features, as in `open_rows`.
-        calibration: other data of the same kind; None: a random share of `data`, the same in each run.
+        calibration: other data of the same kind, which the network never saw.
+        network_never_saw_data: the user's word that `data` are none of those that the network was trained on. Then,
+            without `calibration`, a random share of them, the same in each run, is kept from the fit for the threshold.
         holdout: that share, a fraction.
         head, detector, shaping: as for `Guard`.
         tpr, alpha, per_class: as for `Guard.calibrate`.
@@ -74,6 +94,8 @@ def fit_files(
         progress: show a bar when it takes more than two seconds.
     """
     check_engine(engine, address, batch_size, workers)
+    if tpr is not None and alpha is not None:
+        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     rows = open_rows(data, split)
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
     linear = guard._find_head()
@@ -86,6 +108,11 @@ def fit_files(
     if isinstance(source, NamedModel):
         names = source.class_names
     if calibration is None:
+        if not network_never_saw_data:
+            raise ValueError(
+                f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
+                f"{data!r}, say so with --network-never-saw-data, and a part of them is kept for calibration"
+            )
         if not 0 < holdout < 1:
             raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
         held = np.random.default_rng(0).permutation(len(rows)) < round(holdout * len(rows))
@@ -102,7 +129,7 @@ def fit_files(
     if guard.detector.needs_labels and training.labels is None and isinstance(rows, ImageRows):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
-            f"images in one folder a class, {linear.num_classes} in all"
+            f"images in one folder per class, {linear.num_classes} in all"
         )
     if engine == "ray":
         from fdbd.jobs import ray
@@ -115,10 +142,62 @@ def fit_files(
         guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
     if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
         names = rows.classes
-    guard.about = {"class_names": list(names)}
+    is_held_out = calibration is None
+    guard.about = {
+        "class_names": list(names),
+        "calibration": {
+            "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
+            "network_saw_them": "no, as the user says" if is_held_out else "not stated",
+            "rows": calibrating.num_given,
+        },
+    }
     if isinstance(source, NamedModel) and (own := preprocess or source.preprocess) is not None:
         guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
-    return Fitted(guard, training.num_given, calibrating.num_given, [*training.errors, *calibrating.errors])
+    seen, fresh = (guard.agreement.get(stage) for stage in ("fit", "calibration"))
+    cautions = [_few(guard.threshold), _memorised([seen, fresh], data) if is_held_out else None]
+    return Fitted(
+        guard,
+        training.num_given,
+        calibrating.num_given,
+        is_held_out,
+        None if seen is None else seen.accuracy,
+        None if fresh is None else fresh.accuracy,
+        [*training.errors, *calibrating.errors],
+        [caution for caution in cautions if caution],
+    )
+
+
+def _few(threshold: Threshold | None) -> str | None:
+    """What a small calibration set can promise, where that is little.
+
+    Of n scores the threshold rejects j; on new data it then rejects a share that is distributed as Beta(j + 1, n − j)
+    over the draw of the calibration data, for a continuous score.
+    """
+    from scipy.special import betaincinv
+
+    assert threshold is not None
+    asked = threshold.target if threshold.kind == "conformal" else 1 - threshold.target
+    n = int(threshold.sizes.min())
+    rejected = int(asked * n) if threshold.per_class else int((threshold.calibration < threshold.value[0]).sum())
+    low, high = (float(betaincinv(rejected + 1, max(1, n - rejected), level)) for level in (0.025, 0.975))
+    if high <= 2.5 * asked:
+        return None
+    where = " for the rarest predicted class" if threshold.per_class else ""
+    return (
+        f"only {n} calibration samples{where}: {100 * asked:.3g} % of new in-distribution samples are to be rejected, "
+        f"and it may be {100 * low:.2g} to {100 * high:.2g} % (95 % interval over the draw of the calibration data)"
+    )
+
+
+def _memorised(stages: Sequence[Agreement | None], data: str) -> str | None:
+    for stage in stages:
+        if stage is not None and stage.count >= _ENOUGH and stage.right >= MEMORISED * stage.count:
+            return (
+                f"the model is right on {100 * stage.right / stage.count:.2f} % of {data!r}, as if it had been trained "
+                "on them; a threshold calibrated on a part of them then raises more false alarms than promised: give "
+                "--calibration DATA that the network never saw"
+            )
+    return None
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
@@ -172,7 +251,7 @@ class Loader:
         if isinstance(rows, ImageRows):
             if preprocess is None:
                 raise ValueError(f"{rows.source} are images, expected features like those of the fit")
-            self.labels = labels_for(rows, head.num_classes, class_names)
+            self.labels = as_classes(rows.labels, rows.classes, head.num_classes, class_names)
             count = int(chosen.sum()) if isinstance(rows.pixels, Sequence) else len(rows)
             self.spans = cut(range(count), batch_size)
         else:
@@ -248,21 +327,6 @@ class _Chosen(Sequence[Pixels]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.pixels[int(self.places[index])]
-
-
-def labels_for(rows: ImageRows, num_classes: int, class_names: Sequence[str]) -> NDArray[np.int64] | None:
-    """Labels of images as classes of a model: by name where the model's class names are known, else by position.
-
-    None where the classes of the images are not those of the model.
-    """
-    if rows.labels is None:
-        return None
-    if rows.classes and set(rows.classes) <= set(class_names):
-        index = np.array([list(class_names).index(name) for name in rows.classes])
-        return index[rows.labels]
-    if rows.classes and len(rows.classes) != num_classes:
-        return None
-    return rows.labels if rows.labels.max() < num_classes and rows.labels.min() >= 0 else None
 
 
 def _usual_preprocess(data: str) -> Preprocess:

@@ -1,7 +1,7 @@
-"""Where scores go: parts that appear whole one by one, and then one file. What was finished survives a kill.
+"""Where decisions go: parts that appear whole one by one, and then one file. What was finished survives a kill.
 
 Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as the output they stay
-there, and any Parquet reader takes the folder for one table. Columns:
+there, and any Parquet reader takes the folder for one table. One row for each row of the input:
 
 =========  =======  ====================================================================================
 path, row  string,  the image's path below its folder, with bytes that are no UTF-8 escaped; or, where rows
@@ -13,31 +13,127 @@ p_value    double   share of calibration scores at or below; null if unread
 is_ood     bool     true for every row that could not be read
 error      string   why the row could not be read or scored, else null
 =========  =======  ====================================================================================
+
+In CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core.batch import Batch
 from fdbd.data.features import Names, RowBatch
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
-from fdbd.util.files import beside, lock, read_json, remove_drafts, write_json
+from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
 """How long a run waits for another to let go of the output: the workers of a killed one take a moment to notice."""
 GROUP_ROWS = 65_536
 """Rows of a row group of the final file."""
+NOT_FINITE = "its features or logits hold NaN or infinity"
+COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+class Decided(NamedTuple):
+    """A guard's decision on some rows, in order."""
+
+    names: Names
+    labels: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    p_values: NDArray[np.float64]
+    is_ood: NDArray[np.bool_]
+    is_read: NDArray[np.bool_]
+    """Whether score and p-value are there; the label is where the score is finite, too."""
+    errors: Mapping[int, str]
+    """By place."""
+    class_names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def concat(cls, tables: Sequence[Decided]) -> Decided:
+        """Tables that follow each other, at least one, as one."""
+        first, starts = tables[0], np.cumsum([0, *map(len, tables)]).tolist()
+        errors = {start + place: why for start, table in zip(starts, tables) for place, why in table.errors.items()}
+        names: Names = [str(name) for table in tables for name in table.names]
+        if isinstance(first.names, range):
+            names = range(first.names.start, first.names.start + starts[-1])
+        labels, scores, p_values, is_ood, is_read = (np.concatenate(c) for c in zip(*(table[1:6] for table in tables)))
+        return cls(names, labels, scores, p_values, is_ood, is_read, errors, first.class_names)
+
+    @property
+    def _has_label(self) -> NDArray[np.bool_]:
+        return self.is_read & np.isfinite(self.scores)
+
+    def to_arrow(self) -> Any:
+        """As a `pyarrow.Table` of `schema`."""
+        pa = require("pyarrow", "report")
+        names = self.names
+        label = pa.array(self.labels, pa.int64(), mask=~self._has_label)
+        classes = _texts(self.class_names).take(label) if self.class_names else pa.nulls(len(names), pa.string())
+        columns = [
+            pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
+            label,
+            classes,
+            pa.array(self.scores, pa.float64(), mask=~self.is_read),
+            pa.array(self.p_values, pa.float64(), mask=~self.is_read),
+            pa.array(self.is_ood, pa.bool_()),
+            _texts(list(map(self.errors.get, range(len(names))))) if self.errors else pa.nulls(len(names), pa.string()),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema(names))
+
+    def to_rows(self) -> Iterator[list[Any]]:
+        """Row by row, for CSV."""
+        known = self._has_label.tolist()
+        values = zip(self.labels.tolist(), self.scores.tolist(), self.p_values.tolist(), self.is_ood.tolist())
+        for place, (label, score, p_value, is_ood) in enumerate(values):
+            is_read = self.is_read[place]
+            name = self.class_names[label] if known[place] and self.class_names else None
+            numbers = [score, p_value] if is_read else [None, None]
+            yield [self.names[place], label if known[place] else None, name, *numbers, is_ood, self.errors.get(place)]
+
+
+Table = Union[Decided, Any]
+"""Decisions, or a `pyarrow.Table` of them that comes from another process."""
+
+
+def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> Decided:
+    """The guard's decision on every row of the batch, in order; it fails closed row by row."""
+    count = len(batch.names)
+    is_read = np.ones(count, bool)
+    is_read[list(batch.errors)] = False
+    found = _ask(guard, batch.inputs)
+    if len(found[0]) != is_read.sum():
+        raise ValueError(f"{len(found[0])} decisions on {is_read.sum()} readable rows of {count}")
+    labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
+    for column, values in zip((labels, scores, p_values, is_ood), found):
+        column[is_read] = values
+    errors = dict.fromkeys(np.flatnonzero(is_read & ~np.isfinite(scores)).tolist(), NOT_FINITE) | dict(batch.errors)
+    is_ood[list(errors)] = True
+    return Decided(batch.names, labels, scores, p_values, is_ood, is_read, errors, class_names)
+
+
+def schema(names: Names) -> Any:
+    """The `pyarrow.Schema` of the output: it depends on whether rows have paths or numbers."""
+    pa = require("pyarrow", "report")
+    kinds = (pa.int64(), pa.string(), pa.float64(), pa.float64(), pa.bool_(), pa.string())
+    key = ("row", pa.int64()) if isinstance(names, range) else ("path", pa.string())
+    return pa.schema([key, *zip(COLUMNS, kinds)])
 
 
 class Counts(NamedTuple):
@@ -48,30 +144,29 @@ class Counts(NamedTuple):
     unreadable: int
 
 
-class Parts:
-    """The parts of one output.
+class Output:
+    """One output, in parts.
 
     Args:
         out: a ``.parquet`` or ``.csv`` file; anything without an ending is a folder.
-        identity: JSON values that say what is scored by what. A later run with the same identity goes on where the
-            first one ended.
-        schema: of the rows, as in `rows.schema`.
-        settings: JSON values that a later run takes over from the first, such as the rows of a part.
-        restart: throw parts of another identity away; without it they are an error.
+        names: of the rows; they decide the first column.
+        restart: throw parts of another run away; without it they are an error.
     """
 
-    def __init__(
-        self, out: Path, identity: Mapping[str, Any], schema: Any, settings: Mapping[str, Any], restart: bool = False
-    ) -> None:
+    def __init__(self, out: Path, names: Names, restart: bool = False) -> None:
         suffix = out.suffix.lower()
         if suffix not in ("", ".parquet", ".csv"):
             raise ValueError(f"--out is {str(out)!r}, expected a .parquet or .csv file, or a folder")
-        if not out.absolute().parent.is_dir():
-            raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")
-        self.out, self.schema = out, schema
+        self.out, self._restart = out, restart
         self.is_folder = not suffix
+        if not self.is_folder:
+            check_place(out)
+        elif not out.absolute().parent.is_dir():
+            raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")
+        elif out.exists() and not out.is_dir():
+            raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        self._identity, self._new_settings, self._restart = dict(identity), dict(settings), restart
+        self._format = _Csv(names) if suffix == ".csv" else _Parquet(names)
         self.settings: dict[str, Any] = {}
 
     @property
@@ -79,8 +174,14 @@ class Parts:
         return self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """Opens the parts, and keeps other runs away from them."""
+    def hold(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
+        """Open the parts, and keep other runs away from them.
+
+        Args:
+            identity: JSON values that say what is scored by what. A later run with the same identity goes on where the
+                first one ended.
+            settings: JSON values that a later run takes over from the first, such as the rows of a part.
+        """
         path = self.folder / "_lock"
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -89,7 +190,7 @@ class Parts:
                     try:
                         if is_held:
                             self._clean()
-                        self._open()
+                        self._open(dict(identity), dict(settings))
                         yield
                         return
                     finally:
@@ -99,15 +200,15 @@ class Parts:
             time.sleep(0.2)
 
     def _clean(self) -> None:
-        """Removes what a killed run was writing. Not without the lock: another run may be writing it now."""
-        for draft in self.folder.glob(".*.part-*.parquet"):
+        """Remove what a killed run was writing. Not without the lock: another run may be writing it now."""
+        for draft in self.folder.glob(".*.part-*"):
             draft.unlink()
         remove_drafts(self.out, older_than=0)
 
-    def _open(self) -> None:
+    def _open(self, identity: dict[str, Any], settings: dict[str, Any]) -> None:
         about = read_json(self._about)
-        if self._restart or about is None or about.get("identity") != self._identity:
-            parts = list(self.folder.glob("part-*.parquet"))
+        if self._restart or about is None or about.get("identity") != identity:
+            parts = list(self.folder.glob("part-*"))
             if parts and not self._restart:
                 raise ValueError(
                     f"{str(self.folder)!r} holds scores of another guard or of other data: remove it, choose another "
@@ -115,58 +216,110 @@ class Parts:
                 )
             for part in parts:
                 part.unlink()
-            about = {"identity": self._identity, "settings": self._new_settings}
+            about = {"identity": identity, "settings": settings}
             write_json(self._about, about)
         self.settings = about["settings"]
 
     def path(self, number: int) -> Path:
-        return self.folder / f"part-{number:06d}.parquet"
+        return self.folder / f"part-{number:06d}{self._format.ending}"
 
     def has(self, number: int, rows: range) -> bool:
         """Whether a part is there, with as many rows as it should have."""
-        parquet = require("pyarrow.parquet", "report")
-        try:
-            return bool(parquet.read_metadata(self.path(number)).num_rows == len(rows))
-        except (OSError, ValueError):  # ArrowInvalid is a ValueError
-            return False
+        return self._format.count(self.path(number)) == len(rows)
 
-    def write(self, number: int, table: Any) -> None:
-        """Adds a part."""
-        with beside(self.path(number)) as temporary:
-            require("pyarrow.parquet", "report").write_table(table, temporary)
+    def write(self, number: int, tables: Sequence[Table]) -> None:
+        """Add a part, which these tables make up."""
+        with beside(self.path(number)) as draft:
+            self._format.write(draft, tables)
 
     def finish(self, total: int, count: int) -> Counts:
-        """Puts all parts together, in order, into the output, and counts. Fails unless they hold `total` rows."""
-        tables = self._tables(count)
+        """Put all parts together, in order, into the output, and count. Fails unless they hold `total` rows."""
+        parts = [self.path(number) for number in range(count)]
         if self.is_folder:
-            return _checked(_count(tables), total)
-        with beside(self.out) as temporary:
-            with self._writer(temporary) as writer:
-                counts = _count(_regrouped(tables), writer)
-            _checked(counts, total)
+            return _checked(self._format.join(parts, None), total)
+        with beside(self.out) as draft:
+            counts = _checked(self._format.join(parts, draft), total)
         shutil.rmtree(self.folder)
         return counts
 
-    def _tables(self, count: int) -> Iterator[Any]:
-        parquet = require("pyarrow.parquet", "report")
-        for number in range(count):
-            yield parquet.read_table(self.path(number), schema=self.schema)
 
-    def _writer(self, path: Path) -> Any:
-        if self.out.suffix.lower() == ".csv":
-            return require("pyarrow.csv", "report").CSVWriter(path, self.schema)
-        return require("pyarrow.parquet", "report").ParquetWriter(path, self.schema)
+class _Parquet:
+    """Parts and output in Parquet."""
+
+    ending = ".parquet"
+
+    def __init__(self, names: Names) -> None:
+        self.schema = schema(names)
+
+    def count(self, part: Path) -> int | None:
+        try:
+            return int(require("pyarrow.parquet", "report").read_metadata(part).num_rows)
+        except (OSError, ValueError):  # ArrowInvalid is a ValueError
+            return None
+
+    def write(self, path: Path, tables: Sequence[Table]) -> None:
+        arrow = [table.to_arrow() if isinstance(table, Decided) else table for table in tables]
+        require("pyarrow.parquet", "report").write_table(require("pyarrow", "report").concat_tables(arrow), path)
+
+    def join(self, parts: Sequence[Path], out: Path | None) -> Counts:
+        parquet, compute = require("pyarrow.parquet", "report"), require("pyarrow.compute", "report")
+        counts = Counts(0, 0, 0)
+        tables = (parquet.read_table(part, schema=self.schema) for part in parts)
+        with contextlib.nullcontext() if out is None else parquet.ParquetWriter(out, self.schema) as writer:
+            for table in tables if writer is None else _regrouped(tables):
+                if writer is not None:
+                    writer.write_table(table)
+                ood, unreadable = compute.sum(table["is_ood"]).as_py() or 0, len(table) - table["error"].null_count
+                counts = Counts(counts.rows + len(table), counts.ood + ood, counts.unreadable + unreadable)
+        return counts
 
 
-def _count(tables: Iterator[Any], writer: Any = None) -> Counts:
-    compute = require("pyarrow.compute", "report")
-    counts = Counts(0, 0, 0)
-    for table in tables:
-        if writer is not None:
-            writer.write_table(table)
-        own = (len(table), compute.sum(table["is_ood"]).as_py() or 0, len(table) - table["error"].null_count)
-        counts = Counts(*(before + more for before, more in zip(counts, own)))
-    return counts
+class _Csv:
+    """Parts and output in CSV, by Python alone. Parts have no header."""
+
+    ending = ".csv"
+
+    def __init__(self, names: Names) -> None:
+        self.header = ("row" if isinstance(names, range) else "path", *COLUMNS)
+
+    def count(self, part: Path) -> int | None:
+        try:
+            return self.join([part], None).rows
+        except (OSError, ValueError, csv.Error):
+            return None
+
+    def write(self, path: Path, tables: Sequence[Table]) -> None:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            for table in tables:
+                rows = table.to_rows() if isinstance(table, Decided) else map(dict.values, table.to_pylist())
+                writer.writerows([_cell(value) for value in row] for row in rows)
+
+    def join(self, parts: Sequence[Path], out: Path | None) -> Counts:
+        ood = unreadable = count = 0
+        with contextlib.ExitStack() as stack:
+            target = None if out is None else stack.enter_context(open(out, "wb"))
+            if target is not None:
+                target.write((",".join(self.header) + "\r\n").encode())
+            for part in parts:
+                with open(part, newline="", encoding="utf-8") as file:
+                    for row in csv.reader(file, strict=True):
+                        if len(row) != len(self.header):
+                            raise ValueError(f"{part} is damaged")
+                        count, ood, unreadable = count + 1, ood + (row[-2] == "true"), unreadable + bool(row[-1])
+                if target is not None:
+                    with open(part, "rb") as content:
+                        shutil.copyfileobj(content, target)
+        return Counts(count, ood, unreadable)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return value
+    text = _utf8(value)
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 def _checked(counts: Counts, total: int) -> Counts:
@@ -175,7 +328,7 @@ def _checked(counts: Counts, total: int) -> Counts:
     return counts
 
 
-def _regrouped(tables: Iterator[Any]) -> Iterator[Any]:
+def _regrouped(tables: Iterable[Any]) -> Iterator[Any]:
     """The same rows in tables of at least GROUP_ROWS, so that a reader does not meet a thousand small row groups."""
     concat = require("pyarrow", "report").concat_tables
     waiting: list[Any] = []
@@ -188,70 +341,21 @@ def _regrouped(tables: Iterator[Any]) -> Iterator[Any]:
         yield concat(waiting).combine_chunks()
 
 
-NOT_FINITE = "its features or logits hold NaN or infinity"
-
-
-def schema(names: Names) -> Any:
-    """The `pyarrow.Schema` of the output: it depends on whether rows have paths or numbers."""
-    pa = require("pyarrow", "report")
-    key = ("row", pa.int64()) if isinstance(names, range) else ("path", pa.string())
-    fields = [("label", pa.int64()), ("class", pa.string()), ("score", pa.float64()), ("p_value", pa.float64())]
-    return pa.schema([key, *fields, ("is_ood", pa.bool_()), ("error", pa.string())])
-
-
-def decide_rows(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> Any:
-    """The guard's decision on every row of the batch as a `pyarrow.Table`, in order; it fails closed row by row."""
-    pa = require("pyarrow", "report")
-    names, count = batch.names, len(batch.names)
-    read = np.ones(count, bool)
-    read[list(batch.errors)] = False
-    labels, scores, p_values, is_ood = _decide(guard, batch.inputs)
-    if len(labels) != read.sum():
-        raise ValueError(f"{len(labels)} decisions on {read.sum()} readable rows of {count}")
-    is_finite = np.isfinite(scores)
-    known = read.copy()
-    known[read] = is_finite
-    errors: list[str | None] = [None] * count
-    for position in np.flatnonzero(read & ~known).tolist():
-        errors[position] = NOT_FINITE
-    for position, reason in batch.errors.items():
-        errors[position] = reason
-
-    def column(values: Any, where: Any, kind: Any) -> Any:
-        spread = np.zeros(count, values.dtype)
-        spread[read] = values
-        return pa.array(spread, kind, mask=None if where.all() else ~where)
-
-    label = column(labels, known, pa.int64())
-    classes = _texts(class_names).take(label) if class_names else pa.nulls(count, pa.string())
-    decisions = column(is_ood, np.ones(count, bool), pa.bool_())
-    if not read.all():
-        decisions = pa.array(decisions.to_numpy(zero_copy_only=False) | ~read)
-    return pa.Table.from_arrays(
-        [
-            pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
-            label,
-            classes,
-            column(scores, read, pa.float64()),
-            column(p_values, read, pa.float64()),
-            decisions,
-            _texts(errors),
-        ],
-        schema=schema(names),
-    )
-
-
 def _texts(values: Sequence[str | None]) -> Any:
-    """Strings for Arrow, which takes only UTF-8: a file may have any bytes for a name, and those are escaped."""
+    """Strings for Arrow, which takes only UTF-8."""
     pa = require("pyarrow", "report")
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:
-        escaped = [text and text.encode("utf-8", "backslashreplace").decode() for text in values]
-        return pa.array(escaped, pa.string())
+        return pa.array([text and _utf8(text) for text in values], pa.string())
 
 
-def _decide(guard: Guard, inputs: Tensor | Batch) -> tuple[Any, ...]:
+def _utf8(text: str) -> str:
+    """A file may have any bytes for a name: those that are no UTF-8 are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _ask(guard: Guard, inputs: Tensor | Batch) -> tuple[Any, ...]:
     """Labels, scores, p-values and decisions as arrays; none for no rows, without asking the model."""
     if not len(inputs.features if isinstance(inputs, Batch) else inputs):
         return np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, bool)

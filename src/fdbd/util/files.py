@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,20 @@ def check_place(path: Path) -> None:
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first")
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder, and a file is to be written there; choose another name")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{str(path)!r} is no regular file, and would be replaced by one; choose another name")
+
+
+def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]) -> None:
+    """One sentence where writing `out` would overwrite one of the inputs, also through links."""
+    for path in inputs:
+        is_same = False
+        with contextlib.suppress(OSError, ValueError):  # one that is not there is not overwritten
+            is_same = path is not None and os.path.samefile(out, os.path.expanduser(path))
+        if is_same:
+            raise FileExistsError(
+                f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
+            )
 
 
 def is_draft(path: Path, target: Path | None = None) -> bool:

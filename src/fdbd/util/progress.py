@@ -1,31 +1,54 @@
-"""One progress bar for everything that takes more than two seconds, on the terminal and nowhere else."""
+"""One progress bar for everything that takes more than two seconds; off a terminal, a line per stage and minute."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from typing_extensions import Self
 
+from fdbd.util.terminal import printable
+
 T = TypeVar("T")
 
 QUIET_SECONDS = 2.0
 """Work that ends sooner shows no bar."""
+FIRST_LINE_SECONDS = 10.0
+LINE_SECONDS = 60.0
+"""Off a terminal: when a stage is first mentioned, and then how often."""
 
 
 class Bar:
-    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds."""
+    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds.
 
-    def __init__(self, description: str, total: int | None = None) -> None:
-        self.description = description
+    Where standard error is no terminal, as under cron or with ``2> log``: a line after ten seconds, one per minute,
+    and one at the end.
+    """
+
+    def __init__(self, description: str, total: int | None = None, enabled: bool = True) -> None:
+        self.description = printable(description)
         self.total = total
+        self._enabled = enabled
         self._started = time.monotonic()
+        self._next_line = self._started + FIRST_LINE_SECONDS
+        self._has_lines = False
+        self._done = 0
         self._bar: Any = None
         self._task: Any = None
 
     def update(self, done: int) -> None:
         """So many items are done."""
+        self._done = done
+        if not self._enabled:
+            return
+        if self._bar is None and not sys.stderr.isatty():
+            if time.monotonic() >= self._next_line:
+                self._next_line = time.monotonic() + LINE_SECONDS
+                self._has_lines = True
+                self._line()
+            return
         if self._bar is None:
             if time.monotonic() - self._started < QUIET_SECONDS:
                 return
@@ -38,6 +61,18 @@ class Bar:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
+        elif self._has_lines:
+            self._line(is_last=True)
+
+    def _line(self, is_last: bool = False) -> None:
+        seconds = time.monotonic() - self._started
+        total = f" of {self.total:,}" if self.total else ""
+        more = f"{_duration(seconds)} so far"
+        if is_last:
+            more = f"ended after {_duration(seconds)}"
+        elif self.total and self._done:
+            more += f", about {_duration(seconds * (self.total / self._done - 1))} left"
+        print(f"fdbd: {self.description}: {self._done:,}{total}, {more}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -52,15 +87,21 @@ def track(items: Iterable[T], description: str, total: int | None = None, enable
     >>> list(track([1, 2, 3], "counting"))
     [1, 2, 3]
     """
-    if not enabled:
-        yield from items
-        return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    with Bar(description, total) as bar:
+    with Bar(description, total, enabled) as bar:
         for done, item in enumerate(items):
             bar.update(done)
             yield item
+            bar.update(done + 1)
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(42.4), _duration(150)
+    ('42 s', '2.5 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
 def _rich_bar() -> Any:

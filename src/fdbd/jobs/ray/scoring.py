@@ -10,15 +10,15 @@ import torch
 
 from fdbd.core.batch import Batch
 from fdbd.data.features import RowBatch
-from fdbd.data.inputs import ImageRows
+from fdbd.data.inputs import ImageRows, Rows
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard, NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.fitting.overlap import Sketch, sample_hashes
-from fdbd.jobs.output import decide_rows, schema
+from fdbd.jobs.output import Decided, decide, schema
 from fdbd.jobs.ray.columns import INPUTS, SEEN, Reader, column_values, refuse, tensor
 from fdbd.jobs.ray.pool import Actor, Workers, plain_errors, quiet
-from fdbd.jobs.scoring import Part, Rows, Tables, feature_table, image_tables
+from fdbd.jobs.scoring import Part, Tables, feature_table, image_tables
 from fdbd.util.extras import require
 
 
@@ -137,7 +137,7 @@ class Decisions(Actor):
 
     def __call__(self, table: Any) -> Any:
         inputs, errors = self.reader(table)
-        decided = decide_rows(self.guard, RowBatch(range(table.num_rows), inputs, errors), self.class_names)
+        decided = decide(self.guard, RowBatch(range(table.num_rows), inputs, errors), self.class_names).to_arrow()
         kept = {name: table.column(name) for name in self.keep}
         own = {name: decided.column(name) for name in decided.column_names[1:]}
         return require("pyarrow", "ray").table({**kept, **own})
@@ -174,8 +174,8 @@ class FileDecisions(Actor):
         if isinstance(self.rows, ImageRows):
             # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
             found = image_tables(self.opened, self.rows, [(part["part"], span)], self.batch_size, 1, processes=False)
-            table = pa.concat_tables([table for _, _, table in found])
+            table = Decided.concat([table for _, _, table in found]).to_arrow()
         else:
-            table = feature_table(self.opened, self.rows, span)
+            table = feature_table(self.opened, self.rows, span).to_arrow()
         numbers, places = np.full(len(span), part["part"]), np.arange(span.start, span.stop)
         return table.append_column("part", pa.array(numbers)).append_column("place", pa.array(places))

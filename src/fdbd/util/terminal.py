@@ -1,0 +1,83 @@
+"""What goes to the terminal: text that cannot command it, and a Ctrl-C that is answered at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Iterator
+
+GRACE_SECONDS = 1.5
+"""How long an interrupted run may take to stop in good order."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+_ONE_PRESS_SECONDS = 0.3  # forked workers get the signal, too, and write to the same pipe
+_COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format (bidirectional overrides), surrogates, separators
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters, and bytes of file names that are no UTF-8, as escapes.
+
+    >>> printable("caf\\x1b[31m\\udce9")
+    'caf\\\\x1b[31m\\\\udce9'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _COMMANDS else char for char in text
+    )
+
+
+@contextlib.contextmanager
+def answer_interrupts(message: str) -> Iterator[None]:
+    """While the block runs, Ctrl-C prints `message` at once, whatever the main thread is doing.
+
+    The block then gets its KeyboardInterrupt as ever. If the program has not ended after `GRACE_SECONDS`, because a
+    kernel or a worker takes its time, or at a second Ctrl-C, it is ended without cleaning up: outputs are renamed into
+    place when they are whole, so none is left half-written.
+    """
+    if threading.current_thread() is not threading.main_thread() or os.name == "nt":
+        try:
+            yield
+        except KeyboardInterrupt:
+            print(message, file=sys.stderr)
+            raise
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to by the signal itself
+    threading.Thread(target=_watch, args=(reader, message), name="fdbd-interrupt", daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # the watch goes on until the process ends: other threads may keep it
+    except BaseException:
+        _unwatch(before, writer)
+        raise
+    else:
+        _unwatch(before, writer)
+
+
+def _watch(reader: int, message: str) -> None:
+    first: float | None = None
+    while number := os.read(reader, 1):
+        if number[0] != signal.SIGINT:
+            continue
+        if first is None:
+            first = time.monotonic()
+            os.write(2, f"\n{message}\n".encode())
+            late = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
+            late.daemon = True
+            late.start()
+        elif time.monotonic() - first > _ONE_PRESS_SECONDS:
+            os._exit(INTERRUPTED)
+    os.close(reader)
+
+
+def _unwatch(before: int, writer: int) -> None:
+    signal.set_wakeup_fd(before)
+    os.close(writer)  # ends the watch
