@@ -7,7 +7,9 @@ Property tests draw the same examples in every run, so that a run's result says 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -44,3 +46,18 @@ def result(run) -> Result:
         return json.loads(out.splitlines()[-1])
 
     return result
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium, driven by Playwright; tests that need one are skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("needs Chromium or Chrome on the path")
+    quiet = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    arguments = [*quiet.split(), "--disable-component-update", "--disable-sync"]
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield found
+        found.close()

@@ -21,7 +21,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fdbd"
-ROW, WIDTH, LEFT, TOP = 34, 760, 250, 24
+ROW, WIDTH, LEFT, TOP = 34, 560, 250, 24
 
 
 class Room(NamedTuple):
@@ -65,7 +65,7 @@ def page(found: list[Room]) -> str:
         [
             "# The rooms of the library",
             "",
-            "Written by `make architecture` from the code. A room imports only from rooms below it; `make lint` checks it.",
+            "Written by `make architecture` from the code. A room imports only from rooms below it: `make lint`.",
             "",
             "![Rooms and their imports](architecture.svg)",
             "",
@@ -91,7 +91,7 @@ def drawing(found: list[Room]) -> str:
         boxes.append(
             f'<rect x="{LEFT}" y="{y}" width="110" height="22" rx="4"/>'
             f'<text x="{LEFT + 8}" y="{y + 15}">{room.name}</text>'
-            f'<text class="what" x="{LEFT + 122}" y="{y + 15}">{len(room.modules) or 1} modules, {room.lines:,} lines</text>'
+            f'<text class="what" x="{LEFT + 122}" y="{y + 15}">{_size(room)}</text>'
         )
     height = TOP + ROW * len(found)
     style = (
@@ -100,9 +100,14 @@ def drawing(found: list[Room]) -> str:
     )
     title = escape("Rooms of fdbd: each imports only from rooms below it")
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH - 200} {height}" role="img"><title>{title}</title>'
-        f"<style>{style}</style>" + "".join(arcs) + "".join(boxes) + "</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
+        f"<title>{title}</title><style>{style}</style>" + "".join(arcs) + "".join(boxes) + "</svg>\n"
     )
+
+
+def _size(room: Room) -> str:
+    count = len(room.modules) or 1
+    return f"{count} module{'s' if count > 1 else ''}, {room.lines:,} lines"
 
 
 def _layers() -> list[list[str]]:

@@ -14,7 +14,7 @@ import torch
 import fdbd
 from fdbd import Batch, Guard, Head, Monitor
 from fdbd.deploy.drift import _BETS, DriftTest
-from fdbd.deploy.monitor import wilson
+from fdbd.deploy.stream_monitor import wilson
 
 NEG_INF = float("-inf")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,6 @@ from typing import Any
 import pytest
 
 from fdbd.bench.results import Results
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium or Chrome on the path")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        arguments = [*QUIET, "--disable-component-update", "--disable-sync"]
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

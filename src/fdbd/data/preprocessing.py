@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, resize
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Channels = tuple[float, ...]
 
@@ -144,17 +146,26 @@ class Preprocess:
 
     def normalise(self, images: Pixels) -> Tensor:
         """(N, size, size, 3) uint8 to (N, 3, size, size) float32."""
+        import torch  # here, so that a program that serves an ONNX graph does without it
+
+        return torch.from_numpy(self._planes(images))
+
+    def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
+        """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
+        return self._planes(np.stack([self.fit(image) for image in images]))
+
+    def _planes(self, images: Pixels) -> NDArray[np.float32]:
         # In numpy and one thread: this runs beside the model, whose threads have the cores.
         planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
         factor = 1 / (self.scale * np.asarray(self.std))
         offset = -np.asarray(self.mean) / self.std
         planes *= factor.astype(np.float32)[:, None, None]
         planes += offset.astype(np.float32)[:, None, None]
-        return torch.from_numpy(planes)
+        return planes
 
     def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
         """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
-        if isinstance(images, Tensor):
+        if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
             images = images.numpy()
         if isinstance(images, np.ndarray):
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import math
 import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import as_tensor
 from fdbd.decision.guard import Decision, Guard, NotCalibratedError
-from fdbd.deploy.drift import DriftTest
+from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
 
 
-class Monitor:
+class Monitor(StreamMonitor):
     """Watches a guard in service: a rolling OOD rate with its interval, and a sequential test for drift.
 
     Call it in place of the guard, or give it what the service decided. Updates from several threads take turns.
@@ -62,32 +58,21 @@ class Monitor:
         seed: int = 0,
         on_alarm: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        if guard.threshold is None:
+        threshold = guard.threshold
+        if threshold is None:
             raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
-        if not isinstance(window, int) or window < 1:
-            raise ValueError(f"window is {window!r}, expected a number of samples, at least 1")
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence is {confidence}, expected a fraction between 0 and 1")
+        super().__init__(
+            threshold.calibration.tolist(),
+            threshold.target if threshold.kind == "conformal" else 1 - threshold.target,
+            window=window,
+            delta=delta,
+            horizon=horizon,
+            confidence=confidence,
+            seed=seed,
+            on_alarm=on_alarm,
+        )
         self.guard = guard
-        self.threshold = guard.threshold
-        self.window = window
-        self.confidence = float(confidence)
-        self.on_alarm = on_alarm
-        self.samples = 0
-        """Samples seen in all."""
-        self.ood = 0
-        """Samples that were out-of-distribution, of all."""
-        self.alarm_at: int | None = None
-        """Number of the sample at which the alarm went off, from 1; None: no alarm."""
-        self._recent: deque[bool] = deque(maxlen=window)
-        self._recent_ood = 0
-        self._test = DriftTest(self.threshold.calibration.tolist(), delta, horizon, seed)
-        self._lock = threading.Lock()
-
-    @property
-    def alarm(self) -> bool:
-        """Whether drift was found since the last `reset`."""
-        return self._test.alarm
+        self.threshold = threshold
 
     def __call__(self, images: Any) -> Decision:
         """The guard's decision on a batch, which is also counted."""
@@ -102,43 +87,7 @@ class Monitor:
             observed: a Decision, or scores (N,) in any form, such as the ``score`` of an exported graph.
             is_ood: (N,) decisions that go with scores; None: the guard's threshold decides.
         """
-        scores, flags = self._values(observed, is_ood)
-        with self._lock:
-            was_quiet = not self._test.alarm
-            for score, flag in zip(scores, flags):
-                self._count(flag)
-                self._test.update(score)
-                if self._test.alarm and self.alarm_at is None:
-                    self.alarm_at = self.samples
-            snapshot = self._snapshot()
-        if was_quiet and snapshot["alarm"] and self.on_alarm is not None:
-            self.on_alarm(snapshot)  # outside the lock: it may ask the monitor
-        return snapshot
-
-    def snapshot(self) -> dict[str, Any]:
-        """The state of affairs as plain JSON values.
-
-        ``samples`` and ``ood`` count everything; ``window``, ``rate``, ``rate_low`` and ``rate_high`` are of the last
-        samples (None before the first); ``expected_rate`` is what the threshold was set for; ``log_martingale`` is the
-        natural logarithm of the drift test's capital now and ``peak_log_martingale`` its highest, the alarm being at
-        ``alarm_level``; ``alarm_at`` is the number of the sample that set it off.
-        """
-        with self._lock:
-            return self._snapshot()
-
-    def reset(self) -> None:
-        """Start window and drift test anew and take the alarm back; the totals go on.
-
-        The bound holds again where the time of the reset was fixed beforehand. It does not after a reset that answers
-        an alarm: the calibration scores are the same, and those that gave one false alarm are likely to give another.
-        For the bound anew, calibrate the guard on fresh data and start a new Monitor.
-        """
-        with self._lock:
-            self._recent.clear()
-            self._recent_ood = 0
-            self.alarm_at = None
-            self._test.alarm, self._test.peak = False, 0.0
-            self._test.restart()
+        return self.count(*self._values(observed, is_ood))
 
     def prometheus(self, registry: Any = None, prefix: str = "fdbd") -> Any:
         """Register the monitor's numbers with a Prometheus registry, which reads them when it is scraped.
@@ -160,26 +109,16 @@ class Monitor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as one safetensors file; `load` goes on from it bit for bit."""
-        with self._lock:
-            description = {
-                "kind": "monitor",
-                "calibration": _fingerprint(self.threshold.calibration),
-                "window": self.window,
-                "confidence": self.confidence,
-                "samples": self.samples,
-                "ood": self.ood,
-                "alarm_at": self.alarm_at,
-                "test": self._test.state(),
-            }
-            tensors = {
-                "reference": torch.tensor(self._test.reference.tolist(), dtype=torch.float64),
-                "recent": torch.tensor(list(self._recent), dtype=torch.bool),
-            }
-        artifact.write(path, description, tensors)
+        state = self.state()
+        tensors = {
+            "reference": torch.frombuffer(bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64),
+            "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
+        }
+        artifact.write(path, {"kind": "monitor", **state}, tensors)
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], guard: Guard, on_alarm: Callable[[dict[str, Any]], object] | None = None
+        cls, path: str | os.PathLike[str], guard: Guard, on_alarm: Callable[[Snapshot], object] | None = None
     ) -> Monitor:
         """The monitor in a file, around the guard that it was watching. ArtifactError says what is wrong."""
         if not Path(path).is_file():
@@ -187,23 +126,13 @@ class Monitor:
         description, tensors = artifact.read(path)
         if description.get("kind") != "monitor":
             raise ArtifactError(f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote")
+        monitor = cls(guard, on_alarm=on_alarm)
         try:
-            monitor = cls(guard, window=description["window"], confidence=description["confidence"], on_alarm=on_alarm)
-            calibration = monitor.threshold.calibration
-            if description["calibration"] != _fingerprint(calibration):
-                raise ArtifactError(
-                    f"{os.fspath(path)!r} watched a guard with other calibration scores: load it with that guard, or "
-                    "start a new Monitor"
-                )
-            reference, recent = tensors["reference"].tolist(), tensors["recent"].tolist()
-            monitor._test = DriftTest.from_state(description["test"], calibration.tolist(), reference)
-            monitor.samples, monitor.ood = int(description["samples"]), int(description["ood"])
-            monitor.alarm_at = None if description["alarm_at"] is None else int(description["alarm_at"])
-            monitor._recent.extend(bool(flag) for flag in recent)
-            monitor._recent_ood = sum(monitor._recent)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, ArtifactError):
-                raise
+            reference = tensors["reference"].to(torch.float64).numpy().tobytes()
+            recent = "".join("01"[bool(flag)] for flag in tensors["recent"].tolist())
+            encoded = base64.b64encode(reference).decode()
+            monitor.restore({**description, "reference": encoded, "recent": recent})
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ArtifactError(f"{os.fspath(path)!r} does not hold a working monitor: {error}") from None
         return monitor
 
@@ -228,51 +157,6 @@ class Monitor:
                 f"{tuple(scores.shape)}, one a score"
             )
         return scores.tolist(), flags.tolist()
-
-    def _count(self, flag: bool) -> None:
-        if len(self._recent) == self.window:
-            self._recent_ood -= self._recent[0]
-        self._recent.append(flag)
-        self._recent_ood += flag
-        self.samples += 1
-        self.ood += flag
-
-    def _snapshot(self) -> dict[str, Any]:
-        test, count = self._test, len(self._recent)
-        low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
-        target = self.threshold.target
-        return {
-            "samples": self.samples,
-            "ood": self.ood,
-            "window": count,
-            "rate": self._recent_ood / count if count else None,
-            "rate_low": low,
-            "rate_high": high,
-            "expected_rate": target if self.threshold.kind == "conformal" else 1 - target,
-            "confidence": self.confidence,
-            "log_martingale": test.log_martingale,
-            "peak_log_martingale": test.peak,
-            "alarm_level": -math.log(test.delta),
-            "delta": test.delta,
-            "alarm": test.alarm,
-            "alarm_at": self.alarm_at,
-            "horizon": test.horizon,
-            "samples_in_horizon": test.count,
-            "restarts": test.restarts,
-        }
-
-
-def wilson(successes: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval (1927) of a rate, both ends within [0, 1].
-
-    >>> [round(end, 3) for end in wilson(5, 100)]
-    [0.022, 0.112]
-    """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    rate, extra = successes / count, z * z / count
-    centre = (rate + extra / 2) / (1 + extra)
-    half = z / (1 + extra) * math.sqrt(rate * (1 - rate) / count + extra / (4 * count))
-    return (centre - half if successes else 0.0), (centre + half if successes < count else 1.0)
 
 
 class _Collector:
@@ -300,7 +184,3 @@ class _Collector:
             ("drift_alarm", "1 once the drift test has raised its alarm.", int(now["alarm"])),
         ):
             yield core.GaugeMetricFamily(f"{prefix}_{name}", help_, value=math.nan if value is None else value)
-
-
-def _fingerprint(calibration: Tensor) -> str:
-    return hashlib.sha256(calibration.detach().to("cpu", torch.float64).numpy().tobytes()).hexdigest()

@@ -1,0 +1,193 @@
+"""What was decided lately, and whether scores have drifted from the calibration scores: without torch or a guard."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any
+
+from fdbd.deploy.drift import DriftTest
+
+Snapshot = dict[str, Any]
+
+
+class StreamMonitor:
+    """Counts decisions, keeps the OOD rate of the last samples, and tests whether scores have drifted from calibration.
+
+    `fdbd.Monitor` is this around a guard; a service holds one per process. Updates from several threads take turns.
+
+    Args:
+        calibration: the calibration scores.
+        expected_rate: the share of in-distribution samples that the threshold rejects, as it was set.
+        window, delta, horizon, confidence, seed, on_alarm: as for `fdbd.Monitor`.
+
+    >>> monitor = StreamMonitor([0.1, 0.2, 0.3, 0.4], expected_rate=0.05)
+    >>> monitor.count([0.15, 0.35], [False, False])["rate"]
+    0.0
+    """
+
+    def __init__(
+        self,
+        calibration: Sequence[float],
+        expected_rate: float,
+        *,
+        window: int = 1000,
+        delta: float = 0.01,
+        horizon: int = 100_000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        on_alarm: Callable[[Snapshot], object] | None = None,
+    ) -> None:
+        if not isinstance(window, int) or window < 1:
+            raise ValueError(f"window is {window!r}, expected a number of samples, at least 1")
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence is {confidence}, expected a fraction between 0 and 1")
+        self.calibration = array("d", calibration)
+        self.expected_rate = expected_rate
+        self.window = window
+        self.confidence = float(confidence)
+        self.on_alarm = on_alarm
+        self.samples = 0
+        """Samples seen in all."""
+        self.ood = 0
+        """Samples that were out-of-distribution, of all."""
+        self.alarm_at: int | None = None
+        """Number of the sample at which the alarm went off, from 1; None: no alarm."""
+        self._recent: deque[bool] = deque(maxlen=window)
+        self._recent_ood = 0
+        self._test = DriftTest(self.calibration, delta, horizon, seed)
+        self._lock = threading.Lock()
+
+    @property
+    def alarm(self) -> bool:
+        """Whether drift was found since the last `reset`."""
+        return self._test.alarm
+
+    def count(self, scores: Sequence[float], flags: Sequence[bool]) -> Snapshot:
+        """Count samples by their scores and decisions, and return the snapshot after them."""
+        with self._lock:
+            was_quiet = not self._test.alarm
+            for score, flag in zip(scores, flags):
+                self._note(flag)
+                self._test.update(score)
+                if self._test.alarm and self.alarm_at is None:
+                    self.alarm_at = self.samples
+            snapshot = self._snapshot()
+        if was_quiet and snapshot["alarm"] and self.on_alarm is not None:
+            self.on_alarm(snapshot)  # outside the lock: it may ask the monitor
+        return snapshot
+
+    def snapshot(self) -> Snapshot:
+        """The state of affairs as plain JSON values.
+
+        ``samples`` and ``ood`` count everything; ``window``, ``rate``, ``rate_low`` and ``rate_high`` are of the last
+        samples (None before the first); ``expected_rate`` is what the threshold was set for; ``log_martingale`` is the
+        natural logarithm of the drift test's capital now and ``peak_log_martingale`` its highest, the alarm being at
+        ``alarm_level``; ``alarm_at`` is the number of the sample that set it off.
+        """
+        with self._lock:
+            return self._snapshot()
+
+    def reset(self) -> None:
+        """Start window and drift test anew and take the alarm back; the totals go on.
+
+        The bound holds again where the time of the reset was fixed beforehand. It does not after a reset that answers
+        an alarm: the calibration scores are the same, and those that gave one false alarm are likely to give another.
+        For the bound anew, calibrate the guard on fresh data and start a new monitor.
+        """
+        with self._lock:
+            self._recent.clear()
+            self._recent_ood = 0
+            self.alarm_at = None
+            self._test.alarm, self._test.peak = False, 0.0
+            self._test.restart()
+
+    def state(self) -> dict[str, Any]:
+        """Everything as JSON takes it; `restore` goes on from it bit for bit."""
+        with self._lock:
+            return {
+                "calibration": self._fingerprint(),
+                "window": self.window,
+                "confidence": self.confidence,
+                "samples": self.samples,
+                "ood": self.ood,
+                "alarm_at": self.alarm_at,
+                "test": self._test.state(),
+                "reference": base64.b64encode(self._test.reference.tobytes()).decode(),
+                "recent": "".join("01"[flag] for flag in self._recent),
+            }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave. A state of another calibration, or a damaged one, is a ValueError."""
+        try:
+            if state["calibration"] != self._fingerprint():
+                raise ValueError(
+                    "it watched a guard with other calibration scores: use it with that guard, or start a new monitor"
+                )
+            reference = array("d", base64.b64decode(state["reference"], validate=True))
+            test = DriftTest.from_state(state["test"], self.calibration, reference)
+            recent = deque((flag == "1" for flag in state["recent"]), maxlen=int(state["window"]))
+            samples, ood = int(state["samples"]), int(state["ood"])
+            alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
+            confidence = float(state["confidence"])
+            if not (recent.maxlen and 0 < confidence < 1 and 0 <= ood <= samples):
+                raise ValueError("its counts do not fit each other")
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"the state of a monitor cannot be read: {error!r}") from None
+        with self._lock:
+            self._test, self.samples, self.ood, self.alarm_at = test, samples, ood, alarm_at
+            self.window, self.confidence = int(recent.maxlen), confidence
+            self._recent, self._recent_ood = recent, sum(recent)
+
+    def _fingerprint(self) -> str:
+        return hashlib.sha256(self.calibration.tobytes()).hexdigest()
+
+    def _note(self, flag: bool) -> None:
+        if len(self._recent) == self.window:
+            self._recent_ood -= self._recent[0]
+        self._recent.append(flag)
+        self._recent_ood += flag
+        self.samples += 1
+        self.ood += flag
+
+    def _snapshot(self) -> dict[str, Any]:
+        test, count = self._test, len(self._recent)
+        low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
+        return {
+            "samples": self.samples,
+            "ood": self.ood,
+            "window": count,
+            "rate": self._recent_ood / count if count else None,
+            "rate_low": low,
+            "rate_high": high,
+            "expected_rate": self.expected_rate,
+            "confidence": self.confidence,
+            "log_martingale": test.log_martingale,
+            "peak_log_martingale": test.peak,
+            "alarm_level": -math.log(test.delta),
+            "delta": test.delta,
+            "alarm": test.alarm,
+            "alarm_at": self.alarm_at,
+            "horizon": test.horizon,
+            "samples_in_horizon": test.count,
+            "restarts": test.restarts,
+        }
+
+
+def wilson(successes: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval (1927) of a rate, both ends within [0, 1].
+
+    >>> [round(end, 3) for end in wilson(5, 100)]
+    [0.022, 0.112]
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    rate, extra = successes / count, z * z / count
+    centre = (rate + extra / 2) / (1 + extra)
+    half = z / (1 + extra) * math.sqrt(rate * (1 - rate) / count + extra / (4 * count))
+    return (centre - half if successes else 0.0), (centre + half if successes < count else 1.0)

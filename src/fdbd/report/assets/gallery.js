@@ -1,0 +1,155 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const get = (id) => document.getElementById(id);
+const count = data.names.length, PAGE = 120;
+const chosen = new Set();
+const finite = data.scores.filter((score) => score !== null);
+const low = finite.length ? finite.reduce((a, b) => Math.min(a, b)) : 0;
+const high = finite.length ? finite.reduce((a, b) => Math.max(a, b)) : 1;
+let shown = [], page = 0;
+
+const level = () => low + (high - low) * get("threshold").value / 1000;
+const isBelow = (index, at) => data.errors[index] !== undefined || data.scores[index] === null || data.scores[index] < at;
+const score = (index) => data.scores[index] === null ? -Infinity : data.scores[index];
+const className = (code) => code < 0 ? "–" : data.classes[code];
+const element = (tag, text, kind) => {
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (kind) node.className = kind;
+  return node;
+};
+
+function place() {
+  // The threshold as it was: between the highest rejected and the lowest accepted score, where one line parts them.
+  let out = -Infinity, inside = Infinity;
+  for (let i = 0; i < count; i++) {
+    if (data.scores[i] === null) continue;
+    if (data.ood[i]) out = Math.max(out, data.scores[i]); else inside = Math.min(inside, data.scores[i]);
+  }
+  const start = Number.isFinite(inside) ? inside : Number.isFinite(out) ? high : low;
+  get("threshold").value = high > low ? Math.floor(1000 * (start - low) / (high - low)) : 0;
+}
+
+function histogram() {
+  const space = "http://www.w3.org/2000/svg", svg = document.createElementNS(space, "svg"), bins = new Array(80).fill(0);
+  for (const value of finite) bins[Math.min(79, Math.floor(80 * (value - low) / (high - low || 1)))] += 1;
+  const top = Math.max(1, ...bins);
+  svg.setAttribute("viewBox", "0 0 800 120");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", "Histogram of the scores with the threshold");
+  bins.forEach((number, index) => {
+    const bar = document.createElementNS(space, "rect"), height = 110 * number / top;
+    for (const [name, value] of Object.entries({ class: "bar", x: 10 * index, width: 9, y: 115 - height, height })) bar.setAttribute(name, value);
+    svg.append(bar);
+  });
+  const line = document.createElementNS(space, "line"), x = 0.8 * get("threshold").value;
+  for (const [name, value] of Object.entries({ class: "line", x1: x, x2: x, y1: 0, y2: 120 })) line.setAttribute(name, value);
+  svg.append(line);
+  get("histogram").replaceChildren(svg);
+  const at = level();
+  let below = 0;
+  for (let i = 0; i < count; i++) if (isBelow(i, at)) below += 1;
+  get("level").textContent = at.toPrecision(5);
+  get("sides").textContent = `${below.toLocaleString()} below (out of distribution), ${(count - below).toLocaleString()} at or above it`;
+}
+
+function filter() {
+  const verdict = get("verdict").value, kind = get("class").value, near = get("nearest").value, text = get("text").value.toLowerCase(), at = level();
+  shown = [];
+  for (let i = 0; i < count; i++) {
+    if (kind !== "" && data.classes_of[i] !== Number(kind)) continue;
+    if (near !== "" && data.nearest_of[i] !== Number(near)) continue;
+    if (text && !data.names[i].toLowerCase().includes(text)) continue;
+    if (verdict === "out" && !isBelow(i, at)) continue;
+    if (verdict === "in" && isBelow(i, at)) continue;
+    if (verdict === "scored-out" && !data.ood[i]) continue;
+    if (verdict === "error" && data.errors[i] === undefined) continue;
+    shown.push(i);
+  }
+  const sort = get("sort").value, group = get("group").value;
+  const order = sort === "name" ? (a, b) => data.names[a] < data.names[b] ? -1 : 1 : sort === "high" ? (a, b) => score(b) - score(a) || a - b : (a, b) => score(a) - score(b) || a - b;
+  const key = group === "class" ? data.classes_of : group === "nearest" ? data.nearest_of : null;
+  shown.sort(key ? (a, b) => key[a] - key[b] || order(a, b) : order);
+  page = 0;
+  list();
+}
+
+function card(index) {
+  const item = element("li"), label = element("label"), box = document.createElement("input"), embedded = data.thumbnails[index];
+  box.type = "checkbox";
+  box.checked = chosen.has(index);
+  box.addEventListener("change", () => { if (box.checked) chosen.add(index); else chosen.delete(index); selection(); });
+  const address = embedded || (data.folder === null ? null : data.folder + "/" + data.names[index].split("/").map(encodeURIComponent).join("/"));
+  if (address && data.errors[index] === undefined) {
+    const image = document.createElement("img");
+    image.loading = "lazy";
+    image.src = address;
+    image.alt = "";
+    item.append(image);
+  }
+  label.append(box, " " + data.names[index]);
+  const outside = isBelow(index, level());
+  item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "out" : "in"));
+  if (data.errors[index] !== undefined) item.append(element("div", data.errors[index], "out"));
+  else item.append(element("div", `score ${data.scores[index] === null ? "not finite" : data.scores[index].toPrecision(4)}, p ${data.p_values[index] === null ? "–" : data.p_values[index].toPrecision(2)}`, "soft"));
+  if (data.nearest_of[index] >= 0) item.append(element("div", "near " + className(data.nearest_of[index]), "soft"));
+  return item;
+}
+
+function list() {
+  const pages = Math.max(1, Math.ceil(shown.length / PAGE)), group = get("group").value, box = get("list");
+  get("page").textContent = `${shown.length.toLocaleString()} samples, page ${page + 1} of ${pages}`;
+  get("back").disabled = page === 0;
+  get("next").disabled = page + 1 >= pages;
+  box.replaceChildren();
+  let current, heading;
+  for (const index of shown.slice(page * PAGE, (page + 1) * PAGE)) {
+    const name = group === "class" ? className(data.classes_of[index]) : group === "nearest" ? className(data.nearest_of[index]) : "Samples";
+    if (name !== heading) {
+      heading = name;
+      current = element("ul");
+      box.append(element("h2", name), current);
+    }
+    current.append(card(index));
+  }
+  selection();
+}
+
+function selection() { get("chosen").textContent = `${chosen.size.toLocaleString()} selected`; }
+
+function save() {
+  const cell = (value) => {
+    let text = value === null || value === undefined ? "" : String(value);
+    if (/^[=+\-@\t\r]/.test(text) && isNaN(Number(text))) text = "'" + text;
+    return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
+  };
+  const lines = ["path,class,score,p_value,is_ood"];
+  for (const index of [...chosen].sort((a, b) => a - b)) {
+    lines.push([data.names[index], className(data.classes_of[index]), data.scores[index], data.p_values[index], data.ood[index] ? "true" : "false"].map(cell).join(","));
+  }
+  const link = document.createElement("a");
+  link.href = "data:text/csv;charset=utf-8," + encodeURIComponent(lines.join("\n") + "\n");
+  link.download = "selected.csv";
+  link.click();
+}
+
+for (const [id, codes] of [["class", data.classes_of], ["nearest", data.nearest_of]]) {
+  const used = [...new Set(codes)].filter((code) => code >= 0).sort((a, b) => data.classes[a] < data.classes[b] ? -1 : 1);
+  for (const code of used) {
+    const option = element("option", data.classes[code]);
+    option.value = code;
+    get(id).append(option);
+  }
+  if (!used.length) get(id).parentElement.hidden = true;
+}
+for (const id of ["verdict", "class", "nearest", "text", "sort", "group"]) get(id).addEventListener("input", filter);
+get("controls").addEventListener("submit", (event) => event.preventDefault());
+get("threshold").addEventListener("input", () => { histogram(); if (["in", "out"].includes(get("verdict").value)) filter(); else list(); });
+get("back").addEventListener("click", () => { page -= 1; list(); });
+get("next").addEventListener("click", () => { page += 1; list(); });
+get("all").addEventListener("click", () => { shown.forEach((index) => chosen.add(index)); list(); });
+get("none").addEventListener("click", () => { chosen.clear(); list(); });
+get("save").addEventListener("click", save);
+place();
+histogram();
+filter();

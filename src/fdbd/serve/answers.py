@@ -1,0 +1,71 @@
+"""What a service asks of a guard, whatever runs it: arrays in, arrays out. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+
+
+class Answers(NamedTuple):
+    """The decisions on N rows."""
+
+    logits: NDArray[np.float32]
+    """(N, C), the model's own."""
+    labels: NDArray[np.int64]
+    """(N,) predicted classes."""
+    scores: NDArray[np.float64]
+    """(N,), higher is more in-distribution; −inf where a number was not finite."""
+    p_values: NDArray[np.float64]
+    """(N,) share of calibration scores at or below the score."""
+    is_ood: NDArray[np.bool_]
+    """(N,)."""
+
+    def rows(self, start: int, stop: int) -> Answers:
+        """The answers on rows start to stop."""
+        logits, labels, scores, p_values, is_ood = self
+        rows = slice(start, stop)
+        return Answers(logits[rows], labels[rows], scores[rows], p_values[rows], is_ood[rows])
+
+
+class Reason(NamedTuple):
+    """Why one row got its decision: the nearest decision boundaries, the closest first."""
+
+    labels: list[int]
+    distances: list[float]
+    shares: list[float]
+    """Each boundary's share of the score, where the score is a mean over boundaries."""
+
+
+class Backend(Protocol):
+    """A guard that answers on arrays. `decide` is called from one thread at a time, `prepare` from several."""
+
+    name: str
+    """What the guard is, in one line: detector and threshold."""
+    promise: str
+    """What its threshold promises, in one sentence."""
+    input_name: str
+    """"images" or "features"."""
+    row_shape: tuple[int, ...]
+    """The shape of one row of the input."""
+    num_classes: int
+    class_names: tuple[str, ...]
+    """One per class, or none."""
+    calibration: NDArray[np.float64]
+    """(M,) calibration scores, sorted."""
+    thresholds: list[float]
+    """One, or one per predicted class."""
+    expected_rate: float
+    """The share of in-distribution samples that the threshold rejects, as it was set."""
+
+    def prepare(self, image: bytes) -> NDArray[np.float32]:
+        """One encoded image as a row of the input. ValueError says what is wrong with it."""
+
+    def decide(self, rows: NDArray[np.float32]) -> Answers:
+        """The decisions on (N, *row_shape)."""
+
+    def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
+        """The nearest boundaries of each row. ValueError where this guard cannot explain."""

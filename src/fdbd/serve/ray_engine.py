@@ -1,0 +1,144 @@
+"""The same application as a Ray Serve deployment: replicas on a cluster, autoscaled, with one view of all monitors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fdbd.serve.run import Service, application, backend_of
+from fdbd.util.extras import require
+
+LEDGER = "fdbd-watch"
+NAMESPACE = "fdbd"
+_STALE_SECONDS = 5.0
+"""A slot that was not written for so long is free: its replica saves every second while it lives."""
+
+
+class Ledger:
+    """An actor that holds the states of all replicas."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, dict[str, Any]] = {}
+        self._written: dict[int, float] = {}
+
+    def claim(self) -> int:
+        now = time.monotonic()
+        slot = 0
+        while slot in self._written and now - self._written[slot] < _STALE_SECONDS:
+            slot += 1
+        self._written[slot] = now
+        return slot
+
+    def state(self, slot: int) -> dict[str, Any] | None:
+        return self._states.get(slot)
+
+    def put(self, slot: int, state: dict[str, Any]) -> None:
+        self._states[slot] = state
+        self._written[slot] = time.monotonic()
+
+    def beat(self, slot: int) -> None:
+        self._written[slot] = time.monotonic()
+
+    def states(self) -> list[dict[str, Any]]:
+        return list(self._states.values())
+
+
+class LedgerStore:
+    """The ledger as the `Store` of one replica. A ledger that is gone is made anew and filled by the replicas."""
+
+    def __init__(self) -> None:
+        self._ray = require("ray", "ray")
+
+    def claim(self) -> int:
+        slot: int = self._ask("claim")
+        threading.Thread(target=self._beat, args=(slot,), daemon=True).start()
+        return slot
+
+    def state(self, slot: int) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = self._ask("state", slot)
+        return found
+
+    def put(self, slot: int, state: dict[str, Any]) -> None:
+        self._ask("put", slot, state)
+
+    def states(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask("states")
+        return found
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        ledger = (
+            self._ray.remote(Ledger)
+            .options(
+                name=LEDGER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1
+            )
+            .remote()
+        )
+        return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
+
+    def _beat(self, slot: int) -> None:
+        while True:
+            time.sleep(1.0)
+            try:
+                self._ask("beat", slot)
+            except Exception:  # the cluster is going away, and this process with it
+                return
+
+
+def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None = None) -> Any:
+    """A bound Ray Serve application around a guard, for `ray.serve.run`.
+
+    Args:
+        service: what to serve; the guard's file travels with it, the model's weights must be reachable from each node.
+        replicas: how many there are at least.
+        max_replicas: more than `replicas` lets Ray Serve add some under load.
+    """
+    serve = require("ray.serve", "ray")
+    most = max_replicas or replicas
+    content, name = Path(service.guard).read_bytes(), Path(service.guard).name
+    settings = replace(service, state=None, workers=1)
+
+    def build() -> Any:
+        folder = tempfile.mkdtemp(prefix="fdbd-serve-")
+        path = Path(folder, name)
+        path.write_bytes(content)
+        return application(replace(settings, guard=str(path)), store=LedgerStore(), processes=most)
+
+    scaling: dict[str, Any] = {"num_replicas": replicas}
+    if most > replicas:
+        scaling = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": most}}
+    decorated = serve.deployment(
+        name="guard",
+        max_ongoing_requests=max(100, 4 * service.settings.batch_size),
+        graceful_shutdown_timeout_s=service.settings.timeout,
+        health_check_period_s=2,
+        ray_actor_options={"num_cpus": 1},
+        **scaling,
+    )(serve.ingress(build)())
+    return decorated.bind()
+
+
+def run_on_ray(service: Service, host: str, port: int, address: str | None) -> None:
+    """Deploy on a cluster, or on Ray on this machine, and stay until told to end."""
+    ray, serve = require("ray", "ray"), require("ray.serve", "ray")
+    backend = backend_of(service)  # an error ends here, before anything is deployed
+    if not ray.is_initialized():
+        ray.init(address=address, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": host, "port": port})
+    serve.run(
+        deployment(service, replicas=service.workers, max_replicas=service.max_workers), name="fdbd", route_prefix="/"
+    )
+    print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", flush=True)
+    print(f"serving on http://{host}:{port} with {service.workers} replicas on Ray; Ctrl-C ends it", flush=True)
+    ended = threading.Event()
+    for kind in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(kind, lambda *_: ended.set())
+    ended.wait()
+    serve.delete("fdbd")
+    if address is None and not os.environ.get("RAY_ADDRESS"):
+        serve.shutdown()

@@ -1,0 +1,392 @@
+"""What a service has been doing: requests, batches, decisions and drift, over all its processes and across restarts.
+
+Each process counts for itself and writes its state to a slot of the store once per second; whoever is asked adds the
+slots up. After a kill at most the last second is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import threading
+import time
+import urllib.request
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from fdbd.deploy.stream_monitor import StreamMonitor, wilson
+from fdbd.serve.answers import Answers, Backend
+from fdbd.util import files
+from fdbd.util.extras import require
+from fdbd.util.version import __version__
+
+log = logging.getLogger("fdbd.serve")
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper ends of the histogram of latencies."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper ends of the histogram of batches."""
+HISTORY = 300
+"""Points of the page's chart, one per second at most."""
+
+
+class Store(Protocol):
+    """Where processes put their states so that each can see all."""
+
+    def claim(self) -> int:
+        """A slot that no living process has; its own for as long as this process lives."""
+
+    def state(self, slot: int) -> dict[str, Any] | None:
+        """What was last put there."""
+
+    def put(self, slot: int, state: dict[str, Any]) -> None:
+        """Keep a state, whole or not at all."""
+
+    def states(self) -> list[dict[str, Any]]:
+        """Those of all slots."""
+
+
+class FolderStore:
+    """Slots as files of a folder that the processes of one machine share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._held = contextlib.ExitStack()
+
+    def claim(self) -> int:
+        slot = 0
+        while self._held.enter_context(files.lock(self.folder / f"slot-{slot}.lock", wait=False)) is False:
+            slot += 1
+        return slot
+
+    def state(self, slot: int) -> dict[str, Any] | None:
+        found = files.read_json(self.folder / f"slot-{slot}.json")
+        return found if isinstance(found, dict) else None
+
+    def put(self, slot: int, state: dict[str, Any]) -> None:
+        files.write_json(self.folder / f"slot-{slot}.json", state)
+
+    def states(self) -> list[dict[str, Any]]:
+        found = (files.read_json(path) for path in sorted(self.folder.glob("slot-*.json")))
+        return [state for state in found if isinstance(state, dict)]
+
+
+class Watch:
+    """Counts what the service does in this process, and shows the sum over all processes.
+
+    Args:
+        backend: the guard.
+        store: where the processes meet and what a restart finds; None: nothing outlives the process.
+        processes: how many share the alarm's probability: each has delta/processes, so that all together raise a
+            false alarm with probability at most delta per horizon.
+        delta, window: as for `fdbd.Monitor`.
+        webhook: an address that gets the snapshot as JSON by POST when the alarm goes off.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store | None = None,
+        *,
+        processes: int = 1,
+        delta: float = 0.01,
+        window: int = 1000,
+        webhook: str | None = None,
+    ) -> None:
+        self.version = __version__
+        self._backend, self._store, self._webhook = backend, store, webhook
+        self._processes, self._delta = processes, delta
+        self._monitor = StreamMonitor(
+            backend.calibration.tolist(),
+            backend.expected_rate,
+            window=window,
+            delta=delta / processes,
+            on_alarm=self._alarm,
+        )
+        self._counts = Counts()
+        self._slot = 0
+        self._waiting: Callable[[], int] = lambda: 0
+        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        self._saver: threading.Thread | None = None
+        self._saved: tuple[int, int] | None = None
+
+    # ── counting ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def count(self, answers: Answers) -> None:
+        """Note decisions."""
+        self._monitor.count(answers.scores.tolist(), answers.is_ood.tolist())
+        with self._lock:
+            self._counts.add_decisions(answers)
+
+    def count_batch(self, rows: int, seconds: float) -> None:
+        """Note a batch that went through the model."""
+        with self._lock:
+            self._counts.batches.add(rows)
+            self._counts.model_seconds += seconds
+
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """Note a request and its answer."""
+        with self._lock:
+            self._counts.add_request(path, status, seconds)
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, waiting: Callable[[], int]) -> None:
+        """Take a slot, go on from what an earlier process left there, and save once per second from now on."""
+        self._waiting = waiting
+        if self._store is not None:
+            self._slot = self._store.claim()
+            if state := self._store.state(self._slot):
+                self._restore(state)
+        self._saver = threading.Thread(target=self._save_often, name="fdbd-watch", daemon=True)
+        self._saver.start()
+
+    def stop(self) -> None:
+        """Save once more and end."""
+        self._ends.set()
+        if self._saver is not None:
+            self._saver.join()
+        self._save()
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        try:
+            counts = Counts.from_state(state["counts"])
+            self._monitor.restore(state["monitor"])
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("the saved state of the monitor is not this guard's, or is damaged, and starts anew: %s", error)
+            return
+        self._counts = counts
+
+    def _save_often(self) -> None:
+        while not self._ends.wait(1.0):
+            view = self.view()
+            self._history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
+            self._save()
+
+    def _save(self) -> None:
+        now = (self._monitor.samples, sum(self._counts.requests.values()))
+        if self._store is None or now == self._saved:
+            return
+        try:
+            self._store.put(self._slot, self._state())
+            self._saved = now
+        except Exception as error:  # a full disk must not end the service
+            log.warning("the monitor's state could not be saved: %s", error)
+
+    def _state(self) -> dict[str, Any]:
+        with self._lock:
+            counts = self._counts.state()
+        snapshot = self._monitor.snapshot()
+        return {"slot": self._slot, "monitor": self._monitor.state(), "counts": counts, "snapshot": snapshot}
+
+    def _alarm(self, snapshot: dict[str, Any]) -> None:
+        log.warning(json.dumps({"alarm": True, **snapshot}))
+        if self._webhook is not None:
+            threading.Thread(target=_post, args=(self._webhook, snapshot), daemon=True).start()
+
+    # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def view(self) -> dict[str, Any]:
+        """The monitors of all processes as one."""
+        return merged([state["snapshot"] for state in self._all()], self._processes, self._delta)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Rate and drift over the last minutes, as this process saw them."""
+        return list(self._history)
+
+    def exposition(self) -> bytes:
+        """All numbers in the text format of Prometheus."""
+        client = require("prometheus_client", "serve")
+        registry = client.CollectorRegistry()
+        registry.register(_Numbers(self))
+        text: bytes = client.generate_latest(registry)
+        return text
+
+    def families(self) -> Iterator[Any]:
+        """The numbers as metric families."""
+        core = require("prometheus_client.core", "serve")
+        states = self._all()
+        counts = Counts()
+        for state in states:
+            counts.merge(Counts.from_state(state["counts"]))
+        view = merged([state["snapshot"] for state in states], self._processes, self._delta)
+        requests = core.CounterMetricFamily("fdbd_requests", "Requests by path and status.", labels=["path", "status"])
+        for (path, status), number in sorted(counts.requests.items()):
+            requests.add_metric([path, status], number)
+        yield requests
+        latency = core.HistogramMetricFamily("fdbd_request_seconds", "Seconds from arrival to answer.", labels=["path"])
+        for path, histogram in sorted(counts.latencies.items()):
+            latency.add_metric([path], histogram.buckets(), sum_value=histogram.total)
+        yield latency
+        batches = core.HistogramMetricFamily("fdbd_batch_rows", "Rows per batch.")
+        batches.add_metric([], counts.batches.buckets(), sum_value=counts.batches.total)
+        yield batches
+        yield core.CounterMetricFamily("fdbd_model_seconds", "Seconds that the model worked.", counts.model_seconds)
+        samples = core.CounterMetricFamily("fdbd_samples", "Samples by predicted class.", labels=["label", "class"])
+        rejected = core.CounterMetricFamily("fdbd_ood", "OOD samples by predicted class.", labels=["label", "class"])
+        for label, (seen, ood) in sorted(counts.classes.items()):
+            known = self._backend.class_names
+            names = [str(label), known[label] if label < len(known) else ""]
+            samples.add_metric(names, seen)
+            rejected.add_metric(names, ood)
+        yield samples
+        yield rejected
+        for name, what, value in (
+            ("queue_rows", "Rows that wait in this process.", self._waiting()),
+            ("ood_rate", "Share of OOD samples in the window.", view["rate"]),
+            ("ood_rate_low", "Lower end of the rate's interval.", view["rate_low"]),
+            ("ood_rate_high", "Upper end of the rate's interval.", view["rate_high"]),
+            ("ood_rate_expected", "The rate that the threshold was set for.", view["expected_rate"]),
+            ("log_martingale", "Natural logarithm of the drift test's capital.", view["log_martingale"]),
+            ("drift_alarm", "1 once the drift test has raised its alarm.", int(view["alarm"])),
+        ):
+            yield core.GaugeMetricFamily(f"fdbd_{name}", what, math.nan if value is None else value)
+
+    def _all(self) -> list[dict[str, Any]]:
+        """States of all processes, this one's as it is now."""
+        own = self._state()
+        if self._store is None:
+            return [own]
+        others = []
+        for state in self._store.states():
+            if state.get("slot") != self._slot and {"snapshot", "counts"} <= state.keys():
+                others.append(state)
+        return [own, *others]
+
+
+class _Numbers:
+    """A watch in the form that Prometheus registries take."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def collect(self) -> Iterator[Any]:
+        return self.watch.families()
+
+
+class Histogram:
+    """Counts below fixed upper ends, and the sum."""
+
+    def __init__(self, ends: tuple[float, ...], counts: Iterable[int] = (), total: float = 0.0) -> None:
+        self.ends, self.total = ends, float(total)
+        self.counts = [int(count) for count in counts] or [0] * (len(ends) + 1)
+        if len(self.counts) != len(ends) + 1:
+            raise ValueError(f"a histogram has {len(self.counts)} counts, expected {len(ends) + 1}")
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.ends, value)] += 1
+        self.total += value
+
+    def merge(self, other: Histogram) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, other.counts)]
+        self.total += other.total
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Cumulative, as Prometheus has them."""
+        found, sum_ = [], 0
+        for end, count in zip((*map(str, self.ends), "+Inf"), self.counts):
+            sum_ += count
+            found.append((end, sum_))
+        return found
+
+    def state(self) -> list[Any]:
+        return [self.counts, self.total]
+
+
+class Counts:
+    """Requests, batches and decisions of one process."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str], int] = {}
+        self.latencies: dict[str, Histogram] = {}
+        self.batches = Histogram(ROWS)
+        self.model_seconds = 0.0
+        self.classes: dict[int, tuple[int, int]] = {}
+        """By predicted class: samples, and those of them that were OOD."""
+
+    def add_request(self, path: str, status: int, seconds: float) -> None:
+        key = (path, str(status))
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.latencies.setdefault(path, Histogram(SECONDS)).add(seconds)
+
+    def add_decisions(self, answers: Answers) -> None:
+        for label, is_ood in zip(answers.labels.tolist(), answers.is_ood.tolist()):
+            seen, ood = self.classes.get(label, (0, 0))
+            self.classes[label] = (seen + 1, ood + is_ood)
+
+    def merge(self, other: Counts) -> None:
+        for key, number in other.requests.items():
+            self.requests[key] = self.requests.get(key, 0) + number
+        for path, histogram in other.latencies.items():
+            self.latencies.setdefault(path, Histogram(SECONDS)).merge(histogram)
+        self.batches.merge(other.batches)
+        self.model_seconds += other.model_seconds
+        for label, (seen, ood) in other.classes.items():
+            before = self.classes.get(label, (0, 0))
+            self.classes[label] = (before[0] + seen, before[1] + ood)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "requests": [[*key, number] for key, number in self.requests.items()],
+            "latencies": {path: histogram.state() for path, histogram in self.latencies.items()},
+            "batches": self.batches.state(),
+            "model_seconds": self.model_seconds,
+            "classes": [[label, seen, ood] for label, (seen, ood) in self.classes.items()],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Counts:
+        counts = cls()
+        counts.requests = {(str(path), str(status)): int(number) for path, status, number in state["requests"]}
+        counts.latencies = {str(path): Histogram(SECONDS, *saved) for path, saved in state["latencies"].items()}
+        counts.batches = Histogram(ROWS, *state["batches"])
+        counts.model_seconds = float(state["model_seconds"])
+        counts.classes = {int(label): (int(seen), int(ood)) for label, seen, ood in state["classes"]}
+        return counts
+
+
+def merged(snapshots: list[dict[str, Any]], processes: int, delta: float) -> dict[str, Any]:
+    """Snapshots of several monitors as one.
+
+    Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R reaches 1/delta with
+    probability at most delta (the union bound), whatever the order in which requests reach the processes.
+    """
+    first = snapshots[0]
+    window = sum(s["window"] for s in snapshots)
+    ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
+    low, high = wilson(ood, window, first["confidence"]) if window else (None, None)
+    return {
+        "samples": sum(s["samples"] for s in snapshots),
+        "ood": sum(s["ood"] for s in snapshots),
+        "window": window,
+        "rate": ood / window if window else None,
+        "rate_low": low,
+        "rate_high": high,
+        "expected_rate": first["expected_rate"],
+        "log_martingale": max(s["log_martingale"] for s in snapshots) - math.log(processes),
+        "alarm_level": -math.log(delta),
+        "alarm": any(s["alarm"] for s in snapshots),
+        "processes": len(snapshots),
+    }
+
+
+def _post(address: str, snapshot: dict[str, Any]) -> None:
+    """Send an alarm, three tries."""
+    body = json.dumps({"event": "fdbd drift alarm", **snapshot}).encode()
+    for wait in (1, 5, 0):
+        try:
+            request = urllib.request.Request(address, body, {"content-type": "application/json"}, method="POST")
+            with urllib.request.urlopen(request, timeout=5):
+                return
+        except (OSError, ValueError) as error:
+            log.warning("the alarm could not be sent: %s", error)
+            time.sleep(wait)

@@ -1,0 +1,43 @@
+"""Guards behind the service: one for features, one for images, small and real."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fdbd
+from fdbd.data.preprocessing import Preprocess
+from fdbd.decision.guard_file import OpenedGuard
+from fdbd.serve.torch_backend import TorchBackend
+
+SIDE, CLASSES, WIDTH = 8, 4, 6
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+@pytest.fixture(scope="session")
+def feature_guard() -> fdbd.Guard:
+    generator = torch.Generator().manual_seed(0)
+    head = fdbd.Head(torch.randn(CLASSES, WIDTH, generator=generator), torch.zeros(CLASSES))
+    guard = fdbd.Guard(head, "fdbd").fit([fdbd.Batch(torch.randn(200, WIDTH, generator=generator))])
+    return guard.calibrate([fdbd.Batch(torch.randn(200, WIDTH, generator=generator))], alpha=0.1)
+
+
+@pytest.fixture(scope="session")
+def image_guard() -> fdbd.Guard:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, WIDTH, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES)
+    )
+    guard = fdbd.Guard(model.eval(), "fdbd").fit([torch.rand(100, 3, SIDE, SIDE)])
+    return guard.calibrate([torch.rand(100, 3, SIDE, SIDE)], tpr=0.9)
+
+
+@pytest.fixture(scope="session")
+def features(feature_guard) -> TorchBackend:
+    return TorchBackend(OpenedGuard(feature_guard, None, NAMES))
+
+
+@pytest.fixture(scope="session")
+def images(image_guard) -> TorchBackend:
+    return TorchBackend(OpenedGuard(image_guard, Preprocess(SIDE), NAMES))

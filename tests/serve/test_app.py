@@ -1,0 +1,236 @@
+"""The service over HTTP: both protocols give the guard's own answers, and nothing a client sends ends in a 500."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from starlette.testclient import TestClient
+
+import fdbd
+from fdbd.data.images import decode
+from fdbd.data.preprocessing import Preprocess
+from fdbd.serve.app import Settings, create_app
+
+SIDE, CLASSES, WIDTH = 8, 4, 6
+NAMES = ("ant", "bee", "cat", "dog")
+TOKEN = "a-token-of-enough-letters"
+
+
+@pytest.fixture(scope="module")
+def image_client(images):
+    with TestClient(create_app(images, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def feature_client(features):
+    with TestClient(create_app(features, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+        yield client
+
+
+def png(seed: int = 0, side: int = 12) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def expected(guard: fdbd.Guard, image: bytes) -> fdbd.Decision:
+    return guard(Preprocess(SIDE)([decode(image)]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_image_as_raw_bytes_or_multipart_gets_the_guards_own_decision(image_client, image_guard, seed) -> None:
+    image = png(seed)
+    decision = expected(image_guard, image)
+    raw = image_client.post("/decide", content=image, headers={"content-type": "image/png"})
+    part = image_client.post("/decide", files={"image": ("x.png", image)})
+    for answer in (raw, part):
+        assert answer.status_code == 200
+        found = answer.json()
+        assert found["label"] == int(decision.labels[0])
+        assert found["class"] == NAMES[found["label"]]
+        assert found["score"] == pytest.approx(float(decision.scores[0]), rel=1e-5)
+        assert found["p_value"] == pytest.approx(float(decision.p_values[0]))
+        assert found["is_ood"] == bool(decision.is_ood[0])
+
+
+def test_an_explanation_names_the_nearest_boundaries_in_order(image_client, image_guard) -> None:
+    found = image_client.post("/decide?explain=true", content=png()).json()["boundaries"]
+    why = image_guard.explain(Preprocess(SIDE)([decode(png())]))
+    assert len(found) == CLASSES - 1
+    assert [entry["distance"] for entry in found] == sorted(entry["distance"] for entry in found)
+    assert found[0]["label"] == int(why.nearest[0])
+    assert found[0]["distance"] == pytest.approx(float(why.nearest_distance[0]), rel=1e-4)
+
+
+def test_features_as_json_get_the_guards_own_decisions(feature_client, feature_guard) -> None:
+    rows = torch.randn(5, WIDTH)
+    decision = feature_guard.decide(fdbd.Batch(rows))
+    found = feature_client.post("/decide", json={"features": rows.tolist()}).json()["decisions"]
+    assert [entry["label"] for entry in found] == decision.labels.tolist()
+    assert [entry["is_ood"] for entry in found] == decision.is_ood.tolist()
+    np.testing.assert_allclose([entry["score"] for entry in found], decision.scores, rtol=1e-5)
+
+
+def test_a_number_that_is_not_finite_is_ood_and_its_score_null(feature_client) -> None:
+    body = json.dumps({"features": [[1e999] + [0.0] * (WIDTH - 1)]}).replace("Infinity", "1e999")
+    found = feature_client.post("/decide", content=body, headers={"content-type": "application/json"})
+    assert found.status_code == 200
+    assert found.json()["decisions"][0]["is_ood"] is True
+    assert found.json()["decisions"][0]["score"] is None
+
+
+def test_inference_as_json_and_as_bytes_gives_the_same(feature_client, feature_guard) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, WIDTH)).astype(np.float32)
+    plain = {"name": "features", "shape": [3, WIDTH], "datatype": "FP32", "data": rows.tolist()}
+    answer = feature_client.post("/v2/models/guard/infer", json={"id": "7", "inputs": [plain]}).json()
+    assert answer["id"] == "7"
+    outputs = {output["name"]: output["data"] for output in answer["outputs"]}
+    decision = feature_guard.decide(fdbd.Batch(torch.from_numpy(rows)))
+    np.testing.assert_allclose(outputs["score"], decision.scores, rtol=1e-5)
+    assert outputs["is_ood"] == decision.is_ood.tolist()
+    head = {**plain, "parameters": {"binary_data_size": rows.nbytes}}
+    del head["data"]
+    header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
+    length = {"inference-header-content-length": str(len(header))}
+    answer = feature_client.post("/v2/models/guard/infer", content=header + rows.tobytes(), headers=length)
+    size = int(answer.headers["inference-header-content-length"])
+    place = size
+    for output in json.loads(answer.content[:size])["outputs"]:
+        count = output["parameters"]["binary_data_size"]
+        if output["name"] == "score":
+            scores = np.frombuffer(answer.content[place : place + count], "<f8")
+            np.testing.assert_allclose(scores, outputs["score"])
+        place += count
+    assert place == len(answer.content)
+
+
+def tensor(**changes):
+    return {"name": "features", "shape": [1, WIDTH], "datatype": "FP32", "data": [0.0] * WIDTH, **changes}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "inputs"),
+        ({"inputs": []}, "inputs"),
+        ({"inputs": [tensor(name="other")]}, "other"),
+        ({"inputs": [tensor(shape=[1, WIDTH + 1])]}, "shape"),
+        ({"inputs": [tensor(shape=[0, WIDTH], data=[])]}, "at least one row"),
+        ({"inputs": [tensor(shape=[2, WIDTH])]}, "numbers"),
+        ({"inputs": [tensor(datatype="BYTES")]}, "datatype"),
+        ({"inputs": [tensor(data=["a"] * WIDTH)]}, "no numbers"),
+        ({"inputs": [tensor(parameters={"binary_data_size": 4})]}, "binary_data_size"),
+        ({"inputs": [tensor()], "outputs": [{"name": "nothing"}]}, "nothing"),
+        ({"inputs": [tensor()], "id": 7}, "id"),
+    ],
+)
+def test_a_request_off_the_protocol_is_refused_in_one_sentence(feature_client, body, words) -> None:
+    answer = feature_client.post("/v2/models/guard/infer", json=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+
+
+def test_what_cannot_be_answered_is_refused_with_a_reason(image_client, feature_client) -> None:
+    assert image_client.post("/decide", content=b"no image").status_code == 400
+    assert image_client.post("/decide", json={"features": [[1.0]]}).status_code == 415
+    assert feature_client.post("/decide", content=png()).status_code == 415
+    assert feature_client.post("/decide", json={"features": [[1.0]]}).status_code == 400
+    assert image_client.post("/decide", content=b"x" * 100_001).status_code == 413
+    assert image_client.post("/decide", files={}, data={"note": "no file"}).status_code == 400
+    assert image_client.get("/v2/models/other").status_code == 404
+    assert image_client.get("/nowhere").status_code == 404
+    assert image_client.get("/decide").status_code == 405
+
+
+def test_a_body_without_a_stated_length_is_cut_off_at_the_limit(image_client) -> None:
+    answer = image_client.post("/decide", content=(b"x" * 1000 for _ in range(200)))
+    assert answer.status_code == 413
+
+
+@given(st.binary(max_size=400), st.sampled_from(["application/json", "image/png", "multipart/form-data; boundary=b"]))
+def test_no_body_ends_in_a_server_error_on_decide(image_client, feature_client, body, kind) -> None:
+    for client in (image_client, feature_client):
+        answer = client.post("/decide", content=body, headers={"content-type": kind})
+        assert answer.status_code < 500, answer.text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "shape", "datatype", "data", "parameters"), json_values))
+)
+def test_no_tensor_ends_in_a_server_error_on_infer(feature_client, changes) -> None:
+    answer = feature_client.post("/v2/models/guard/infer", content=json.dumps({"inputs": [tensor(**changes)]}))
+    assert answer.status_code < 500, answer.text
+
+
+@given(st.binary(max_size=200), st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=8))
+def test_no_header_length_ends_in_a_server_error_on_infer(feature_client, body, length) -> None:
+    headers = {"inference-header-content-length": length}
+    assert feature_client.post("/v2/models/guard/infer", content=body, headers=headers).status_code < 500
+
+
+def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> None:
+    with TestClient(create_app(features, Settings(token=TOKEN))) as client:
+        for path in ("/status", "/metrics", "/v2", "/v2/models/guard"):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
+            assert client.get(path, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert client.post("/decide", json={"features": [[0.0] * WIDTH]}).status_code == 401
+        for path in ("/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"):
+            assert client.get(path).status_code == 200
+
+
+def test_a_request_keeps_its_id_and_gets_one_where_it_has_none(feature_client) -> None:
+    assert feature_client.get("/status", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(feature_client.get("/status", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+
+
+def test_metrics_count_what_was_asked_and_decided(features) -> None:
+    with TestClient(create_app(features)) as client:
+        far = [[50.0 * (-1) ** i for i in range(WIDTH)], [0.1] * WIDTH]
+        decisions = client.post("/decide", json={"features": far}).json()["decisions"]
+        client.post("/decide", content=b"nonsense", headers={"content-type": "application/json"})
+        text = client.get("/metrics").text
+        status = client.get("/status").json()
+    assert 'fdbd_requests_total{path="/decide",status="200"} 1.0' in text
+    assert 'fdbd_requests_total{path="/decide",status="400"} 1.0' in text
+    for entry in decisions:
+        assert f'fdbd_samples_total{{class="{NAMES[entry["label"]]}",label="{entry["label"]}"}}' in text
+    assert "fdbd_batch_rows_sum 2.0" in text
+    assert status["monitor"]["samples"] == 2
+    assert status["monitor"]["ood"] == sum(entry["is_ood"] for entry in decisions)
+
+
+def test_rejected_images_are_kept_as_thumbnails_up_to_a_bound(images) -> None:
+    def rejected(settings: Settings) -> list[dict]:
+        with TestClient(create_app(images, settings)) as client:
+            count = sum(client.post("/decide", content=png(seed)).json()["is_ood"] for seed in range(40))
+            assert count > 2, "the test needs rejected images"
+            return client.get("/status").json()["samples"]
+
+    kept = rejected(Settings(samples=2))
+    assert len(kept) == 2
+    assert all(entry["image"].startswith("data:image/jpeg;base64,") for entry in kept)
+    assert rejected(Settings(samples=0)) == []
+
+
+def test_the_description_names_every_path_that_answers(feature_client) -> None:
+    paths = feature_client.get("/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            assert feature_client.request(method, path).status_code not in (404, 405), path

@@ -1,0 +1,158 @@
+"""Micro-batches: together where they arrive together, refused where they do not fit, dropped where nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from fdbd.serve.answers import Answers
+from fdbd.serve.batching import Batcher, DeadlinePassed, QueueFull, ShuttingDown
+
+
+def answers(rows: np.ndarray) -> Answers:
+    """Scores that name their row, so that a mixed-up answer shows."""
+    first = rows.reshape(len(rows), -1)[:, 0].astype(np.float64)
+    labels = np.zeros(len(rows), np.int64)
+    return Answers(rows.astype(np.float32), labels, first, first, np.zeros(len(rows), bool))
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+class Model:
+    """Answers when it is let, and remembers the sizes of its batches."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.gate, self.started, self.sizes = threading.Event(), threading.Event(), []
+        if not held:
+            self.gate.set()
+
+    def __call__(self, batch: np.ndarray) -> Answers:
+        self.started.set()
+        self.gate.wait(20)
+        self.sizes.append(len(batch))
+        return answers(batch)
+
+
+def run(program) -> None:
+    asyncio.run(asyncio.wait_for(program(), 30))
+
+
+async def running(model: Model, **options) -> Batcher:
+    batcher = Batcher(model, **options)
+    batcher.start()
+    return batcher
+
+
+async def until_started(model: Model) -> None:
+    assert await asyncio.to_thread(model.started.wait, 10)
+
+
+def test_each_caller_gets_its_own_rows_in_order() -> None:
+    async def program() -> None:
+        batcher = await running(Model(), size=8)
+        asked = [rows(*range(start, start + 1 + start % 3)) for start in range(0, 90, 3)]
+        found = await asyncio.gather(*(batcher.submit(part) for part in asked))
+        for part, answer in zip(asked, found):
+            assert answer.scores.tolist() == part[:, 0].tolist()
+        await batcher.stop()
+
+    run(program)
+
+
+def test_requests_that_wait_together_go_through_the_model_together() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model, size=8, delay=0)
+        first = asyncio.ensure_future(batcher.submit(rows(0)))
+        await until_started(model)
+        others = [asyncio.ensure_future(batcher.submit(rows(value))) for value in range(1, 13)]
+        await asyncio.sleep(0.01)
+        assert batcher.waiting == 12
+        model.gate.set()
+        await asyncio.gather(first, *others)
+        assert model.sizes == [1, 8, 4]
+        assert batcher.waiting == 0
+        await batcher.stop()
+
+    run(program)
+
+
+def test_a_full_queue_refuses_and_a_place_given_back_is_free_again() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model, size=2, capacity=2, delay=0)
+        first = asyncio.ensure_future(batcher.submit(rows(0)))
+        await until_started(model)
+        leaving = asyncio.ensure_future(batcher.submit(rows(1, 2)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull):
+            await batcher.submit(rows(3))
+        leaving.cancel()
+        await asyncio.sleep(0.01)
+        staying = asyncio.ensure_future(batcher.submit(rows(4)))
+        await asyncio.sleep(0.01)
+        model.gate.set()
+        assert (await staying).scores.tolist() == [4.0]
+        await first
+        assert model.sizes == [1, 1], "rows whose caller left went through the model"
+        await batcher.stop()
+
+    run(program)
+
+
+def test_an_answer_that_takes_too_long_is_given_up() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model)
+        with pytest.raises(DeadlinePassed):
+            await batcher.submit(rows(1), timeout=0.05)
+        model.gate.set()
+        assert (await batcher.submit(rows(2), timeout=10)).scores.tolist() == [2.0]
+        await batcher.stop()
+
+    run(program)
+
+
+def test_stopping_answers_what_was_taken_and_refuses_the_rest() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model, size=2)
+        taken = [asyncio.ensure_future(batcher.submit(rows(value))) for value in range(5)]
+        await until_started(model)
+        stopping = asyncio.ensure_future(batcher.stop())
+        await asyncio.sleep(0.01)
+        with pytest.raises(ShuttingDown):
+            await batcher.submit(rows(9))
+        model.gate.set()
+        assert [answer.scores.tolist() for answer in await asyncio.gather(*taken)] == [
+            [0.0],
+            [1.0],
+            [2.0],
+            [3.0],
+            [4.0],
+        ]
+        await stopping
+
+    run(program)
+
+
+def test_an_error_of_the_model_reaches_its_own_batch_alone() -> None:
+    def decide(batch: np.ndarray) -> Answers:
+        if batch.max() > 100:
+            raise RuntimeError("too hot")
+        return answers(batch)
+
+    async def program() -> None:
+        batcher = Batcher(decide, size=1)
+        batcher.start()
+        hot, cold = await asyncio.gather(batcher.submit(rows(101)), batcher.submit(rows(1)), return_exceptions=True)
+        assert isinstance(hot, RuntimeError)
+        assert cold.scores.tolist() == [1.0]
+        await batcher.stop()
+
+    run(program)
