@@ -14,11 +14,20 @@ from fdbd.core import geometry
 from fdbd.core.batch import Head
 from fdbd.detectors import FDBD
 from fdbd.metrics import auroc
+from fdbd.metrics.comparison import Comparison, compare, placements, standard_error
 from fdbd.paper import plot
 from fdbd.paper.detector_tables import average
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.models import load_models
-from fdbd.paper.result import Result, check
+from fdbd.paper.result import (
+    Check,
+    Result,
+    Verdict,
+    check,
+    check_difference,
+    difference,
+    difference_of_means,
+)
 from fdbd.paper.table import Table, percent
 from fdbd.report.figures import deviation_profile
 
@@ -40,7 +49,7 @@ def overview(experiment: Experiment, say: Say) -> Result:
     for title, part in outside:
         statement = f"{name} features lie farther from the boundaries than those of {title}"
         measured = f"Mean distance {inside.mean():.3f} against {part.mean():.3f}."
-        result.checks.append(check(statement, bool(inside.mean() > part.mean()), measured))
+        result.checks.append(check_difference(statement, difference_of_means(inside, part), measured))
     result.figure, axes = plot.figure(9, 3.4, 1, 2)
     _sketch(axes[0, 0])
     plot.histograms(axes[0, 1], values)
@@ -58,6 +67,7 @@ def regularization(experiment: Experiment, say: Say) -> Result:
     divided = {name: distance / deviation for name, (distance, deviation) in found.items()}
     name, *outside = found
     rows, gains = [], []
+    sides = [[placements(part[name], part[title]) for title in outside] for part in (divided, plain)]
     for title in outside:
         before, after = (auroc(part[name], part[title]) for part in (plain, divided))
         overlaps = [_overlap(part[name], part[title]) for part in (plain, divided)]
@@ -67,7 +77,7 @@ def regularization(experiment: Experiment, say: Say) -> Result:
     result.tables = [Table(experiment.title, columns, rows, ["Overlap: shared area of the two histograms, percent."])]
     statement = "Regularisation raises the AUROC on average over the OOD sets"
     measured = f"By {100 * np.mean(gains):.2f} points; on {sum(g > 0 for g in gains)} of {len(gains)} sets."
-    result.checks = [check(statement, bool(np.mean(gains) > 0), measured)]
+    result.checks = [check_difference(statement, compare(*sides), measured)]
     result.figure, axes = plot.figure(9, 3.2, 1, 2)
     labels = ("average distance to the boundaries (avgDistDB)", "… divided by the deviation from the mean (regDistDB)")
     for axis, values, label in zip(axes[0], (plain, divided), labels):
@@ -97,12 +107,15 @@ def deviation(experiment: Experiment, say: Say) -> Result:
         statement = f"The average distance grows with the deviation ({part['name']})"
         measured = f"Rises in {steps} of {len(means) - 1} steps, from {means[0]:.3g} to {means[-1]:.3g}."
         result.checks.append(check(statement, means[-1] > means[0] and 2 * steps > len(means) - 1, measured))
+    found = model.distances_and_deviations()
+    inside = found[model.benchmark.test.name][0]
     for part in profile["sets"][1:]:
         overall, within = part["auroc"], part["auroc_by_level"]
         if within:
+            error = standard_error([placements(inside, found[part["name"]][0])])  # of the AUROC over all
             statement = f"{part['name']} is better told from ID among samples of equal deviation"
             measured = f"AUROC of the average distance {percent(within)} within levels, {percent(overall)} over all."
-            result.checks.append(check(statement, within > overall, measured))
+            result.checks.append(check_difference(statement, Comparison.of(within - overall, error), measured))
     result.figure, axes = plot.figure(7, 4)
     axis = axes[0, 0]
     for colour, part in zip((plot.INSIDE, *plot.COLOURS), profile["sets"]):
@@ -126,17 +139,22 @@ def distances(experiment: Experiment, say: Say) -> Result:
     ranks = list(range(0, width, experiment.settings["every"]))
     ranked = {s.name: _distances_at(ranks, s, benchmark.head) for s in (benchmark.test, *benchmark.ood)}
     name = benchmark.test.name
-    rows, wrong = [], []
+    rows: list[list[str]] = []
+    wrong: list[str] = []
+    verdicts = set()
     for place, rank in enumerate(ranks):
-        means = {title: values[:, place].mean() for title, values in ranked.items()}
-        rows.append([str(rank + 1), *(f"{mean:.3f}" for mean in means.values())])
-        wrong += [f"{title} at rank {rank + 1}" for title, mean in means.items() if mean > means[name]]
+        rows.append([str(rank + 1), *(f"{values[:, place].mean():.3f}" for values in ranked.values())])
+        for title in list(ranked)[1:]:
+            comparison = difference_of_means(ranked[name][:, place], ranked[title][:, place])
+            verdicts.add(comparison.verdict())
+            wrong += [f"{title} at rank {rank + 1}"] * (comparison.difference <= 0)
     result.tables = [Table(experiment.title, ["rank", *(f"mean, {title}" for title in ranked)], rows)]
     total = len(ranks) * (len(ranked) - 1)
     statement = f"At every rank {name} features lie farther from the boundary than OOD features, on average"
     exceptions = f" Not {', '.join(wrong)}." if wrong else ""
     measured = f"In {total - len(wrong)} of {total} pairs of rank and set.{exceptions}"
-    result.checks = [check(statement, not wrong, measured)]
+    verdict: Verdict = "does not hold" if "lower" in verdicts else "undecided" if len(verdicts) > 1 else "holds"
+    result.checks = [Check(statement, verdict, measured)]
     columns = 3 if len(ranks) > 4 else len(ranks)
     lines = -(-len(ranks) // columns)
     result.figure, axes = plot.figure(9.5, 0.6 + 2.1 * lines, lines, columns)
@@ -175,17 +193,24 @@ def nearest_k(experiment: Experiment, say: Say) -> Result:
     result.data = {"k": ks, **values}
     rows = [[str(k), percent(a), percent(f)] for k, a, f in zip(ks, values["auroc"], values["fpr95"])]
     result.tables = [Table(experiment.title, ["k", "average AUROC ↑", "average FPR95 ↓"], rows)]
+    names = [row.name for row in results.rows]
+    tests = {
+        "auroc": results.compare(names[-1], names[0]),
+        "fpr95": difference(values["fpr95"][0], values["fpr95"][-1]),
+    }
     for metric, sign, label in (("auroc", 1, "AUROC"), ("fpr95", -1, "FPR95")):
-        first, end = values[metric][0], values[metric][-1]
         better = sum(sign * b > sign * a for a, b in pairwise(values[metric]))
-        steps = f"better in {better} of {len(ks) - 1} steps."
-        measured = f"{percent(first)} at k = 1, {percent(end)} at k = {last}; {steps}"
+        first, end, steps = values[metric][0], values[metric][-1], f"better in {better} of {len(ks) - 1} steps"
+        measured = f"{percent(first)} at k = {ks[0]}, {percent(end)} at k = {last}; {steps}."
         statement = f"{label} is better with all distances than with the nearest alone"
-        result.checks.append(check(statement, sign * end > sign * first, measured))
-    best = ks[int(np.argmax(values["auroc"]))]
+        result.checks.append(check_difference(statement, tests[metric], measured))
+    best = int(np.argmax(values["auroc"]))
     statement = "All distances are the best choice of k, in AUROC"
-    measured = f"Best at k = {best}: {percent(max(values['auroc']))} against {percent(values['auroc'][-1])}."
-    result.checks.append(check(statement, best == last, measured))
+    measured = f"Best at k = {ks[best]}: {percent(values['auroc'][best])} against {percent(values['auroc'][-1])}."
+    if ks[best] == last:
+        result.checks.append(check(statement, True, measured))
+    else:
+        result.checks.append(check_difference(statement, results.compare(names[-1], names[best]), measured))
     result.figure, axes = plot.figure(8.5, 3.2, 1, 2)
     for axis, metric, label in zip(axes[0], ("auroc", "fpr95"), ("average AUROC, percent", "average FPR95, percent")):
         axis.plot(ks, [100 * value for value in values[metric]], color=plot.INSIDE, marker="o", ms=4)

@@ -9,11 +9,13 @@ from typing import Any
 from fdbd.bench import Results
 from fdbd.data.datasets import DatasetUnavailable
 from fdbd.detectors import create
+from fdbd.metrics.comparison import Comparison
+from fdbd.metrics.evaluation import Estimate
 from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.image_detectors import image_results
 from fdbd.paper.models import EvaluatedModel, load_models
-from fdbd.paper.result import Check, Result, check
+from fdbd.paper.result import Check, Result, check, check_difference, difference
 from fdbd.paper.table import Table, percent
 from fdbd.results.rows import convention
 
@@ -85,9 +87,9 @@ def _run_named(model: EvaluatedModel, specs: Sequence[Any]) -> Results:
     return Results(results.setting, rows, results.figures)
 
 
-def average(results: Results, name: str, metric: str) -> float:
-    """A metric of a detector, averaged over all OOD sets."""
-    return float(results.value(results.row(name), results.main_column, metric))
+def average(results: Results, name: str, metric: str) -> Estimate:
+    """A metric of a detector, averaged over all OOD sets, with its joint interval."""
+    return results.value(results.row(name), results.main_column, metric)
 
 
 def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
@@ -128,23 +130,22 @@ def _results_with(part: Part, pair: Sequence[str]) -> Results | None:
 
 
 def beats(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in average AUROC (`Results.compare`) and in
-    average FPR95; undecided where the difference in AUROC is within its error or the two metrics disagree."""
-    verdict = results.compare(first, second).verdict()
-    lower = average(results, first, "fpr95") < average(results, second, "fpr95")
-    text = _both(results, first, second)
+    """Whether one detector beats another in average AUROC and average FPR95; undecided where the difference in AUROC
+    is within its error, or where the two metrics disagree."""
+    comparison, text = results.compare(first, second), _both(results, first, second)
     statement = f"{first} separates ID from OOD better than {second} ({title})"
-    if verdict == "undecided":
-        return Check(statement, "undecided", f"{text} The difference in AUROC is within its error.")
-    if (verdict == "higher") != lower:
+    has_lower_fpr = average(results, first, "fpr95") < average(results, second, "fpr95")
+    if comparison.verdict() == ("lower" if has_lower_fpr else "higher"):
         return Check(statement, "undecided", f"{text} The two metrics disagree.")
-    return check(statement, lower, text)
+    return check_difference(statement, comparison, text)
 
 
 def levels(results: Results, first: str, second: str, title: str) -> Check:
     """Whether one detector is at most a point of average AUROC below another."""
     statement = f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
-    return check(statement, results.compare(first, second).difference > -0.01, _both(results, first, second))
+    found = results.compare(first, second)
+    above = Comparison.of(found.difference + 0.01, found.standard_error)
+    return check_difference(statement, above, _both(results, first, second))
 
 
 def _both(results: Results, first: str, second: str) -> str:
@@ -179,7 +180,8 @@ def _across(parts: Sequence[Part], name: str | None) -> list[Check]:
     values = [average(part.results, name, "auroc") for part in parts[:2]]
     titles = [part.model.title for part in parts[:2]]
     statement = f"{name} separates better on the {titles[1]} model than on the {titles[0]} model"
-    return [check(statement, values[1] > values[0], f"AUROC {percent(values[1])} against {percent(values[0])}.")]
+    measured = f"AUROC {percent(values[1])} against {percent(values[0])}."
+    return [check_difference(statement, difference(values[1], values[0]), measured)]
 
 
 def _figure(parts: Sequence[Part]) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 from fdbd.bench import Benchmark, FeatureSet
 from fdbd.bench.cache import FeatureCache
 from fdbd.data.datasets import DatasetUnavailable, load
+from fdbd.metrics.comparison import Comparison
 from fdbd.paper import plot
 from fdbd.paper.detector_tables import average
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.models import EvaluatedModel, MissingData, load_models
-from fdbd.paper.result import Result, check
+from fdbd.paper.result import Result, check, check_difference, difference
 from fdbd.paper.table import Table, percent
 
 
@@ -39,17 +40,17 @@ def domain_shift(experiment: Experiment, say: Say) -> Result:
     note = f"{model.title}; OOD: {', '.join(samples.name for samples in whole.ood)}; fDBD, percent."
     result.tables = [Table(experiment.title, columns, cells, [note])]
     values = [row["auroc"] for row in rows]
-    fall = 100 * (values[0] - values[-1])
+    fall = difference(values[0], values[-1])
     result.checks = [
         check(
             "AUROC falls as the corruption grows",
             all(a > b for a, b in pairwise(values)),
             f"AUROC {', '.join(percent(value) for value in values)}.",
         ),
-        check(
+        check_difference(
             f"It falls slightly: at most {settings['slight']} points from clean to the strongest corruption",
-            fall <= settings["slight"],
-            f"{fall:.2f} points.",
+            Comparison.of(settings["slight"] / 100 - fall.difference, fall.standard_error),
+            f"{100 * fall.difference:.2f} points.",
         ),
     ]
     result.data, result.figure = {"rows": rows}, _figure(rows)

@@ -9,6 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.metrics.comparison import Comparison
+from fdbd.metrics.evaluation import Estimate
 from fdbd.paper.experiment import Experiment
 from fdbd.paper.table import Table
 from fdbd.results.rows import machine
@@ -17,6 +22,7 @@ from fdbd.util.files import beside, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Floats = NDArray[np.float64]
 Verdict = Literal["holds", "does not hold", "undecided"]
 Record = dict[str, Any]
 """What NAME.json holds."""
@@ -34,6 +40,25 @@ class Check:
 def check(statement: str, holds: bool, measured: str) -> Check:
     """A statement that a comparison of numbers decides."""
     return Check(statement, "holds" if holds else "does not hold", measured)
+
+
+def check_difference(statement: str, comparison: Comparison, measured: str) -> Check:
+    """A statement that one number is higher than another; undecided where a test at the 5 % level finds no difference."""
+    verdicts: dict[str, Verdict] = {"higher": "holds", "lower": "does not hold", "undecided": "undecided"}
+    found = verdicts[comparison.verdict()]
+    return Check(statement, found, measured + " The difference is within its error." * (found == "undecided"))
+
+
+def difference(first: Estimate, second: Estimate) -> Comparison:
+    """First minus second, of estimates on different samples: the errors are those of their 95 % intervals."""
+    error = math.hypot(first.high - first.low, second.high - second.low) / (2 * 1.96)
+    return Comparison.of(float(first) - float(second), error)
+
+
+def difference_of_means(first: Floats, second: Floats) -> Comparison:
+    """Mean of the first sample minus mean of the second (Welch's test, normal approximation)."""
+    error = math.sqrt(first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second))
+    return Comparison.of(float(first.mean() - second.mean()), error)
 
 
 @dataclass
