@@ -1,0 +1,146 @@
+"""The service as real processes: it starts, is killed, goes on, and ends well."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import fdbd
+
+pytestmark = pytest.mark.slow
+ROW = {"features": [[0.3, -0.2, 0.9, 0.1, -0.7, 0.4]]}
+
+
+class Running:
+    """`fdbd serve` in a process of its own."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "fdbd", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stderr is not None
+        self.lines: list[str] = []
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"serving on (http://\S+)", line):
+                self.url = found[1]
+                break
+        else:
+            pytest.fail("".join(self.lines))
+        self._drain = concurrent.futures.ThreadPoolExecutor(1)
+        self._drain.submit(lambda: self.lines.extend(self.process.stderr or ()))
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.until(lambda: self.client.get("/v2/health/ready").status_code == 200)
+
+    @staticmethod
+    def until(condition) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if condition():
+                    return
+            except httpx.HTTPError:
+                pass
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def samples(self) -> int:
+        return self.client.get("/status").json()["monitor"]["samples"]
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def guard_file(feature_guard: fdbd.Guard, tmp_path: Path) -> Path:
+    feature_guard.save(tmp_path / "guard.safetensors")
+    return tmp_path / "guard.safetensors"
+
+
+@pytest.fixture
+def start() -> Iterator:
+    running: list[Running] = []
+
+    def begin(*arguments: object) -> Running:
+        running.append(Running(*arguments))
+        return running[-1]
+
+    yield begin
+    for service in running:
+        if service.process.poll() is None:
+            service.kill()
+
+
+def test_after_a_kill_the_monitor_goes_on_but_for_the_last_second(start, guard_file: Path) -> None:
+    service = start(guard_file)
+    for _ in range(20):
+        assert service.client.post("/decide", json=ROW).status_code == 200
+    time.sleep(2.5)
+    service.kill()
+    again = start(guard_file)
+    assert again.samples() == 20
+    again.client.post("/decide", json=ROW)
+    assert again.samples() == 21
+
+
+def test_workers_share_one_view_and_a_killed_one_is_replaced(start, guard_file: Path, feature_guard) -> None:
+    service = start(guard_file, "--workers", 2)
+    expected = service.client.post("/decide", json=ROW).json()
+
+    def ask(_: int) -> int:
+        answer = httpx.post(f"{service.url}/decide", json=ROW, timeout=30)
+        assert answer.json() == expected
+        return answer.status_code
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(100))) == {200}
+    service.until(lambda: service.samples() == 101)
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
+    workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+    assert len(workers) == 2
+    time.sleep(2.5)
+    os.kill(workers[0], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if httpx.post(f"{service.url}/decide", json=ROW, timeout=5).status_code == 200 and service.samples() >= 102:
+                break
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    service.until(lambda: service.samples() >= 102)
+
+
+def test_being_told_to_end_finishes_what_was_taken(start, guard_file: Path) -> None:
+    service = start(guard_file, "--delay", 800)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(service.client.post, "/decide", json=ROW)
+        time.sleep(0.3)
+        service.process.send_signal(signal.SIGTERM)
+        assert asked.result().status_code == 200
+    assert service.process.wait(30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.safetensors"], "no guard at"),
+        (["{guard}", "--host", "203.0.113.7"], "cannot listen on"),
+        (["{guard}", "--token-file", "nowhere.txt"], "token"),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_line(guard_file: Path, arguments: list[str], words: str) -> None:
+    given = [argument.format(guard=guard_file) for argument in arguments]
+    found = subprocess.run([sys.executable, "-m", "fdbd", "serve", *given], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 2
+    assert words in found.stderr
+    assert len(found.stderr.strip().splitlines()) == 1
