@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fdbd.bench import load_bundle
+from fdbd.data.datasets import info
+from fdbd.networks import list_zoo
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -39,6 +49,25 @@ def test_the_code_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch) -> None
     torch.testing.assert_close(names["scores"], decision.scores[:4])
 
 
-def test_the_files_that_the_readme_links_to_are_there() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8")):
-        assert (README.parent / target).exists(), target
+def test_links_of_the_readme_work_on_the_package_index_too() -> None:
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    base = f"{project['urls']['Repository']}/blob/main/"
+    text = README.read_text(encoding="utf-8")
+    targets = [*re.findall(r"\]\(([^)#]+)", text), *re.findall(r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE)]
+    assert any(target.startswith(base) for target in targets)
+    for target in targets:
+        assert target.startswith("https://"), f"{target} is relative"
+        if target.startswith(base):
+            assert (README.parent / target.removeprefix(base)).exists(), target
+
+
+def test_the_notice_names_every_source_of_the_features_and_weights_in_the_package() -> None:
+    notice = (README.parent / "NOTICE").read_text(encoding="utf-8")
+    bundle = load_bundle("cifar10-ce")
+    for samples in (bundle.test, *bundle.ood):
+        entry = info(samples.name)
+        assert entry.title.split(",")[0] in notice, f"{entry.title} is not named"
+    for name in list_zoo():
+        assert name in notice
+    text = (README.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert "NOTICE" in tomllib.loads(text)["project"]["license-files"], "it is shipped with the package"

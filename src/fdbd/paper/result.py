@@ -43,7 +43,7 @@ def check(statement: str, holds: bool, measured: str) -> Check:
 
 
 def check_difference(statement: str, comparison: Comparison, measured: str) -> Check:
-    """A statement that one number is higher than another; undecided where a test at the 5 % level finds no difference."""
+    """A statement that one number is higher than another; undecided where a test at the 5 % level does not tell."""
     verdicts: dict[str, Verdict] = {"higher": "holds", "lower": "does not hold", "undecided": "undecided"}
     found = verdicts[comparison.verdict()]
     return Check(statement, found, measured + " The difference is within its error." * (found == "undecided"))
