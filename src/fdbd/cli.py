@@ -12,7 +12,20 @@ import typer
 
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts, printable
 
-COMMANDS = ("bench", "fit", "score", "gallery", "explain", "export", "serve", "paper", "data", "cache", "train")
+COMMANDS = (
+    "bench",
+    "compare",
+    "fit",
+    "score",
+    "gallery",
+    "explain",
+    "export",
+    "serve",
+    "paper",
+    "data",
+    "cache",
+    "train",
+)
 """Modules of `fdbd.commands`, in the order of `fdbd --help`; each has a function of its own name."""
 STOPPING = "fdbd: stopping; what is finished is kept, run the same command again to go on from there"
 

@@ -48,7 +48,7 @@ def part() -> Benchmark:
         ood,
         groups={"hard": ["near"]},
         statistics=moments,
-        heldout=data(5, 120, "held out"),
+        validation=data(5, 120, "held out"),
         forward=lambda size: Latency(size, 1e-3, 2e-3, 0.9e-3, 1.1e-3),
         title="A title",
     )
@@ -84,10 +84,10 @@ def test_rows_that_rest_on_the_bank_say_so(results: fdbd.Results) -> None:
 
 
 def test_a_temperature_comes_from_held_out_data_or_not_at_all(part: Benchmark, results: fdbd.Results) -> None:
-    detector = fdbd.TemperatureScaling().fit(part.heldout.rows(slice(None)), part.head)
+    detector = fdbd.TemperatureScaling().fit(part.validation.rows(slice(None)), part.head)
     torch.testing.assert_close(results.row("tempscale").id_scores, detector.score(part.test.rows(slice(None))))
     without = Benchmark(part.head, part.train, part.test, part.ood)
-    assert "heldout" in str(without.run(["tempscale"], latency=False).row("tempscale").error)
+    assert "validation" in str(without.run(["tempscale"], latency=False).row("tempscale").error)
     full = without.run(latency=False, progress=False)
     assert "tempscale" not in {row.name for row in full.rows}
     assert any("tempscale" in note for note in full.setting.notes)

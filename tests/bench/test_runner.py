@@ -40,7 +40,7 @@ def benchmark() -> Benchmark:
         groups={"hard": ["near"]},
         title="A <title> & more",
         notes=["made up"],
-        heldout=heldout,
+        validation=heldout,
         forward=lambda size: Latency(size, 1e-3, 2e-3),
     )
 

@@ -102,7 +102,9 @@ def test_a_config_runs_from_files_to_a_report_and_skips_what_is_missing(capsys, 
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = make_config(tmp_path)
-    code, out, err = run(capsys, "bench", config, "--format", "html,json,csv,md,tex", "--out", "results", "--json")
+    code, out, err = run(
+        capsys, "bench", config, "--trust-model", "--format", "html,json,csv,md,tex", "--out", "results", "--json"
+    )
     assert code == 0, err
     assert "svhn is left out" in err
     found = json.loads(out)

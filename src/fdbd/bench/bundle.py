@@ -55,8 +55,8 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
         title=about["title"],
         notes=about["notes"],
         statistics=_moments(train),
-        heldout=FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long()),
-        forward=lambda size: measure_forward(Classifier(zoo(name)), (3, 32, 32), size),
+        validation=FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long()),
+        forward=lambda size: measure_forward(Classifier(zoo(name)), 32, size),
         class_names=info(sets[0].name).classes,
     )
 

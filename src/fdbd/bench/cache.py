@@ -1,4 +1,4 @@
-"""The feature cache: one forward pass a (model, dataset, preprocessing), ever.
+"""The feature cache: one forward pass per (model, dataset, preprocessing), ever.
 
 Features are written in shards as they come, so a killed run resumes, and end up in one memory-mapped array. Logits are
 not stored: they are the head's, recomputed from the features.
@@ -12,7 +12,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,7 +131,7 @@ class FeatureCache:
 
     Args:
         root: the folder; default: ``features`` in the cache folder (``FDBD_CACHE``, or ``~/.cache/fdbd``).
-        shard_rows: images a shard.
+        shard_rows: images per shard.
     """
 
     def __init__(self, root: str | Path | None = None, *, shard_rows: int = SHARD_ROWS) -> None:
@@ -146,7 +146,7 @@ class FeatureCache:
         images: Images,
         preprocess: Preprocess,
         *,
-        batch_size: int = 128,
+        batch_size: int | Callable[[], int] = 128,
         dtype: str = "float32",
         progress: Progress | None = None,
         workers: int | None = None,
@@ -157,21 +157,21 @@ class FeatureCache:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head`` and ``.model``.
             images: the dataset.
             preprocess: from its images to the network's input.
-            batch_size: images a forward pass.
+            batch_size: images per forward pass; a function is called only where the network has to run.
             dtype: ``"float32"`` or ``"float16"``, of what is stored.
             progress: called with the images done and in all, after each batch.
-            workers: threads that decode image files; default: one a core.
+            workers: threads that decode image files; default: one per core.
 
         Raises:
             ValueError: when no image can be decoded, or a feature does not fit into float16.
         """
         if dtype not in ("float32", "float16"):
             raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'float16'")
-        if batch_size < 1:
+        if isinstance(batch_size, int) and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
-        head = Head(classifier.head.weight.clone(), classifier.head.bias.clone())
+        head = Head(classifier.head.weight.clone(), classifier.head.bias.clone()).cpu()
         model = model_key(classifier)
         parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
@@ -195,8 +195,18 @@ class FeatureCache:
             shards = folder.open_shards()
             missing = [number for number in range(num_shards) if number not in shards]
             num_computed = 0
-            options = {"batch_size": batch_size, "dtype": dtype, "progress": progress, "workers": workers}
-            for shard in extract(classifier, images, preprocess, missing, self.shard_rows, **options):  # type: ignore[arg-type]
+            size = batch_size if isinstance(batch_size, int) else batch_size() if missing else 1
+            for shard in extract(
+                classifier,
+                images,
+                preprocess,
+                missing,
+                self.shard_rows,
+                batch_size=size,
+                dtype=dtype,
+                progress=progress,
+                workers=workers,
+            ):
                 folder.write_shard(*shard)
                 num_computed += len(shard.arrays["features"])
             if progress is not None and not missing:

@@ -3,130 +3,184 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache as once
 
 import numpy as np
 import torch
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
-from fdbd.bench.latency import measure_forward
+from fdbd.bench.latency import choose_batch_size, measure_forward
 from fdbd.bench.runner import Benchmark
 from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
 from fdbd.data.feature_set import FeatureSet
+from fdbd.data.labels import Agreement
+from fdbd.networks.by_name import NamedModel, model_by_name
 from fdbd.networks.classifier import Classifier
-from fdbd.util.files import data_roots
 from fdbd.util.progress import Bar
+
+Say = Callable[[str], None]
 
 
 def benchmark_of(
-    config: Config, cache: FeatureCache | None = None, say: Callable[[str], None] | None = None
+    config: Config,
+    cache: FeatureCache | None = None,
+    say: Say | None = None,
+    *,
+    device: str | torch.device | None = "auto",
+    trust: bool = False,
 ) -> Benchmark:
     """The benchmark that a config describes.
 
-    Features come from the cache, or from one forward pass that fills it. An OOD set that cannot be had is left out with
-    one line that says how to get it; without training data, test data or any OOD set it is an error.
+    Features come from the cache, or from one forward pass that fills it. An OOD set that is not available is left out
+    with one line that says how to get it; without training data, test data or any OOD set it is an error. All sets are
+    opened before the network runs over the first.
 
     Args:
         config: what to compare.
         cache: where features are kept; default: the user's cache folder.
         say: called with one line for each thing worth knowing; default: prints to standard error.
+        device: where the network runs; "auto": a GPU where there is one.
+        trust: the user's word that a model that the config's file names may run code.
     """
-    say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr))
+    say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr, flush=True))
     cache = cache or FeatureCache()
-    model, preprocess, about = model_of(config)
-    classifier = Classifier(model, config.head)
+    named = network_of(config, device=device, trust=trust)
+    classifier = Classifier(named.model, config.head)
+    preprocess = preprocess_of(config, named)
     num_classes = classifier.head.num_classes
-    train, test = _fitted_and_scored(config)
-    train, test = train.as_classes(num_classes), test.as_classes(num_classes)
-    preprocess = preprocess or _usual_preprocess(config.id)
-    sets = []
-    for name in config.ood:
-        try:
-            sets.append(load(name, "test", limit=config.limit))
-        except DatasetUnavailable as error:
-            say(f"{name} is left out: {error}")
-    if not sets:
-        raise ValueError("none of the OOD sets can be had here; the lines above say how to get them")
-    groups = {
-        group: members
-        for group, names in config.groups.items()
-        if (members := [name for name in names if name in {images.name for images in sets}])
-    }
+    opened = _id_images(config, preprocess)
+    parts = {part: images.as_classes(num_classes, named.class_names) for part, images in opened.items()}
+    test = parts["test"]
+    ood = _ood_images(config, preprocess, test.name, say)
+    groups = _groups(config, ood, say)
+
+    @once
+    def batch_size() -> int:
+        return config.batch_size or choose_batch_size(classifier, preprocess.size)
 
     def features_of(images: Images, title: str) -> FeatureSet:
+        if not sys.stderr.isatty():
+            say(f"{title}: {len(images):,} images")
         with Bar(title, len(images)) as bar:
             found = cache.features(
-                classifier, images, preprocess, batch_size=config.batch_size, progress=lambda done, _: bar.update(done)
+                classifier, images, preprocess, batch_size=batch_size, progress=lambda done, _: bar.update(done)
             )
         if found.failures:
             say(f"{len(found.failures)} images of {images.name} could not be read, the first: {found.failures[0]}")
-        return FeatureSet(images.name, found.features, found.labels)
+        samples = f"images {images.content_key()[:32]}, {len(found)}"
+        return FeatureSet(images.name, found.features, found.labels, samples=samples)
 
-    fitted = features_of(train, f"{train.name} (train)")
+    id_sets = {part: features_of(images, f"{images.name} ({part})") for part, images in parts.items()}
+    sources = ", ".join(f"{images.name} from {images.source}" for images in (test, *ood.values()))
+    notes = [f"Model: {named.weights}.", f"Data: {sources}."]
+    warnings = [f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is noise."]
+    for samples in (id_sets["train"], id_sets["test"]):
+        if text := _agreement(samples, classifier, named.class_names):
+            say(text)
+            notes.append(f"Caution: {text}.")
     return Benchmark(
-        classifier.head,
-        fitted,
-        features_of(test, test.name),
-        [features_of(images, images.name) for images in sets],
+        classifier.head.cpu(),
+        id_sets["train"],
+        id_sets["test"],
+        [features_of(images, images.name) for images in ood.values()],
+        validation=id_sets.get("validation"),
         groups=groups,
         title=config.title or f"{config.model} on {config.id}",
-        notes=[f"Model: {about}.", f"Data: {', '.join(f'{i.name} from {i.source}' for i in (test, *sets))}."],
-        forward=lambda size: measure_forward(classifier, (3, preprocess.size, preprocess.size), size),
-        positive=config.positive,  # type: ignore[arg-type]
+        notes=notes,
+        forward=lambda size: measure_forward(classifier, preprocess.size, size),
+        positive=config.positive,
+        warnings=warnings if named.untrained else (),
+        class_names=named.class_names or test.classes,
     )
 
 
-def _fitted_and_scored(config: Config) -> tuple[Images, Images]:
-    """The training and the test images; with a holdout, two parts of the same set that share no image."""
-    if config.holdout is None:
-        return load(config.train, "train", limit=config.train_limit), load(config.id, "test", limit=config.limit)
-    images = load(config.id, "test", limit=config.limit)
-    # Every image whose place passes another multiple of 1/holdout: spread evenly, the same in every run.
-    scored = np.diff(np.floor(np.arange(len(images) + 1) * config.holdout)) > 0
-    if not 0 < scored.sum() < len(images):
-        raise ValueError(f"a holdout of {config.holdout} of {len(images)} images of {images.name} leaves a part empty")
-    return images.subset(np.flatnonzero(~scored)).limited(config.train_limit), images.subset(np.flatnonzero(scored))
+def network_of(config: Config, *, device: str | torch.device | None = "auto", trust: bool = False) -> NamedModel:
+    """The network of a config; a factory that the config's file names takes the user's word."""
+    return model_by_name(
+        config.model,
+        config.checkpoint,
+        num_classes=config.num_classes,
+        preprocess=config.preprocess,
+        device=device,
+        trust=trust,
+        named_by=config.source,
+        allow_untrained=True,
+    )
 
 
-def _find_checkpoint(path: str) -> str:
-    """A checkpoint's path, as it stands or below one of the user's data folders."""
-    places = [Path(path), *(root / path for root in data_roots())]
-    return next((str(place) for place in places if place.is_file()), path)
-
-
-def model_of(config: Config) -> tuple[torch.nn.Module, Preprocess | None, str]:
-    """The model in eval mode, its preprocessing where the config or the zoo says, and a line about its weights."""
-    from fdbd import networks as models
-
-    preprocess = None if config.preprocess is None else preprocess_of(config.preprocess)
-    if config.model.startswith("zoo:"):
-        name = config.model.removeprefix("zoo:")
-        card = models.zoo_card(name)
-        own = card.preprocess
-        return models.zoo(name), preprocess or own, f"{name} of the zoo ({card.recipe}, seed {card.seed})"
-    options: dict[str, Any] = {} if config.num_classes is None else {"num_classes": config.num_classes}
-    checkpoint = None if config.checkpoint is None else _find_checkpoint(config.checkpoint)
-    model = models.create(config.model, checkpoint=checkpoint, **options)
-    weights = "as its factory makes it" if config.checkpoint is None else f"weights {config.checkpoint}"
-    return model.eval(), preprocess, f"{config.model}, {weights}"
-
-
-def preprocess_of(value: Any) -> Preprocess:
-    """A preset by name, or a preprocessing from its fields."""
-    if isinstance(value, str):
-        return Preprocess.preset(value)
-    if isinstance(value, dict):
-        return Preprocess.from_dict(value)
-    raise ValueError(f"'preprocess' is {value!r}, expected the name of a preset or its fields")
-
-
-def _usual_preprocess(name: str) -> Preprocess:
+def preprocess_of(config: Config, named: NamedModel) -> Preprocess:
+    """How images are prepared: as the config says, as the model's weights ask, or as is usual for the ID set."""
+    if named.preprocess is not None:
+        return named.preprocess
     try:
-        return Preprocess.preset(info(name).preprocess)
+        return Preprocess.preset(info(config.id).preprocess)
     except ValueError:
         raise ValueError(
-            f"how are images of {name!r} to be prepared? give 'preprocess', a preset or its fields"
+            f"how are images of {config.id!r} to be prepared? give 'preprocess', a preset or its fields"
         ) from None
+
+
+def _id_images(config: Config, preprocess: Preprocess) -> dict[str, Images]:
+    """The training and the test images, and those set aside for validation; no two share an image."""
+    test = load(config.id, "test", limit=config.limit, for_size=preprocess.size)
+    if config.holdout is None:
+        train = load(config.train, "train", limit=config.train_limit, for_size=preprocess.size)
+    else:
+        train, test = _split(test, config.holdout, "holdout")
+        train = train.limited(config.train_limit)
+    if config.validation is None:
+        return {"train": train, "test": test}
+    test, validation = _split(test, config.validation, "validation")
+    return {"train": train, "test": test, "validation": validation}
+
+
+def _split(images: Images, share: float, what: str) -> tuple[Images, Images]:
+    """The images without a share of them, and that share: every image whose place passes another multiple of 1/share,
+    hence spread evenly, and the same in every run."""
+    chosen = np.flatnonzero(np.diff(np.floor(np.arange(len(images) + 1) * share)) > 0)
+    if not 0 < len(chosen) < len(images):
+        raise ValueError(f"a {what} of {share} of {len(images)} images of {images.name} leaves a part empty")
+    return images.subset(np.setdiff1d(np.arange(len(images)), chosen)), images.subset(chosen)
+
+
+def _ood_images(config: Config, preprocess: Preprocess, id_name: str, say: Say) -> dict[str, Images]:
+    """The OOD sets that are available, by the config's key, each with a name of its own."""
+    found: dict[str, Images] = {}
+    limit = config.ood_limit or config.limit
+    for key, data in config.ood.items():
+        try:
+            images = load(data, "test", limit=limit, for_size=preprocess.size)
+        except DatasetUnavailable as error:
+            say(f"{key} is left out: {error}")
+            continue
+        images.name = images.name if key == data else key
+        if images.name in (id_name, *(other.name for other in found.values())):
+            raise ValueError(f"two sets are called {images.name!r}: give OOD sets names of their own in a table, [ood]")
+        found[key] = images
+    if not found:
+        raise ValueError("none of the OOD sets is available; the lines above say how to get them")
+    return found
+
+
+def _groups(config: Config, ood: Mapping[str, Images], say: Say) -> dict[str, list[str]]:
+    """Names of the available members of each group."""
+    groups = {}
+    for group, members in config.groups.items():
+        present = [images.name for key, images in ood.items() if config.names_of(key) & set(members)]
+        if len(present) < len(members):
+            say(f"group {group}: {len(members) - len(present)} of {len(members)} sets are not available")
+        if present:
+            groups[group] = present
+    return groups
+
+
+def _agreement(samples: FeatureSet, classifier: Classifier, class_names: tuple[str, ...]) -> str | None:
+    """A caution where labels and predictions agree no more often than by chance."""
+    agreement = Agreement(classifier.head.num_classes)
+    head = classifier.head.cpu()
+    for batch in samples.batches():
+        if batch.labels is not None:
+            agreement.add(batch.labels, head(batch.features).argmax(dim=1))
+    return agreement.warning(samples.name, class_names)

@@ -11,9 +11,12 @@ import torch
 from fdbd.core.batch import Batch
 from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Detector
+from fdbd.networks.classifier import Classifier
 from fdbd.results.rows import Latency
 
 FEWEST_CALLS, MOST_CALLS = 7, 2000
+BATCH_SIZES = (8, 32, 128)
+"""Of which `choose_batch_size` takes one."""
 
 
 def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: float = 0.15) -> Latency:
@@ -29,13 +32,25 @@ def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: fl
         return Latency.of(batch_size, _seconds(detector.score, batches, budget))
 
 
-def measure_forward(
-    network: Callable[[Any], Batch], shape: Sequence[int], batch_size: int, device: torch.device | str = "cpu"
-) -> Latency:
-    """Time the network's forward pass on images of zeros, (channels, height, width) each, for about half a second."""
-    images = torch.zeros(batch_size, *shape, device=device)
+def measure_forward(network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3) -> Latency:
+    """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for about `budget`
+    seconds and at least `fewest` calls."""
+    device = next((tensor.device for tensor in network.model.parameters()), torch.device("cpu"))
+    images = torch.zeros(batch_size, 3, side, side, device=device)
     with torch.inference_mode():
-        return Latency.of(batch_size, _seconds(network, [images], 0.5, batch_size, fewest=3))
+        return Latency.of(batch_size, _seconds(network, [images], budget, batch_size, fewest))
+
+
+def choose_batch_size(network: Classifier, side: int) -> int:
+    """Images per forward pass: the fastest per image of a few sizes, each tried once after a warm-up. A larger one is
+    not tried where the last was no gain, so that slow networks are not held up."""
+    best = measure_forward(network, side, BATCH_SIZES[0], budget=0, fewest=2)
+    for size in BATCH_SIZES[1:]:
+        timing = measure_forward(network, side, size, budget=0, fewest=2)
+        if timing.median > 0.95 * best.median:
+            break
+        best = timing
+    return best.batch_size
 
 
 def _seconds(

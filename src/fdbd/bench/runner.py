@@ -60,8 +60,8 @@ class Benchmark:
         notes: which data and weights, one line each; stand below every table.
         statistics: moments of the full training set, where `train` is only a part of it. Detectors that ask for means
             and covariances get these; percentiles and neighbours come from `train`, and their rows say so.
-        heldout: ID features apart from `train` and `test`, with labels, for what must not be learnt from data that the
-            network was trained on: a temperature, or the p-values of an ensemble's members.
+        validation: ID features apart from `train` and `test`, with labels, for what must not be learnt from data that
+            the network was trained on: a temperature, or the p-values of an ensemble's members.
         forward: times the network's forward pass at a batch size, for the share of it that a score takes.
         positive: the convention of FPR: "id" as in the paper, "ood" as in OpenOOD.
         warnings: sentences that stand in front of every table.
@@ -87,7 +87,7 @@ class Benchmark:
         title: str = "",
         notes: Sequence[str] = (),
         statistics: ClassMoments | None = None,
-        heldout: FeatureSet | None = None,
+        validation: FeatureSet | None = None,
         forward: Callable[[int], Latency] | None = None,
         positive: Literal["id", "ood"] = "id",
         warnings: Sequence[str] = (),
@@ -101,7 +101,7 @@ class Benchmark:
         unknown = {name for members in (groups or {}).values() for name in members} - set(names)
         if unknown:
             raise ValueError(f"groups name {', '.join(sorted(unknown))}, which are not among the OOD sets")
-        for samples in (train, test, *ood, *([] if heldout is None else [heldout])):
+        for samples in (train, test, *ood, *([] if validation is None else [validation])):
             if samples.features.ndim != 2 or samples.features.shape[1] != head.num_features:
                 raise ValueError(
                     f"features of {samples.name} have shape {tuple(samples.features.shape)}, "
@@ -110,30 +110,38 @@ class Benchmark:
         self.head, self.train, self.test, self.ood = head, train, test, list(ood)
         self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
         self.title, self.notes, self.positive = title, tuple(notes), positive
-        self.statistics, self.heldout, self.forward = statistics, heldout, forward
+        self.statistics, self.validation, self.forward = statistics, validation, forward
         self.warnings, self.class_names = tuple(warnings), tuple(class_names)
 
     def run(
-        self, detectors: Iterable[str | Detector] | None = None, *, latency: bool = True, progress: bool = True
+        self,
+        detectors: Iterable[str | Detector] | Mapping[str, str | Detector] | None = None,
+        *,
+        latency: bool = True,
+        progress: bool = True,
     ) -> Results:
         """Fit, score and evaluate each detector.
 
         Args:
-            detectors: names or detectors; None: every one that works on the features at hand, and the shaping
-                combinations.
+            detectors: names or detectors, perhaps by the title of their row; None: every one that works on the
+                features at hand, and the shaping combinations.
             latency: also time the score stage, and the network's forward pass where `forward` is given.
             progress: show a bar when it takes more than two seconds.
         """
-        notes = list(self.notes)
+        notes, titles = list(self.notes), None
         if detectors is None:
             chosen: list[str | Detector] = [*default_detectors()]
-            if self.heldout is None:
+            if self.validation is None:
                 left_out = [name for name in chosen if isinstance(name, str) and create(name).fits_on_heldout]
                 chosen = [name for name in chosen if name not in left_out]
-                notes.append(f"Left out, since there are no held-out data: {', '.join(left_out)}.")
+                notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
+        elif isinstance(detectors, Mapping):
+            titles, chosen = list(detectors), list(detectors.values())
         else:
             chosen = list(detectors)
         rows = [self._row(item, latency) for item in track(chosen, "comparing detectors", enabled=progress)]
+        if titles is not None:
+            rows = [replace(row, name=title) for row, title in zip(rows, titles)]
         forward = self._time_forward() if latency else ()
         return Results(self._setting(notes, forward), _with_own_names(rows), figures(self))
 
@@ -171,11 +179,11 @@ class Benchmark:
         return full.used_bank
 
     def _held_out(self, detector: Detector) -> FeatureSet:
-        if self.heldout is None:
+        if self.validation is None:
             raise ValueError(
-                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give heldout"
+                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give `validation`"
             )
-        return self.heldout
+        return self.validation
 
     def _score(self, detector: Detector, samples: FeatureSet) -> Tensor:
         with torch.inference_mode():

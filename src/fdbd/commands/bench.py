@@ -4,56 +4,69 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fdbd.commands import options
+
+if TYPE_CHECKING:
+    from fdbd.bench import Benchmark, Results
+    from fdbd.bench.detector_specs import Spec
+
+FORMATS = ("html", "json", "csv", "md", "tex")
+
+
+class Positive(str, Enum):
+    """Which side FPR95 counts as positive."""
+
+    id = "id"
+    ood = "ood"
 
 
 def bench(
     config: Annotated[
-        Path | None, typer.Argument(help="A .toml or .yaml file; left out, the features in the package are used.")
+        Path | None, typer.Argument(help="A .toml file; left out, the features in the package are used.")
     ] = None,
     model: Annotated[str, typer.Option(help="Which of the package's models, where there is no config.")] = "cifar10-ce",
     detectors: Annotated[
-        str | None, typer.Option(help="Comma-separated names such as fdbd,knn,react+energy; default: all.")
+        str | None,
+        typer.Option(help="Comma-separated names: fdbd, knn, react+energy, package.module:Class, …; default: all."),
     ] = None,
     positive: Annotated[
-        str | None, typer.Option(help="FPR convention: id (the paper's, default) or ood (OpenOOD's).")
+        Positive | None, typer.Option(help="FPR convention: id (the paper's, default) or ood (OpenOOD's).")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and results.json.")] = Path("."),
     formats: Annotated[
         str, typer.Option("--format", help="Files to write: any of html,json,csv,md,tex, comma-separated.")
     ] = "html,json",
     latency: Annotated[bool, typer.Option(help="Time the score stage of each detector.")] = True,
+    device: options.Device = "auto",
+    trust_model: options.TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
     init: Annotated[Path | None, typer.Option(help="Write an example config there and leave.")] = None,
 ) -> None:
     """Compare detectors on the same features: a table, report.html and results.json.
+
+    A config is checked as a whole before any work. `fdbd compare` compares two results.json.
 
     Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`, `fdbd bench my.toml`
     """
     if init is not None:
         _write_example(init)
         return
-    writers = _writers(formats)
-    from fdbd.bench import Config, benchmark_of, load_bundle
-
+    suffixes = [name.strip() for name in formats.split(",") if name.strip()]
+    for name in suffixes:
+        if name not in FORMATS:
+            raise ValueError(f"--format has {name!r}, expected any of {', '.join(FORMATS)}")
     started = time.perf_counter()
-    if config is None:
-        benchmark, chosen = load_bundle(model), None
-    else:
-        settings = Config.from_file(config)
-        benchmark, chosen = benchmark_of(settings), settings.detectors
-    if positive is not None:
-        if positive not in ("id", "ood"):
-            raise ValueError(f"--positive is {positive!r}, expected 'id' or 'ood'")
-        benchmark.positive = positive  # type: ignore[assignment]
-    if detectors is not None:
-        chosen = tuple(name.strip() for name in detectors.split(",") if name.strip())
-    results = benchmark.run(_known(chosen), latency=latency)
+    given = None if detectors is None else [name.strip() for name in detectors.split(",") if name.strip()]
+    benchmark, results = _run(config, model, given, positive, device, trust_model, latency)
     out.mkdir(parents=True, exist_ok=True)
-    written = [writers[suffix](results, out) for suffix in writers]
+    written = [_write(results, suffix, out) for suffix in suffixes]
     if as_json:
         typer.echo(json.dumps(results.to_dict()))
     else:
@@ -62,34 +75,49 @@ def bench(
         console = Console()
         console.print(results.table(width=console.width))
         console.print(f"[dim]{', '.join(map(str, written))} in {time.perf_counter() - started:.0f} s[/dim]")
+    for warning in benchmark.warnings if as_json else ():
+        typer.echo(f"fdbd: {warning}", err=True)
     for row in results.failures:
         typer.echo(f"fdbd: {row.name} failed: {row.error}", err=True)
     if results.failures and not results.finished:
         raise typer.Exit(1)
 
 
-def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The names, each tried before anything is computed: a slip of the pen is an error at once, not a failed row."""
-    from fdbd.detectors import create
+def _run(
+    path: Path | None,
+    model: str,
+    names: list[str] | None,
+    positive: Positive | None,
+    device: str | None,
+    trust: bool,
+    latency: bool,
+) -> tuple[Benchmark, Results]:
+    """Everything that can be wrong is looked at before the network runs."""
+    from fdbd.bench import Config, benchmark_of, load_bundle
+    from fdbd.bench.detector_specs import detectors_from
 
-    for name in names or ():
-        create(name)
-    return names
+    config = None if path is None else Config.from_file(path)
+    specs: list[Spec] | None = None if config is None or config.detectors is None else list(config.detectors)
+    chosen = (
+        None if specs is None and names is None else detectors_from(names or specs or [], trust=trust or bool(names))
+    )
+    benchmark = load_bundle(model) if config is None else benchmark_of(config, device=device, trust=trust)
+    if positive is not None:
+        benchmark.positive = "id" if positive is Positive.id else "ood"
+    return benchmark, benchmark.run(chosen, latency=latency)
 
 
-def _writers(formats: str):  # type: ignore[no-untyped-def]
-    known = {
-        "html": lambda results, out: results.to_html(out / "report.html"),
-        "json": lambda results, out: results.to_json(out / "results.json"),
-        "csv": lambda results, out: results.to_csv(out / "results.csv"),
-        "md": lambda results, out: (results.to_markdown(out / "results.md"), out / "results.md")[1],
-        "tex": lambda results, out: (results.to_latex(out / "results.tex"), out / "results.tex")[1],
+def _write(results: Results, suffix: str, out: Path) -> Path:
+    path = out / ("report.html" if suffix == "html" else f"results.{suffix}")
+    write: dict[str, Callable[[Path], object]] = {
+        "html": results.to_html,
+        "json": results.to_json,
+        "csv": results.to_csv,
+        "md": results.to_markdown,
+        "tex": results.to_latex,
     }
-    chosen = [name.strip() for name in formats.split(",") if name.strip()]
-    for name in chosen:
-        if name not in known:
-            raise ValueError(f"--format has {name!r}, expected any of {', '.join(known)}")
-    return {name: known[name] for name in chosen}
+    write[suffix](path)
+    return path
 
 
 def _write_example(path: Path) -> None:

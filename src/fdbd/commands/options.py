@@ -21,7 +21,13 @@ class Engine(str, Enum):
 GuardFile = Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)]
 Model = Annotated[str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Where the model's weights are now.")]
-TrustModel = Annotated[bool, typer.Option("--trust-model", help="Load a .pt2 file, which can run code.")]
+TrustModel = Annotated[
+    bool,
+    typer.Option(
+        "--trust-model",
+        help="Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")]
 BatchSize = Annotated[int, typer.Option(help="Images that the model sees at once.")]
 Workers = Annotated[

@@ -77,8 +77,8 @@ def model_by_name(
     """
     if runs_code(name) and named_by is not None and not trust:
         raise ValueError(
-            f"{os.fspath(named_by)!r} names the model {name}, which is code to run: say that you trust it, or name the "
-            "model yourself"
+            f"{os.fspath(named_by)!r} names the model {name}, which is code to run: say that you trust it "
+            "(--trust-model), or name the model yourself"
         )
     origin: dict[str, Any] = {"name": os.path.abspath(name) if is_export(name) else name}
     if checkpoint is not None:

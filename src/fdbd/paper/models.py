@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fdbd import networks
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
-from fdbd.bench.from_config import model_of
+from fdbd.bench.from_config import network_of, preprocess_of
 from fdbd.core import geometry
-from fdbd.data.datasets import DatasetUnavailable, Images, info, load
+from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Experiment, Say
@@ -44,8 +44,8 @@ class EvaluatedModel:
     @cached_property
     def network(self) -> tuple[Classifier, Preprocess]:
         """The network and the preprocessing of its images."""
-        model, preprocess, _ = model_of(self.config)
-        return Classifier(model, self.config.head), preprocess or Preprocess.preset(info(self.config.id).preprocess)
+        named = network_of(self.config)
+        return Classifier(named.model, self.config.head), preprocess_of(self.config, named)
 
     def images(self, features: FeatureSet, step: int) -> Images:
         """Every step-th image of a test set: row i belongs to row i · step of its features."""

@@ -58,6 +58,7 @@ def load(
     *,
     limit: int | None = None,
     size: int | None = None,
+    for_size: int | None = None,
     root: str | Path | None = None,
     download: bool = True,
     progress: Progress | None = None,
@@ -73,6 +74,8 @@ def load(
         split: ``"train"`` or ``"test"`` (``"val"`` is another word for it).
         limit: at most so many images, spread evenly over the set.
         size: centre squares at (size, size) instead of each image's own size.
+        for_size: the side of the network's input, in pixels: copies of a known dataset that were reduced below both
+            this and the dataset's own size are passed over. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
         download: False uses what is here already. So does the environment variable ``FDBD_OFFLINE=1``.
         progress: called with the bytes of a download so far, and in all.
@@ -96,7 +99,7 @@ def load(
         if entry.name.startswith("cifar10-c:"):
             images = _corrupted(entry, download, progress)
         else:
-            images = _registered(entry, split, download, progress)
+            images = _registered(entry, split, download, progress, for_size)
     return images.resized(size).limited(limit)
 
 
@@ -134,7 +137,9 @@ def _checked_split(entry: DatasetInfo, split: str) -> str:
     return wanted
 
 
-def _registered(entry: DatasetInfo, split: str, download: bool, progress: Progress | None) -> Images:
+def _registered(
+    entry: DatasetInfo, split: str, download: bool, progress: Progress | None, for_size: int | None
+) -> Images:
     reasons = []
     finders = [_from_cache, _from_local]
     if download:
@@ -146,7 +151,10 @@ def _registered(entry: DatasetInfo, split: str, download: bool, progress: Progre
             reasons.append(_one_line(error))
             log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
             continue
-        if images is not None:
+        if images is not None and _is_reduced(entry, images, for_size):
+            height, width = images[0].shape[:2]
+            reasons.append(f"{images.source} holds a copy at {height}×{width}, too small for a network of {for_size}")
+        elif images is not None:
             _warn_of_missing(entry, split, images)
             return images
     why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
@@ -160,6 +168,14 @@ def _warn_of_missing(entry: DatasetInfo, split: str, images: Images) -> None:
     few = [f"{found:,} of {official:,} {what}" for found, official, what in counts if 0 < found < official]
     if few:
         warnings.warn(f"{entry.name} ({split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
+
+
+def _is_reduced(entry: DatasetInfo, images: Images, for_size: int | None) -> bool:
+    """Whether these are smaller than the dataset's own images and than a network's input."""
+    if for_size is None or images.paths is not None:
+        return False
+    own = entry.image_size.partition("×")[0]
+    return bool(min(images[0].shape[:2]) < min(for_size, int(own) if own.isdecimal() else for_size))
 
 
 # The cache.
