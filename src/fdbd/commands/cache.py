@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fdbd.commands import options
+
 
 class Action(str, Enum):
     """What to do with the cache."""
@@ -20,9 +22,9 @@ class Action(str, Enum):
 def cache(
     action: Annotated[Action, typer.Argument(help="list, verify or clear.")] = Action.list,
     keys: Annotated[list[str] | None, typer.Argument(help="Only these entries, for clear.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Look after cached features: one forward pass a model, dataset and preprocessing.
+    """Look after cached features: one forward pass for each model, dataset and preprocessing.
 
     Examples: `fdbd cache`, `fdbd cache verify`, `fdbd cache clear`
     """
@@ -38,8 +40,10 @@ def cache(
         if as_json:
             typer.echo(json.dumps([problem._asdict() for problem in problems]))
         else:
-            lines = [f"{p.key}: shard {p.shard}: {p.reason}; it is computed anew when next asked for" for p in problems]
-            typer.echo("\n".join(lines) if lines else "every shard is as it was written")
+            for p in problems:
+                options.say(f"{p.key}: shard {p.shard}: {p.reason}; it is computed anew when next asked for")
+            if not problems:
+                options.say("every shard is as it was written")
         if problems:
             raise typer.Exit(1)
         return
@@ -49,12 +53,9 @@ def cache(
             json.dumps([{**vars(entry), "path": str(entry.path), "complete": entry.is_complete} for entry in entries])
         )
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("key", "model", "dataset", "rows", "dtype", "MB", "created", title=str(store.root))
-    for entry in entries:
+    options.say(f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB")
+    for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")
-        size = f"{entry.num_bytes / 1e6:.1f}"
-        table.add_row(entry.key, entry.model, entry.dataset, rows, entry.dtype, size, entry.created)
-    Console().print(table)
+        options.say(entry.key)
+        options.say(f"  {entry.model} on {entry.dataset}")
+        options.say(f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}")

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fdbd.commands import options
+
 
 def data(
     name: Annotated[
@@ -14,7 +16,7 @@ def data(
     ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     verify: Annotated[bool, typer.Option("--verify", help="Compare what is here with the known SHA-256 sums.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List datasets, or fetch one, or the weights of a public network, into the cache.
 
@@ -53,13 +55,17 @@ def _list(as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", "images", "classes", "size", "MB", "here", "licence, and how to get it")
+    console = Console()
+    columns = {"name": "name", "images": "images", "classes": "classes", "size": "size", "megabytes": "MB"}
+    table = Table(*columns.values(), "here")
     for row in rows:
-        cells = [row[key] for key in ("name", "images", "classes", "size", "megabytes")]
-        here = "yes" if row["here"] else "no"
-        table.add_row(*("" if cell is None else str(cell) for cell in cells), here, f"{row['licence']}; {row['how']}")
-    Console().print(table)
+        cells = ["" if row[key] is None else str(row[key]) for key in columns]
+        table.add_row(*cells, "yes" if row["here"] else "no" if row["here"] is False else "")
+    console.print(table)
+    for row in rows:  # beneath, since no column is wide enough
+        console.print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
 
 
 def _fetch(name: str, split: str, as_json: bool) -> None:
@@ -74,7 +80,10 @@ def _fetch(name: str, split: str, as_json: bool) -> None:
 
         images = load(name, split, progress=progress)
     found = {"name": images.name, "split": split, "images": len(images), "source": images.source}
-    typer.echo(json.dumps(found) if as_json else f"{images.name} {split}: {len(images):,} images from {images.source}")
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        options.say(f"{images.name} {split}: {len(images):,} images from {images.source}")
 
 
 def _fetch_network(name: str, as_json: bool) -> None:
@@ -94,6 +103,7 @@ def _verify(name: str, split: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"name": name, "split": split, "problems": problems}))
     else:
-        typer.echo("\n".join(problems) if problems else f"{name} {split}: as it should be")
+        for line in problems or [f"{name} {split}: as it should be"]:
+            options.say(line)
     if problems:
         raise typer.Exit(1)

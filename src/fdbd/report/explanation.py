@@ -1,4 +1,4 @@
-"""Where one sample stands, as numbers and as a picture: the boundaries around it, and its score among calibration's."""
+"""Where one sample stands, as numbers and as a picture: boundaries around it, its score among those of calibration."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: in
 
 
 def draw(sample: Sample, pixels: NDArray[np.uint8], title: str, path: str | os.PathLike[str]) -> Path:
-    """Three panels: the image (H, W, 3), distances to the boundaries as bars, the score in calibration's histogram."""
+    """Three panels: the image (H, W, 3), distances to the boundaries as bars, and the score among the calibration
+    scores."""
     figure_type = require("matplotlib.figure", "report").Figure
     target = Path(path)
     rows = max(1, len(sample.boundaries))
@@ -119,11 +120,13 @@ def _bars(axes: Any, sample: Sample) -> None:
 def _histogram(axes: Any, sample: Sample, colour: str) -> None:
     finite = [np.array([sample.score])] if math.isfinite(sample.score) else []
     low, high = score_range([sample.calibration, *finite])
-    axes.hist(np.clip(sample.calibration, low, high), bins=BINS, range=(low, high), color=GREY)
+    bins = min(BINS, 4 + int(2 * math.sqrt(len(sample.calibration))))
+    axes.hist(np.clip(sample.calibration, low, high), bins=bins, range=(low, high), color=GREY)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(sample.threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
     if finite:
         axes.axvline(min(max(sample.score, low), high), color=colour, linewidth=2.5, label="this image")
-    axes.legend(frameon=False, fontsize=8)
+    axes.figure.legend(loc="outside lower right", ncols=2, frameon=False, fontsize=8)  # beneath, over no bar
     axes.set_xlabel("score, higher is more in-distribution")
     axes.set_ylabel("calibration samples")
     text = f"score {sample.score:.4g}, above {sample.standing:.1%} of these" if finite else "the score is not finite"

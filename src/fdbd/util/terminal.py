@@ -11,7 +11,7 @@ import time
 import unicodedata
 from collections.abc import Iterator
 
-GRACE_SECONDS = 1.5
+GRACE_SECONDS = 1.0
 """How long an interrupted run may take to stop in good order."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
