@@ -146,7 +146,8 @@ def fit(
         where = "held out, which the network never saw by your word" if fitted.is_held_out else f"of {calibration}"
         options.say(
             f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, calibrated on "
-            f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} That holds while {RULE}."
+            f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} What it promises for new data rests on this: "
+            f"{RULE}."
         )
         shown = {"fit data": fitted.fit_accuracy, "calibration data": fitted.calibration_accuracy}
         accuracies = [f"{100 * value:.2f} % on the {name}" for name, value in shown.items() if value is not None]

@@ -64,9 +64,10 @@ def score(
         found = {"out": str(out), **summary._asdict(), "rate": summary.rate}
         typer.echo(json.dumps(found))
         return
+    rows = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
     before = summary.rows - summary.computed
     resumed = f", {before:,} of them by an earlier run" if before else ""
     options.say(
-        f"{out}: {summary.rows:,} rows{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}), "
+        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}), "
         f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s{describe_skipped(summary.skipped)}"
     )

@@ -377,7 +377,13 @@ class Guard(nn.Module):
         if self.detector.needs_network or self.perturb is not None or lacks_layers:
             name = self.detector.label if self.perturb is None else "a guard with input perturbation"
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
-        return batch.to(self.detector.head_weight.device if self.detector.is_fitted else None)
+        if not self.detector.is_fitted:
+            return batch
+        classes, width = self.detector.head_weight.shape
+        for part, name, expected in ((batch.features, "features", width), (batch.logits, "logits", classes)):
+            if part is not None and part.shape[1:] != (expected,):
+                raise ValueError(f"{name} have shape {tuple(part.shape)}, expected (N, {expected}), as in the fit")
+        return batch.to(self.detector.head_weight.device)
 
     def _find_head(self) -> Head:
         if self.classifier is not None:

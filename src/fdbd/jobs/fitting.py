@@ -131,6 +131,9 @@ def fit_files(
             f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
             f"images in one folder per class, {linear.num_classes} in all"
         )
+    if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
+        names = rows.classes
+    guard.about = {"class_names": list(names)}
     if engine == "ray":
         from fdbd.jobs import ray
 
@@ -140,16 +143,11 @@ def fit_files(
     else:
         guard.fit(training, progress=progress)
         guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
-    if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
-        names = rows.classes
     is_held_out = calibration is None
-    guard.about = {
-        "class_names": list(names),
-        "calibration": {
-            "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
-            "network_saw_them": "no, as the user says" if is_held_out else "not stated",
-            "rows": calibrating.num_given,
-        },
+    guard.about["calibration"] = {
+        "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
+        "network_saw_them": "no, as the user says" if is_held_out else "not stated",
+        "rows": calibrating.num_given,
     }
     if isinstance(source, NamedModel) and (own := preprocess or source.preprocess) is not None:
         guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
