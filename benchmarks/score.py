@@ -71,7 +71,7 @@ def peer_of(problem: Problem) -> Any:
 def detector_of(head: Head, folded: Folded) -> FDBD:
     """A fitted detector without folding the head a second time."""
     detector = FDBD()
-    detector.begin(head)
+    detector.start(head)
     detector.set(normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor)
     return detector
 

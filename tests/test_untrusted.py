@@ -206,7 +206,7 @@ def test_a_forged_guard_with_a_right_checksum_is_refused_or_works(data: Any, nam
     assume(isinstance(description, dict))
     artifact.write(path, description, tensors)
     guard = settled(lambda: fdbd.load(path), path.name)
-    if guard is not None and guard.threshold is not None and not guard.detector.needs_network:
+    if guard is not None and guard.threshold is not None and not guard.detector.needs.network:
         found = settled(lambda: guard.decide(fdbd.Batch(PROBE)))
         if found is not None:
             assert found.is_ood.shape == (8,)

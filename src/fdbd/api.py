@@ -2,6 +2,7 @@
 
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import Batch, Head
+from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision.guard import Decision, Explanation, Guard, NotCalibratedError, load
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import (
@@ -40,8 +41,7 @@ from fdbd.detectors import (
     list_shapings,
 )
 from fdbd.networks.classifier import Classifier
-from fdbd.networks.perturbation import InputPerturbation
-from fdbd.shaping.shapings import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct, Shaping
+from fdbd.shaping import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct, Shaping
 
 __all__ = [
     "ASHB",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 import fdbd
-from fdbd.decision.guard import ADVERSARIAL_STEP
-from fdbd.networks.perturbation import adversarial
+from fdbd.core.perturbation import adversarial
+from fdbd.detectors.mds import ADVERSARIAL_STEP
 
 
 def make_model() -> nn.Module:
@@ -116,14 +114,6 @@ def test_cached_features_with_their_layers_are_decided_on_like_their_images(guar
     assert torch.equal(alone.detector.score(arrays), fitted(images).scores)
     with pytest.raises(ValueError, match="needs the images and the network"):
         alone.decide(fdbd.Batch(batch.features))
-    with pytest.raises(ValueError, match="needs the images to weigh its layers"):
-        fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit([batch])
-
-
-def test_a_sample_that_cannot_be_weighed_is_named_with_its_batch(guard: fdbd.Guard) -> None:
-    with torch.no_grad():
-        batch = guard.classifier(loader(20, 3)[0][0])
-    broken = batch._replace(features=batch.features.clone())
-    broken.features[3, 0] = torch.nan
-    with pytest.raises(ValueError, match="batch 1, row 3: its perturbed samples hold NaN"):
-        copy.deepcopy(guard.detector).fit_combination([batch], [batch, broken])
+    labelled = batch._replace(labels=torch.arange(20) % 3)
+    by_features = fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit([labelled])
+    assert torch.allclose(by_features.detector.weights, torch.full((3,), 1 / 3))  # nothing to weigh them by

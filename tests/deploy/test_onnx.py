@@ -13,7 +13,7 @@ from torch import nn
 import fdbd
 from fdbd import Batch, Guard, Head
 from fdbd.deploy import onnx as deploy
-from fdbd.detectors.base import Detector
+from fdbd.detectors import Detector
 from fdbd.util.extras import MissingExtraError
 
 onnx = pytest.importorskip("onnx")
@@ -24,7 +24,7 @@ P, C = 24, 5
 QUICK = ["fdbd", "ash-b+fdbd", "knn"]
 SHAPED = [f"{shaping}+fdbd" for shaping in fdbd.list_shapings()]
 ALL = sorted({*fdbd.list_detectors(), *SHAPED, "ash-s+energy", "react+energy", "react+knn", "vra+mds"} - set(QUICK))
-NETWORK = {name for name in (*ALL, *QUICK) if fdbd.create(name).needs_network}
+NETWORK = {name for name in (*ALL, *QUICK) if fdbd.create(name).needs.network}
 
 
 def features(count: int, seed: int) -> Batch:

@@ -38,7 +38,7 @@ def test_the_score_follows_the_formulas() -> None:
     for variant in ("activation", "logit"):
         guard = Guard(model, Shaped(AdaSCALE(**settings, variant=variant), Energy())).fit([train])
         shaping = guard.detector.shaping
-        known, new = (shaping.network_batch(x, classifier) for x in (train, images))
+        known, new = (shaping.observe(x, classifier) for x in (train, images))
         values = [
             [oodness_by_definition(z, m, 2, 4, 3.0) for z, m in zip(b.features.tolist(), b.views[0].tolist())]
             for b in (known, new)
@@ -72,7 +72,7 @@ def test_only_the_pixels_that_matter_least_are_moved() -> None:
         return classifier(inputs)
 
     with torch.no_grad():
-        batch = AdaSCALE(pixels=25, step=0.3).network_batch(images, watched)
+        batch = AdaSCALE(pixels=25, step=0.3).observe(images, watched)
     torch.testing.assert_close(batch.logits, model(images).detach())
     torch.testing.assert_close(batch.views[0], model[:3](seen[1]).detach())
     moved = (seen[1] - images).flatten(1)
@@ -123,10 +123,10 @@ def test_outside_a_guard_it_says_where_it_works() -> None:
     with pytest.raises(ValueError, match=r"fdbd.Guard\(model, 'adascale\+energy'\)"):
         fdbd.create("adascale").fit(batch, head)
     guard = Guard(make_model(), "adascale").fit([make_images(64)])
-    with pytest.raises(ValueError, match=r"fdbd.Guard\(model, 'adascale'\)"):
+    with pytest.raises(ValueError, match=r"fdbd.Guard\(model, 'adascale\+energy'\)"):
         guard.detector.score(Batch(torch.rand(4, WIDTH, dtype=torch.float64)))
     with pytest.raises(TypeError, match="one floating-point tensor"):
-        AdaSCALE().network_batch({"ids": torch.ones(2)}, Classifier(make_model()))
+        AdaSCALE().observe({"ids": torch.ones(2)}, Classifier(make_model()))
 
 
 def test_a_broken_image_scores_minus_infinity() -> None:
@@ -140,7 +140,7 @@ def test_a_broken_image_scores_minus_infinity() -> None:
 
 def test_moved_images_that_overflow_are_neither_scored_nor_learnt_from() -> None:
     guard = Guard(make_model(), "adascale").fit([make_images(64)])
-    batch = guard.detector.network_batch(make_images(4, 2), guard.classifier)
+    batch = guard.detector.observe(make_images(4, 2), guard.classifier)
     broken = batch.views.clone()
     broken[0, 1] = torch.nan
     scores = guard.detector.score(batch._replace(views=broken))

@@ -11,8 +11,9 @@ import torch
 
 import fdbd
 from fdbd import Batch, Detector, Head
-from fdbd.detectors import Configured, NotFittedError, base, fit_together
-from fdbd.detectors.base import from_config, take
+from fdbd.core.configuration import from_config
+from fdbd.detectors import Configured, Needs, NotFittedError, fit_together
+from fdbd.fitting import statistics
 from fdbd.fitting.statistics import ClassMoments, Mean, Moments
 
 
@@ -42,14 +43,14 @@ class TwoPasses(Detector):
 
 
 class MaxLogit(Detector):
-    reads = ("logits",)
+    needs = Needs(features=False, logits=True)
 
     def score(self, batch):
         return batch.logits.amax(dim=1)
 
 
 class ByClass(Detector):
-    needs_labels = True
+    needs = Needs(labels=True)
 
     def passes(self, head):
         moments = yield ClassMoments(head.num_classes, head.num_features)
@@ -147,7 +148,7 @@ def test_features_are_blamed_for_logits_that_follow_from_them():
             fdbd.Ensemble(names).fit(data._replace(features=DATA.features, logits=HEAD(broken)), HEAD)
 
 
-@pytest.mark.parametrize("name", ["knn", "ssd", "mds", "energy", "fdbd"])
+@pytest.mark.parametrize("name", ["knn", "ssd", "mds", "gen", "fdbd"])
 def test_graphs_give_up_on_numbers_whose_squares_do_not_fit(name):
     data = Batch(DATA.features.float(), None, torch.arange(len(DATA.features)) % HEAD.num_classes)
     detector = fdbd.create(name, **({"k": 2} if name == "knn" else {})).fit(data, Head(HEAD.weight.float()))
@@ -324,17 +325,6 @@ def test_compile_and_export_see_one_graph_that_still_fails_closed(make):
     torch.testing.assert_close(program.module()(features), expected)
 
 
-def test_taking_rows_takes_them_from_every_part():
-    batch = Batch(
-        DATA.features, HEAD(DATA.features), DATA.labels, {"layer1": DATA.features[:, :2]}, DATA.features.repeat(2, 1, 1)
-    )
-    taken = take(batch, torch.tensor([3, 1]), torch.float64)
-    assert torch.equal(taken.features, batch.features[[3, 1]].double())
-    assert torch.equal(taken.logits, batch.logits[[3, 1]].double())
-    assert torch.equal(taken.layers["layer1"], batch.features[[3, 1], :2].double())
-    assert torch.equal(taken.views[1], batch.features[[3, 1]].double())
-
-
 # Keeping
 
 
@@ -406,7 +396,7 @@ def test_logits_of_a_large_batch_are_computed_piece_by_piece(name: str, monkeypa
     head, features = Head(torch.randn(5, 6)), torch.randn(3000, 6)
     batch = Batch(features, None, torch.arange(3000) % 5)
     whole = fdbd.create(name).fit(batch, head)
-    monkeypatch.setattr(base, "_LOGITS_AT_A_TIME", 5)
+    monkeypatch.setattr(statistics, "LOGITS_AT_A_TIME", 5)
     pieces = fdbd.create(name).fit(batch, head)
     asked = Batch(torch.randn(20, 6))
     torch.testing.assert_close(pieces.score(asked), whole.score(asked), rtol=1e-5, atol=1e-5)

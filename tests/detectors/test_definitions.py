@@ -14,8 +14,8 @@ from torch import nn
 
 import fdbd
 from fdbd import CSI, KNN, MDS, MSP, Batch, Deviation, Energy, Guard, Head, InputPerturbation, NNGuide
-from fdbd.decision.guard import ADVERSARIAL_STEP
 from fdbd.deploy.onnx import ExportError
+from fdbd.detectors.mds import ADVERSARIAL_STEP
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
 

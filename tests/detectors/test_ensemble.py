@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import Batch, Detector, Ensemble, Head
-from fdbd.detectors.base import from_config
+from fdbd.core.configuration import from_config
 
 
 def make_data(count: int, width: int = 12, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:

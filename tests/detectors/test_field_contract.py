@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fdbd import Batch, Detector, Head
+from fdbd.core.configuration import from_config
 from fdbd.detectors import (
     DICE,
     GEN,
@@ -26,7 +27,6 @@ from fdbd.detectors import (
     OpenMax,
     TemperatureScaling,
 )
-from fdbd.detectors.base import from_config
 
 FIELD = [
     MaxLogit(),
@@ -135,7 +135,7 @@ def test_rows_with_a_number_that_is_none_score_minus_infinity_and_leave_the_othe
     features, logits = queries.features.clone(), head(queries.features)
     features[[3, 5], 0] = torch.tensor([torch.nan, torch.inf])
     spoilt = detector.score(Batch(features))
-    if "logits" in detector.reads:
+    if detector.needs.logits:
         logits[[7, 9, 11], 1] = torch.tensor([torch.nan, torch.inf, -torch.inf])
         from_logits = detector.score(Batch(queries.features, logits))
         assert from_logits[[7, 9, 11]].tolist() == [-torch.inf] * 3

@@ -296,14 +296,12 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
     from sklearn.linear_model import LogisticRegression
 
     head, clean, perturbed = Head(torch.eye(CLASSES, 6)), layered(400, 1), layered(400, 2, noise=1.0)
-    detector = MDS(layers=["early", "middle"]).fit(layered(400, 0), head)
-    assert detector.needs_combination
+    copies = {f"adversarial:{name}": part for name, part in perturbed.layers.items()}
+    both = clean._replace(layers={**clean.layers, **copies}, views=perturbed.features[None])
+    detector = MDS(layers=["early", "middle"]).fit([both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head)
     x = torch.cat([detector.standardised(detector.prepare(part)) for part in (clean, perturbed)]).double().numpy()
     y = np.repeat([1, 0], 400)
     reference = LogisticRegression(tol=1e-10, max_iter=1000).fit(x, y)
-    split = [Batch(b.features[a : a + 90], None, None, {k: v[a : a + 90] for k, v in b.layers.items()})
-             for b in (clean,) for a in range(0, 400, 90)]  # fmt: skip
-    assert detector.fit_combination(iter(split), perturbed) is detector
     np.testing.assert_allclose(detector.weights.numpy(), reference.coef_[0], rtol=1e-3, atol=1e-4)
     assert detector.weights.abs().argmax() == 2
     odds = reference.decision_function(x[:400])
@@ -347,8 +345,6 @@ def test_missing_and_misshapen_layers_are_named() -> None:
         detector.score(Batch(batch.features))
     with pytest.raises(ValueError, match="layer 'early' has shape \\(40, 3\\), expected \\(N, 5\\)"):
         detector.score(batch._replace(layers={"early": batch.features[:, :3]}))
-    with pytest.raises(ValueError, match="nothing to weigh"):
-        MDS().fit(batch, head).fit_combination(batch, batch)
     broken = layered(40, 0)
     broken.layers["early"][3, 0] = torch.nan
     with pytest.raises(ValueError, match="batch 0, row 3: its layer 'early'"):

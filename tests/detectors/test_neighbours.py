@@ -20,7 +20,7 @@ from fdbd.detectors.csi import CSI
 from fdbd.detectors.knn import KNN
 from fdbd.detectors.nnguide import NNGuide
 from fdbd.detectors.shaped import Shaped
-from fdbd.shaping.shapings import LTS
+from fdbd.shaping import LTS
 
 CLASSES, WIDTH = 4, 6
 OPTIONS = [KNN(5), KNN(3, alpha=0.5), NNGuide(4), CSI()]

@@ -48,7 +48,7 @@ def test_the_batch_is_the_untouched_model_s_with_the_moved_features_as_a_view() 
     model, images = make_model(), make_images(6)
     classifier = Classifier(model)
     with torch.inference_mode():
-        batch = ODIN(epsilon=0.05).network_batch(images, classifier)
+        batch = ODIN(epsilon=0.05).observe(images, classifier)
     plain = classifier(images)
     torch.testing.assert_close(batch.features, plain.features)
     torch.testing.assert_close(batch.logits, plain.logits)

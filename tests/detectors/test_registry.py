@@ -10,6 +10,7 @@ import torch
 
 import fdbd
 from fdbd import Batch, Head
+from fdbd.core.configuration import from_config
 from fdbd.detectors import Configured, as_detector, create_shaping
 
 DETECTORS = [
@@ -53,7 +54,7 @@ def test_every_detector_of_arrays_is_fitted_scored_and_rebuilt_by_its_configurat
     scores = detector.score(Batch(features))
     assert scores.shape == (300,)
     assert torch.isfinite(scores).all()
-    again = fdbd.detectors.base.from_config(detector.to_config())
+    again = from_config(detector.to_config())
     again.load_state_dict(detector.state_dict())
     assert torch.equal(again.score(Batch(features)), scores)
 

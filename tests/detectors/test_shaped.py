@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import ASHP, FDBD, KNN, LTS, MDS, MSP, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped, ViM
+from fdbd.core.configuration import from_config
 from fdbd.detectors import fit_together
-from fdbd.detectors.base import from_config
 
 SHAPINGS = ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts"]
 
@@ -30,7 +30,7 @@ def make_data(count: int = 300, width: int = 16, classes: int = 4, seed: int = 0
 @pytest.mark.parametrize("shaping", [ReAct(80), SCALE(90), ASHP(50), VRA()], ids=lambda s: s.name)
 def test_it_is_the_detector_fitted_on_shaped_features(make, shaping) -> None:
     features, labels, head = make_data()
-    shaped = Shaped(shaping, make()).fit(Batch(features, None, labels), head)
+    shaped = Shaped(shaping, make(), mean="of_shaped").fit(Batch(features, None, labels), head)
     moved = shaped.shaping(features)
     by_hand = make().fit(Batch(moved, head(moved), labels), head)
     torch.testing.assert_close(shaped.score(Batch(features[:50])), by_hand.score(Batch(moved[:50])))
@@ -55,13 +55,13 @@ def test_lts_scales_the_logits_it_is_given() -> None:
 
 def test_the_shaped_mean_of_the_paper() -> None:
     features, _, head = make_data()
-    detector = Shaped(ReAct(80), FDBD(), mean="shaped").fit(Batch(features), head)
+    detector = Shaped(ReAct(80), FDBD()).fit(Batch(features), head)
     clipped = features.clamp_max(float(detector.shaping.threshold))
     center = features.mean(dim=0).clamp_max(float(detector.shaping.threshold))
     torch.testing.assert_close(detector.detector.center, center)
     expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score_logits(clipped, head(clipped))
     torch.testing.assert_close(detector.score(Batch(features)), expected)
-    other = Shaped(ReAct(80), FDBD()).fit(Batch(features), head)
+    other = Shaped(ReAct(80), FDBD(), mean="of_shaped").fit(Batch(features), head)
     torch.testing.assert_close(other.detector.center, clipped.mean(dim=0))
 
 

@@ -125,7 +125,7 @@ def test_a_fit_on_blocks_has_the_buffers_of_a_local_fit(cluster, blocks, dtype):
 
 
 @SLOW
-@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if not fdbd.create(name).needs_network])
+@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if not fdbd.create(name).needs.network])
 def test_every_detector_on_features_fits_alike(cluster, name):
     features, labels = make_features(301, torch.float64)
     dataset = ray.data.from_arrow(features_table(features, labels)).repartition(3).materialize()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch
+from fdbd.core.perturbation import InputPerturbation, adversarial
 from fdbd.networks.classifier import Classifier
-from fdbd.networks.perturbation import InputPerturbation, adversarial
 
 STD = (0.2, 0.25, 0.5)
 

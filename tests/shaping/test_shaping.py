@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import ASHB, ASHP, ASHS, LTS, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped
-from fdbd.shaping.shapings import Shaping, largest, prune
+from fdbd.shaping import Shaping
+from fdbd.shaping.top_share import largest, prune
 
 BY_SAMPLE = [ASHP(60), ASHB(65), ASHS(90), SCALE(85)]
 

@@ -49,5 +49,5 @@ class FullStatistics:
             self.used_bank = True
         return statistic
 
-    def _leaves_features(self, statistic: Transformed) -> bool:
+    def _leaves_features(self, statistic: Transformed[Any]) -> bool:
         return all(torch.equal(statistic.transform(batch).features, batch.features) for batch in self.bank.batches())

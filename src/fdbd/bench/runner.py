@@ -19,8 +19,7 @@ from fdbd.bench.latency import measure
 from fdbd.bench.results import Results
 from fdbd.core.batch import Head
 from fdbd.data.feature_set import FeatureSet
-from fdbd.detectors import Detector, Ensemble, create, list_detectors, list_shapings
-from fdbd.detectors.base import Configured, fit_together
+from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.metrics import evaluate
 from fdbd.report import figures
@@ -44,7 +43,7 @@ def default_detectors() -> list[str]:
 
 
 def _works_on_arrays(name: str) -> bool:
-    return not getattr(Configured.registry[name], "needs_network", False)
+    return not Configured.registry[name].needs.network
 
 
 class Benchmark:
@@ -132,7 +131,7 @@ class Benchmark:
         if detectors is None:
             chosen: list[str | Detector] = [*default_detectors()]
             if self.validation is None:
-                left_out = [name for name in chosen if isinstance(name, str) and create(name).fits_on_heldout]
+                left_out = [name for name in chosen if isinstance(name, str) and create(name).needs.heldout]
                 chosen = [name for name in chosen if name not in left_out]
                 notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
         elif isinstance(detectors, Mapping):
@@ -169,7 +168,7 @@ class Benchmark:
 
     def _fit(self, detector: Detector) -> bool:
         """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
-        if detector.fits_on_heldout:
+        if detector.needs.heldout:
             fit_together([detector], self._held_out(detector), self.head)
             return False
         full = FullStatistics(self.statistics, self.train)
@@ -229,7 +228,7 @@ class Benchmark:
 
 def _paper(detector: Detector) -> str | None:
     """Where a detector comes from: for a shaped one, its shaping."""
-    paper = detector.paper or getattr(getattr(detector, "shaping", None), "paper", None)
+    paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
     return None if paper is None else str(paper)
 
 

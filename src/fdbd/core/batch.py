@@ -1,24 +1,22 @@
 """Batch and Head: the two values that everything passes around.
 
-A Batch is what a classifier says of N samples, a Head is its last linear layer. Neither knows a model or a loader.
+A Batch is what a classifier says about N samples, a Head is its last linear layer. Neither knows a model or a loader.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fdbd import kernels
-
 
 class Batch(NamedTuple):
-    """What a classifier says of N samples.
+    """What a classifier says about N samples.
 
     >>> batch = Batch(torch.randn(4, 8))
     >>> batch.features.shape, batch.logits
@@ -36,19 +34,43 @@ class Batch(NamedTuple):
     views: Tensor | None = None
     """(V, N, P) features of transformed copies, for CSI; None: the one view there is."""
 
+    def rows(self, which: slice | Tensor) -> Batch:
+        """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,).
+
+        >>> Batch(torch.eye(3), labels=torch.arange(3)).rows(slice(1, 3)).labels
+        tensor([1, 2])
+        """
+        return self._map(lambda part: part[which], lambda views: views[:, which])
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
+        """The same batch with every part a tensor, on this device and, but for the labels, in this floating dtype.
+        None leaves either as it is; arrays go to the CPU's memory."""
+        if dtype is None:
+            return self._map(lambda part: part.to(device))
+        return self._map(lambda part: part.to(device, dtype))._replace(
+            labels=None if self.labels is None else as_tensor(self.labels).to(device)
+        )
+
     def cpu(self) -> Batch:
         """The same batch in the CPU's memory."""
         return self.to("cpu")
 
-    def to(self, device: torch.device | str | None) -> Batch:
-        """The same batch with every part a tensor on this device; None: where it is, arrays in the CPU's memory."""
+    def detach(self) -> Batch:
+        """The same batch without gradients."""
+        return self._map(Tensor.detach)
 
-        def move(part: Any) -> Any:
-            part = None if part is None else as_tensor(part)
-            return part if part is None or device is None else part.to(device)
+    def _map(self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None) -> Batch:
+        def changed(part: Tensor | None, how: Callable[[Tensor], Tensor] = change) -> Tensor | None:
+            return None if part is None else how(as_tensor(part))
 
-        layers = self.layers and {name: move(part) for name, part in self.layers.items()}
-        return Batch(move(self.features), move(self.logits), move(self.labels), layers, move(self.views))
+        layers = self.layers and {name: change(as_tensor(part)) for name, part in self.layers.items()}
+        return Batch(
+            change(as_tensor(self.features)),
+            changed(self.logits),
+            changed(self.labels),
+            layers,
+            changed(self.views, of_views or change),
+        )
 
 
 class Head:
@@ -127,7 +149,7 @@ class Head:
         if not features.is_floating_point():
             features = features.to(self.weight.dtype)
         weight = self.weight.to(features.device, features.dtype)
-        return kernels.linear(features, weight, self.bias.to(features.device, features.dtype))
+        return nn.functional.linear(features, weight, self.bias.to(features.device, features.dtype))
 
     def fingerprint(self) -> str:
         """SHA-256 of shape and float32 values: tells whether two heads are the same, whatever their device."""

@@ -1,11 +1,12 @@
-"""Things that are rebuilt from a name and options, whose fitted state is buffers: detectors and shapings alike."""
+"""What detectors and shapings have in common: a description of their needs, a name, options, and fitted buffers."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 from collections.abc import Callable, Generator
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,36 @@ class Paper(NamedTuple):
         return f"{self.authors}, {self.title} ({self.venue} {self.year})"
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a detector or a shaping looks at, and what fitting it takes.
+
+    >>> needs = Needs(logits=True, passes=1)
+    >>> needs.features, needs.logits, needs.labels
+    (True, True, False)
+    """
+
+    features: bool = True
+    """Whether a score reads Batch.features."""
+    logits: bool = False
+    """Whether a score reads Batch.logits; missing ones are computed from the head."""
+    views: bool = False
+    """Whether a score reads Batch.views, where there are any."""
+    layers: tuple[str, ...] = ()
+    """Names in Batch.layers that a score reads."""
+    labels: bool = False
+    """Whether a fit needs Batch.labels."""
+    heldout: bool = False
+    """Whether a fit needs data that the network was not trained on: training data would mislead it."""
+    network: bool = False
+    """Whether scores need the network itself, so that only a Guard can give them."""
+    passes: int | None = None
+    """Passes over the training data that a fit takes; None: several, or not known. Unless it is 0 or 1, a Guard sets
+    features aside on disk."""
+    calibration: bool = False
+    """Whether scores need `calibrate` after the fit, as those of an ensemble do."""
+
+
 class NotFittedError(RuntimeError):
     """A detector was asked for scores before it saw training data."""
 
@@ -40,12 +71,23 @@ class Configured(nn.Module):
 
     name: ClassVar[str] = ""
     paper: ClassVar[Paper | None] = None
+    needs: Needs = Needs()
+    """What it looks at and what its fit takes; an instance whose options decide sets its own."""
+    earlier_options: ClassVar[dict[str, Any]] = {}
+    """Values of options that did not exist yet when a file without them was written."""
     registry: ClassVar[dict[str, type[Configured]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" in cls.__dict__ and cls.name:
-            Configured.registry[cls.name] = cls
+        if "name" not in cls.__dict__ or not cls.name:
+            return
+        known = Configured.registry.get(cls.name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"the name {cls.name!r} of {cls.__qualname__} is taken by {known.__module__}.{known.__qualname__}: "
+                "give the class another name"
+            )
+        Configured.registry[cls.name] = cls  # the same class defined again, as in a notebook, replaces the old one
 
     def options(self) -> dict[str, Any]:
         """Constructor arguments by name."""
@@ -77,10 +119,7 @@ class Configured(nn.Module):
     """float64 where head or features are, else float32."""
 
     def _set_buffer(self, name: str, tensor: Tensor) -> None:
-        if name in self._buffers:
-            self._buffers[name] = tensor
-        else:
-            self.register_buffer(name, tensor)
+        self._buffers[name] = tensor  # `register_buffer` would refuse a name that is also a property
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # model.half() is for the network: what was fitted stays in float32, and half inputs are scored in it.
@@ -97,6 +136,34 @@ class Configured(nn.Module):
             if key.startswith(prefix) and "." not in name:
                 self._set_buffer(name, torch.empty_like(tensor))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self.check_buffers()
+
+    def buffer_shape(self, name: str) -> str | None:
+        """The shape of a buffer as letters, such as "C P"; None: any. By default that of its annotation, such as
+        ``center: Annotated[Tensor, "P"]``. C and P are the classes and features of the head, other letters any size
+        that is the same in all buffers, "" is a scalar."""
+        return declared_shapes(type(self)).get(name)
+
+    def check_buffers(self) -> None:
+        """Refuse buffers with NaN or infinity, or whose shapes do not fit each other."""
+        sizes: dict[str, int] = {}
+        for name, tensor in sorted(self._buffers.items(), key=lambda item: not item[0].startswith("head_")):
+            if tensor is None:
+                continue
+            kind = type(self).__name__
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} of {kind} holds NaN or infinity; fit it anew")
+            shape = self.buffer_shape(name)
+            if shape is None:
+                continue
+            letters = shape.split()
+            sizes.update({letter: int(letter) for letter in letters if letter.isdigit()})
+            found = [sizes.setdefault(letter, size) for letter, size in zip(letters, tensor.shape)]
+            if len(letters) != tensor.ndim or found != list(tensor.shape):
+                expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
+                raise ValueError(
+                    f"{name} of {kind} has shape {tuple(tensor.shape)}, expected ({expected}) to fit its other buffers"
+                )
 
     def extra_repr(self) -> str:
         return ", ".join(
@@ -104,14 +171,28 @@ class Configured(nn.Module):
         )
 
 
-def at_least_one(name: str, value: Any, what: str) -> int:
+def declared_shapes(kind: type[Configured]) -> dict[str, str]:
+    """Shapes of buffers by name, as the annotations of a class and its bases give them."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError):  # a user's class whose annotations name what cannot be found at run time
+        return {}
+    annotated = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: parts[1] for name, parts in annotated.items() if parts[0] is Tensor and isinstance(parts[1], str)}
+
+
+MOST = 1_000_000
+"""No count in an option is larger: a forged file asks for no more memory than this."""
+
+
+def at_least_one(name: str, value: object, what: str) -> int:
     """The option as an int, numpy's integers included, or an error that says what was expected."""
     try:
-        number = operator.index(value)
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = 0
-    if number < 1 or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected {what}")
+    if not 1 <= number <= MOST or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected {what}" + (f", at most {MOST:,}" if number > MOST else ""))
     return number
 
 
@@ -127,14 +208,28 @@ def from_config(config: Any) -> Any:
     """The unfitted object that `Configured.to_config` described; registered names only: no code comes from a file."""
     if not isinstance(config, dict) or set(config) != {"name", "options"} or not isinstance(config["options"], dict):
         raise ValueError(f"not a detector's configuration: {config!r}")
+    if _entries(config) > _MOST_ENTRIES:
+        raise ValueError(f"a detector's configuration has more than {_MOST_ENTRIES:,} entries")
     if config["name"] not in Configured.registry:
         known = ", ".join(sorted(Configured.registry))
         raise ValueError(f"unknown detector or shaping {config['name']!r}; known are {known}")
-    options = {name: _restored(value) for name, value in config["options"].items()}
+    kind = Configured.registry[config["name"]]
+    options = {**kind.earlier_options, **{name: _restored(value) for name, value in config["options"].items()}}
     try:
-        return Configured.registry[config["name"]](**options)
+        return kind(**options)
     except TypeError as error:
         raise ValueError(f"{config['name']!r} does not take these options: {error}") from None
+
+
+_MOST_ENTRIES = 2_000
+
+
+def _entries(value: Any) -> int:
+    """How many values a configuration holds, those of its parts included."""
+    if isinstance(value, (dict, list)):
+        inner = value.values() if isinstance(value, dict) else value
+        return len(value) if len(value) > _MOST_ENTRIES else 1 + sum(map(_entries, inner))
+    return 1
 
 
 def _restored(value: Any) -> Any:

@@ -134,7 +134,3 @@ def _search(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
     values, chosen = values.topk(k, dim=1, sorted=False)
     return values, indices.gather(1, chosen)
-
-
-def warm_up_search(dtype: torch.dtype) -> None:
-    pass

@@ -13,20 +13,19 @@ from typing_extensions import Self
 
 from fdbd.core import artifact, geometry
 from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import NotFittedError, from_config
+from fdbd.core.perturbation import InputPerturbation
+from fdbd.core.precision import full_precision
 from fdbd.data.labels import Agreement
 from fdbd.decision.threshold import Threshold
-from fdbd.detectors import MDS, Shaped, as_detector, create_shaping
-from fdbd.detectors.base import Detector, as_batch, fit_together, from_config, full_precision
+from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.fitting import distributed
+from fdbd.fitting.driver import as_batch, fit_together
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import Classifier, split_batch
-from fdbd.networks.perturbation import InputPerturbation, adversarial
-from fdbd.shaping.shapings import Shaping
+from fdbd.shaping import Shaping
 from fdbd.util.progress import track
-
-ADVERSARIAL_STEP = 0.05
-"""Step of the adversarial samples that weigh the layers of a multi-layer detector, in [0, 1] pixel units."""
 
 
 class Decision(NamedTuple):
@@ -96,10 +95,10 @@ class Guard(nn.Module):
         super().__init__()
         detector = as_detector(detector)
         if shaping is not None:
-            detector = Shaped(create_shaping(shaping), detector)
-        if perturb is not None and detector.needs_network:
+            detector = Shaped(create_shaping(shaping, before=type(detector)), detector)
+        if perturb is not None and detector.needs.network:
             raise ValueError(f"{detector.label} perturbs the images by itself: leave perturb out")
-        if perturb is not None and hasattr(detector, "calibrate"):
+        if perturb is not None and detector.needs.calibration:
             raise ValueError("an ensemble's p-values are those of plain images: leave perturb out")
         self.detector: Detector = detector
         self.perturb = perturb
@@ -109,7 +108,7 @@ class Guard(nn.Module):
         if isinstance(model, Classifier):
             self.classifier = model
         elif isinstance(model, nn.Module):
-            self.classifier = Classifier(model, head, layers or getattr(detector, "layers", None) or ())
+            self.classifier = Classifier(model, head, layers or detector.needs.layers)
         elif model is not None and not isinstance(model, Head):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
         self.about: dict[str, Any] = {}
@@ -134,10 +133,10 @@ class Guard(nn.Module):
         self.agreement = {}
         combine = distributed.combine if distributed.is_active() else None
         head = self._find_head()
-        with torch.no_grad(), Spool() as spool, Spool() as perturbed:
+        with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))
-            stream = self._training_batches(items, perturbed)
-            if self.detector.one_pass:
+            stream = self._training_batches(items)
+            if self.detector.needs.passes in (0, 1):
                 fit_together([self.detector], stream, head, combine)
                 for item in items:  # left where nothing is learnt: the network need not look, but `calibrate` will ask
                     self._seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
@@ -145,9 +144,6 @@ class Guard(nn.Module):
                 for batch in stream:
                     spool.append(batch)
                 fit_together([self.detector], spool, head, combine)
-            if self._weighs_layers:
-                with full_precision():
-                    self.detector.fit_combination(spool, perturbed, combine)  # type: ignore[operator]
         if combine is not None:
             self._seen = combine(self._seen)
         self._warn_of_labels("fit")
@@ -175,7 +171,7 @@ class Guard(nn.Module):
         """
         if tpr is not None and alpha is not None:
             raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
-        self.detector._require_fitted()
+        self.detector.require_fitted()
         known = Sketch()
         self.agreement.pop("calibration", None)
         scores, labels = [], []
@@ -314,25 +310,19 @@ class Guard(nn.Module):
             batch = self._features_alone(images)
             return batch, batch
         classifier, detector = self._require_classifier(), self.detector
-        if detector.needs_network:
-            batch = detector.network_batch(split_batch(images)[0], classifier)
-            return batch, batch
         if self.perturb is None:
-            plain = classifier(images)
+            plain = detector.observe(split_batch(images)[0] if detector.needs.network else images, classifier)
             return plain, plain
         score = detector.score if self.perturb.needs_score else None
         plain, moved = self.perturb.seen_and_moved(split_batch(images)[0], classifier, score)
         return plain, classifier(moved)
 
-    def _training_batches(self, items: Iterator[Any], perturbed: Spool) -> Iterator[Batch]:
+    def _training_batches(self, items: Iterator[Any]) -> Iterator[Batch]:
         """Batches that the detector learns from. Noise that follows a score can only be added once there is one, so
-        images are plain here; where layers are to be weighed, an adversarial copy of each batch goes to `perturbed`."""
+        images are plain here."""
         assert self._seen is not None
         for item in items:
             if isinstance(item, Batch):
-                if self._weighs_layers:
-                    label = self.detector.label
-                    raise ValueError(f"{label} needs the images to weigh its layers: fit it on (images, labels)")
                 batch = self._features_alone(item)
                 self._seen.add(batch.features)
                 self._compare_features(batch)
@@ -344,28 +334,11 @@ class Guard(nn.Module):
             if batch.logits is not None:
                 self._compare("fit", batch.labels, batch.logits.argmax(dim=1))
             yield batch
-            if self._weighs_layers:
-                if labels is None:
-                    raise ValueError(f"{self.detector.label} over several layers needs labels to fit: (images, labels)")
-                classifier = self._require_classifier()
-                perturbed.append(classifier(adversarial(inputs, labels, classifier, ADVERSARIAL_STEP, self._std())))
 
     def _training_batch(self, inputs: Any, labels: Tensor | None) -> Batch:
         """What the detector learns from one batch of inputs."""
-        classifier = self._require_classifier()
-        detector = self.detector
-        batch = detector.network_batch(inputs, classifier) if detector.needs_network else classifier(inputs)
+        batch = self.detector.observe(inputs, self._require_classifier(), labels)
         return batch if labels is None else batch._replace(labels=labels.to(batch.features.device))
-
-    def _std(self) -> Any:
-        """By what the images were normalised, as the perturbation or the detector that weighs its layers says."""
-        if self.perturb is not None and self.perturb.std is not None:
-            return self.perturb.std
-        return next((part.std for part in self.detector.modules() if isinstance(part, MDS)), None)
-
-    @property
-    def _weighs_layers(self) -> bool:
-        return bool(getattr(self.detector, "needs_combination", False))
 
     def _logits(self, batch: Batch) -> Tensor:
         if batch.logits is not None:
@@ -373,8 +346,8 @@ class Guard(nn.Module):
         return self.detector.head(batch.features.to(self.detector.head_weight.dtype))
 
     def _features_alone(self, batch: Batch) -> Batch:
-        lacks_layers = self._weighs_layers and batch.layers is None
-        if self.detector.needs_network or self.perturb is not None or lacks_layers:
+        lacks_layers = self.detector.needs.layers and batch.layers is None
+        if self.detector.needs.network or self.perturb is not None or lacks_layers:
             name = self.detector.label if self.perturb is None else "a guard with input perturbation"
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
         if not self.detector.is_fitted:
@@ -407,7 +380,7 @@ class Guard(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write detector, threshold and the head's fingerprint as one safetensors file; the model is not in it."""
-        self.detector._require_fitted()
+        self.detector.require_fitted()
         self.detector.require_name()
         from fdbd.util.version import __version__
 
@@ -490,10 +463,13 @@ def _items(data: Any) -> Any:
 
 def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
     """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
-    if detector.needs_network or perturb is not None or not getattr(detector, "is_calibrated", True):
+    if detector.needs.network or perturb is not None:
         return
     batch = detector.example()
-    answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
+    try:
+        answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
+    except NotFittedError:  # an ensemble that is not calibrated yet
+        return
     if threshold is not None:
         answers += threshold.decide(answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1]))
     if any(answer.shape != (2,) for answer in answers):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch
 from fdbd.decision.guard import Guard, NotCalibratedError
 from fdbd.decision.threshold import GRID_POINTS, Threshold
+from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
@@ -137,15 +138,15 @@ def _all_finite(inputs: Sequence[Tensor]) -> Tensor | None:
 def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
     if not isinstance(guard, Guard):
         raise TypeError(f"expected a fdbd.Guard, got {type(guard).__name__}")
-    guard.detector._require_fitted()
-    if guard.detector.needs_network or guard.perturb is not None:
+    guard.detector.require_fitted()
+    if guard.detector.needs.network or guard.perturb is not None:
         name = guard.detector.label if guard.perturb is None else "a guard with input perturbation"
         raise ExportError(
             f"{name} follows the network's gradient or transforms the images by itself, which a plain graph cannot: "
             "export a guard with another detector, such as fdbd"
         )
     for part in guard.detector.modules():
-        if getattr(part, "index", "exact") not in ("exact", "flat"):
+        if isinstance(part, KNN) and part.index not in ("exact", "flat"):
             raise ExportError(
                 f"{guard.detector.label} searches its neighbours approximately (index={part.index!r}), a graph "
                 "exactly, and the threshold would not fit: use index='exact', and calibrate again"

@@ -20,8 +20,7 @@ from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
 from fdbd.decision.threshold import Threshold
-from fdbd.detectors import as_detector
-from fdbd.detectors.base import Detector
+from fdbd.detectors import Detector, Ensemble, as_detector
 
 _CHUNK = 1 << 22  # numbers made dense at once: 32 MB
 
@@ -96,9 +95,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         self.detector_ = copy.deepcopy(as_detector(self.detector))
         self.detector_.fit(data, head)
         calibration = _Chunks(self._features(_safe_indexing(X, held))) if len(held) else data
-        if hasattr(self.detector_, "calibrate"):  # an ensemble, whose p-values need ID data of their own
+        if isinstance(self.detector_, Ensemble):  # whose p-values need ID data of their own
             own, calibration = calibration.halves() if len(held) > 3 else (calibration, calibration)
-            self.detector_.calibrate(own)  # type: ignore[operator]
+            self.detector_.calibrate(own)
         self.threshold_ = Threshold.quantile(self._scores(calibration), self.tpr)
         self.offset_ = float(self.threshold_.value[0])
         return self

@@ -1,7 +1,6 @@
 """Every detector, by class and by name."""
 
-from fdbd.detectors.adascale import AdaSCALE
-from fdbd.detectors.base import Configured, Detector, NotFittedError, Paper, fit_together
+from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper, fit_together
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.dice import DICE
 from fdbd.detectors.energy import Energy
@@ -27,6 +26,7 @@ from fdbd.detectors.she import SHE
 from fdbd.detectors.ssd import SSD
 from fdbd.detectors.tempscale import TemperatureScaling
 from fdbd.detectors.vim import Residual, ViM
+from fdbd.shaping import AdaSCALE
 
 __all__ = [
     "CSI",
@@ -53,6 +53,7 @@ __all__ = [
     "KLMatching",
     "MaxLogit",
     "NNGuide",
+    "Needs",
     "NotFittedError",
     "OpenMax",
     "Paper",

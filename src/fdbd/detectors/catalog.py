@@ -8,7 +8,6 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from fdbd.detectors.base import Configured, Detector
 
@@ -47,11 +46,11 @@ def render() -> str:
 
 
 def _registered() -> dict[str, type[Configured]]:
-    package = importlib.import_module("fdbd.detectors")
-    for module in pkgutil.iter_modules(package.__path__, "fdbd.detectors."):
-        if module.name != "fdbd.detectors.catalog":  # which may be the program itself
-            importlib.import_module(module.name)
-    importlib.import_module("fdbd.shaping.shapings")
+    for name in ("fdbd.shaping", "fdbd.detectors"):
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+            if module.name != "fdbd.detectors.catalog":  # which may be the program itself
+                importlib.import_module(module.name)
     return {name: kind for name, kind in Configured.registry.items() if kind.__module__.startswith("fdbd.")}
 
 
@@ -62,26 +61,21 @@ def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
 
 
 def _table(kinds: list[type[Configured]]) -> str:
-    lines = ["| name | what it scores | cost a sample | reads | fit | ONNX | paper |", "|---|---|---|---|---|---|---|"]
-    if kinds and not issubclass(kinds[0], Detector):
-        lines[0] = lines[0].replace("what it scores", "what it does to the activations")
+    what = "what it scores" if issubclass(kinds[0], Detector) else "what it does to the activations"
+    lines = [f"| name | {what} | cost per sample | reads | fit | ONNX | paper |", "|---|---|---|---|---|---|---|"]
     for kind in kinds:
-        example: Any = kind()
         paragraphs = _paragraphs(kind)
-        needs_network = getattr(example, "needs_network", False)
-        asks = [
-            *(["labels"] if getattr(example, "needs_labels", False) else []),
-            *(["the network"] if needs_network else []),
-            *(["several passes"] if isinstance(example, Detector) and not example.one_pass else []),
-            *(["passes of its own"] if getattr(example, "learns", False) else []),
-        ]
+        needs = kind().needs
+        asks = ["labels"] * needs.labels + ["the network"] * needs.network
+        if needs.passes not in (0, 1):
+            asks.append("several passes" if needs.passes is None else f"{needs.passes} passes")
         cells = [
             f"[`{kind.name}`](#{_anchor(kind)})",
             _summary(paragraphs[0]),
             _cost(" ".join(paragraphs)) or "",
-            ", ".join(getattr(example, "reads", ("features",))),
+            ", ".join(part for part in ("features", "logits", "views") if getattr(needs, part)),
             ", ".join(asks),
-            "yes" if getattr(example, "exports_to_onnx", not needs_network) else "no",
+            "no" if needs.network else "yes",
             f"{kind.paper.authors}, {kind.paper.venue} {kind.paper.year}" if kind.paper else "",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

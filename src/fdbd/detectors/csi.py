@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.linear_algebra import largest_products, unit, warm_up_search
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.core.linear_algebra import largest_products, unit
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.knn import require_samples, share_kept
 from fdbd.fitting.statistics import Bank, check_finite
 
@@ -19,7 +21,7 @@ class CSI(Detector):
 
     The views of a sample are its features after each shifting transformation (rotations in the paper), given as
     ``Batch.views`` (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without
-    shifts. One matrix product a view with the bank of M samples kept: O(VMP) a sample. The paper's second term, the
+    shifts. One matrix product per view with the bank of M samples kept: O(VMP) per sample. The paper's second term, the
     probability of the right shift, needs the auxiliary head of CSI's training and is not part of it. An exported graph
     takes the one view of a plain batch.
 
@@ -34,9 +36,9 @@ class CSI(Detector):
         "NeurIPS",
         2020,
     )
-    one_pass = True
-    bank: Tensor
-    weights: Tensor
+    needs = Needs(views=True, passes=1)
+    bank: Annotated[Tensor, "V M P"]
+    weights: Annotated[Tensor, "V"]
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
@@ -58,10 +60,6 @@ class CSI(Detector):
         example = super().example()
         return example._replace(views=example.features.expand(len(self.bank), -1, -1))
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        super().warm_up(dtype)
-        warm_up_search(dtype)
-
     def score(self, batch: Batch) -> Tensor:
         views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
         if views.shape != (self.bank.shape[0], *batch.features.shape):
@@ -70,9 +68,7 @@ class CSI(Detector):
                 "many views as in the training data, each with the features' rows and columns"
             )
         nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
-        score = self.weights @ torch.stack(nearest)
-        # An infinite view times a positive cosine would be the best score of all.
-        return torch.where(torch.isfinite(views).all(dim=2).all(dim=0), score, torch.nan)
+        return self.weights @ torch.stack(nearest)
 
 
 def views_as_rows(batch: Batch) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd import kernels
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.exponentials import logsumexp
 from fdbd.fitting.statistics import Mean
 
@@ -18,7 +19,7 @@ class DICE(Detector):
 
         score(z) = logsumexp((M ⊙ W) z + b),   M = 1 where w_cj · E[z_j] is above the percentile of all C·P of them
 
-    One matrix product with the sparsified weights: O(C·P) a sample.
+    One matrix product with the sparsified weights: O(C·P) per sample.
 
     Args:
         percentile: share of the weights that are set to zero, in percent; 90 is the paper's for CIFAR, 70 for ImageNet.
@@ -26,8 +27,8 @@ class DICE(Detector):
 
     name = "dice"
     paper = Paper("DICE: Leveraging Sparsification for Out-of-Distribution Detection", "Sun and Li", "ECCV", 2022)
-    one_pass = True
-    sparse_weight: Tensor
+    needs = Needs(passes=1)
+    sparse_weight: Annotated[Tensor, "C P"]
 
     def __init__(self, percentile: float = 90.0) -> None:
         super().__init__()
@@ -44,4 +45,4 @@ class DICE(Detector):
         self.set(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
     def score(self, batch: Batch) -> Tensor:
-        return logsumexp(kernels.linear(batch.features, self.sparse_weight, self.head_bias))
+        return logsumexp(torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias))

@@ -9,7 +9,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, Sums
 
 
 class Energy(SoftmaxDetector):
-    """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) a sample.
+    """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) per sample.
 
     The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has none.
 

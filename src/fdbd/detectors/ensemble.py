@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, NotFittedError, Paper, Passes, as_batch
+from fdbd.detectors.base import Detector, Needs, NotFittedError, Paper, Passes
 from fdbd.detectors.registry import as_detector
-from fdbd.shaping.shapings import Shaping
+from fdbd.fitting.driver import as_batch
+from fdbd.fitting.statistics import Statistic, finds_non_finite
+from fdbd.shaping.base import Shaping
 
 _KNOTS = 1024
 """Calibration scores kept of each member: half are the lowest ones, where decisions are made, half spread evenly."""
+
+MOST_MEMBERS = 100
 
 
 class Ensemble(Detector):
@@ -33,7 +37,7 @@ class Ensemble(Detector):
 
     After `fit`, call `calibrate` on in-distribution data apart from those of the fit and those of the threshold; in a
     Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``. A score
-    costs that of its members and O(M log n).
+    costs as much as those of its members and O(M log n).
 
     Args:
         detectors: two or more detectors, or their names as in `create`. None that needs the network.
@@ -46,8 +50,8 @@ class Ensemble(Detector):
     torch.Size([3])
     """
 
-    knots: Tensor  # (M, K) ascending calibration scores of each member
-    levels: Tensor  # (K,) p-values at the knots
+    knots: Annotated[Tensor, "M K"]  # ascending calibration scores of each member
+    levels: Annotated[Tensor, "K"]  # p-values at the knots
 
     name = "ensemble"
     paper = Paper("The harmonic mean p-value for combining dependent tests", "Wilson", "PNAS", 2019)
@@ -62,10 +66,28 @@ class Ensemble(Detector):
             raise ValueError(f"combine is {combine!r}, expected 'harmonic', 'fisher' or 'cauchy'")
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
             raise ValueError("an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']")
+        if len(detectors) > MOST_MEMBERS:
+            raise ValueError(f"an ensemble of {len(detectors)} detectors, expected at most {MOST_MEMBERS}")
         members = [as_detector(detector) for detector in detectors]
         for member in members:
-            if member.needs_network:
+            if member.needs.network:
                 raise ValueError(f"{member.label} needs the network and cannot be in an ensemble: guard it by itself")
+        needs = [member.needs for member in members]
+        if any(each.views for each in needs) and any(each.layers for each in needs):
+            raise ValueError(
+                "one member reads views and another layers, which one ensemble cannot fit: use one of them"
+            )
+        known = [each.passes for each in needs if each.passes is not None]
+        self.needs = Needs(
+            features=any(each.features for each in needs),
+            logits=any(each.logits for each in needs),
+            views=any(each.views for each in needs),
+            layers=tuple(dict.fromkeys(name for each in needs for name in each.layers)),
+            labels=any(each.labels for each in needs),
+            heldout=any(each.heldout for each in needs),
+            passes=max(known) if len(known) == len(needs) else None,
+            calibration=True,
+        )
         self.detectors = nn.ModuleList(members)
         self.combine = combine
 
@@ -81,74 +103,16 @@ class Ensemble(Detector):
         return f"combine={self.combine!r}"
 
     @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(sorted({part for member in self.members for part in member.reads}))
-
-    @property
-    def fit_reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(sorted({part for member in self.members for part in member.learns_from}))
-
-    @property
-    def needs_labels(self) -> bool:  # type: ignore[override]
-        return any(member.needs_labels for member in self.members)
-
-    @property
-    def one_pass(self) -> bool:  # type: ignore[override]
-        return all(member.one_pass for member in self.members)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Inner layers that members read."""
-        return tuple(dict.fromkeys(name for member in self.members for name in getattr(member, "layers", ())))
-
-    @property
-    def needs_combination(self) -> bool:
-        """Whether a member weighs its layers."""
-        return any(getattr(member, "needs_combination", False) for member in self.members)
-
-    def fit_combination(
-        self, clean: Iterable[Batch], perturbed: Iterable[Batch], combine: Callable[[Any], Any] | None = None
-    ) -> Self:
-        """`MDS.fit_combination` of each member that has several layers; iterables start anew for each."""
-        for member in self.members:
-            if getattr(member, "needs_combination", False):
-                member.fit_combination(clean, perturbed, combine)  # type: ignore[operator]
-        return self
-
-    def example(self) -> Batch:
-        examples = [member.example() for member in self.members]
-        layers = {name: part for example in examples for name, part in (example.layers or {}).items()}
-        views = next((example.views for example in examples if example.views is not None), None)
-        return examples[0]._replace(layers=layers or None, views=views)
-
-    def begin(self, head: Head, dtype: torch.dtype | None = None) -> None:
-        for member in self.members:
-            member.begin(head, dtype)
-        self.fit_dtype = self.members[0].fit_dtype
-        for name in ("knots", "levels"):  # p-values of the scores before do not hold for those to come
-            self._buffers.pop(name, None)
-
-    @property
-    def is_fitted(self) -> bool:
-        return all(member.is_fitted for member in self.members)
+    def parts(self) -> tuple[Detector, ...]:
+        return tuple(self.members)
 
     @property
     def is_calibrated(self) -> bool:
         """Whether `calibrate` has been called since the fit."""
         return "knots" in self._buffers
 
-    @property
-    def head_weight(self) -> Tensor:  # type: ignore[override]
-        weight: Tensor = self.members[0].head.weight
-        return weight
-
-    @property
-    def head_bias(self) -> Tensor:  # type: ignore[override]
-        bias: Tensor = self.members[0].head.bias
-        return bias
-
     def passes(self, head: Head) -> Passes:
-        running: list[tuple[Passes, Any]] = [(member.passes(head), None) for member in self.members]
+        running: list[tuple[Passes, Statistic | None]] = [(member.passes(head), None) for member in self.members]
         while True:
             asked = []
             for program, statistic in running:
@@ -163,7 +127,7 @@ class Ensemble(Detector):
 
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
         """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
-        self._require_fitted()
+        self.require_fitted()
         with torch.no_grad():
             parts = [self._member_scores(as_batch(b)) for b in ([batches] if isinstance(batches, Batch) else batches)]
         scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)
@@ -222,12 +186,12 @@ class Ensemble(Detector):
 class Together:
     """The statistics that several members ask for in the same pass."""
 
-    def __init__(self, statistics: list[Any]) -> None:
+    def __init__(self, statistics: list[Statistic]) -> None:
         self.statistics = statistics
 
     @property
     def finds_non_finite(self) -> bool:
-        return all(getattr(statistic, "finds_non_finite", False) for statistic in self.statistics)
+        return all(map(finds_non_finite, self.statistics))
 
     def update(self, batch: Batch) -> None:
         for statistic in self.statistics:

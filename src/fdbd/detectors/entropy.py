@@ -9,7 +9,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, Sums
 
 
 class Entropy(SoftmaxDetector):
-    """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) a sample.
+    """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) per sample.
 
     0 for a certain prediction, −log C for one that says nothing.
 

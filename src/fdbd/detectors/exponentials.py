@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, closes_itself
+from fdbd.detectors.base import Detector, Needs
 
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
 """Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""
@@ -34,8 +34,7 @@ class Sums(NamedTuple):
 class SoftmaxDetector(Detector):
     """A score that follows from softmax's `Sums`: a subclass writes `of_sums`."""
 
-    reads = ("logits",)
-    one_pass = True
+    needs = Needs(features=False, logits=True, passes=0)
     largest_alone: ClassVar[bool] = False
     """Whether `of_sums` looks at the largest logit only."""
     has_temperature: ClassVar[bool] = False
@@ -46,13 +45,14 @@ class SoftmaxDetector(Detector):
         """(N,) scores."""
         raise NotImplementedError(f"{type(self).__name__} defines no of_sums")
 
-    @closes_itself
     def score(self, batch: Batch) -> Tensor:
-        prepared = self.prepare(batch)
-        assert prepared.logits is not None
+        assert batch.logits is not None
+        return self.of_logits(batch.logits)
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """(N,) scores of logits (N, C)."""
         temperature = self.temperature if self.has_temperature else 1.0
-        scores = self.of_sums(softmax_sums(prepared.logits, temperature, self.largest_alone))
-        return self._fail_closed(batch, prepared, scores)
+        return self.of_sums(softmax_sums(logits, temperature, self.largest_alone))
 
 
 def softmax_sums(logits: Tensor, temperature: float | Tensor = 1.0, largest_alone: bool = False) -> Sums:

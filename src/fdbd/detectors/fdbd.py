@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from fdbd import kernels
 from fdbd.core import geometry
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Mean
 
 FDBD_PAPER = Paper("Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024)
@@ -22,14 +22,14 @@ class FDBD(Detector):
 
         score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖,   D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖
 
-    All boundaries of a class fold into one vector (`geometry.Folded`), so a sample costs O(P) and one read of z. Rows
+    All boundaries of a class fold into one vector (`geometry.Folded`), so a score costs O(P) and one read of z. Rows
     too large for float32 are scored in float64; in compiled and exported graphs, which cannot look at a number, they
     score −inf.
 
     Args:
         normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD's variant), None not at all
             (avgDistDB of the ablation).
-        nearest: average only the k smallest distances (the ablation on individual distances): O(C) a sample and a
+        nearest: average only the k smallest distances (the ablation on individual distances): O(C) per sample and a
             (C, C) table; None averages all.
 
     >>> from fdbd import Batch, Head
@@ -41,12 +41,12 @@ class FDBD(Detector):
 
     name = "fdbd"
     paper = FDBD_PAPER
-    reads = ("features", "logits")
-    fit_reads = ("features",)
-    one_pass = True
-    center: Tensor
-    floor: Tensor
-    norms: Tensor
+    needs = Needs(logits=True, passes=1)
+    normals: Annotated[Tensor, "C P"]
+    offsets: Annotated[Tensor, "C"]
+    center: Annotated[Tensor, "P"]
+    floor: Annotated[Tensor, ""]
+    norms: Annotated[Tensor, "C C"]
 
     def __init__(self, normalizer: geometry.Normalizer = "deviation", nearest: int | None = None) -> None:
         super().__init__()
@@ -55,37 +55,32 @@ class FDBD(Detector):
         self.normalizer: geometry.Normalizer = normalizer
         expected = "a number of distances, at least 1, or None for all"
         self.nearest = None if nearest is None else at_least_one("nearest", nearest, expected)
+        self.notices_bad_rows = nearest is None
 
     def passes(self, head: Head) -> Passes:
         mean = yield Mean(head.num_features)
         self.set_mean(mean.mean())
 
     def set_mean(self, mean: Tensor) -> None:
-        """Fold the head around a training mean (P,)."""
+        """Fold the head around a training mean (P,); `Shaped` gives a shaped one."""
         folded = geometry.Folded(self.head, mean, self.normalizer, self.fit_dtype)
         self.set(normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor)
         if self.nearest is not None:
             self.set(norms=geometry.pairwise_norms(self.head))
 
-    @closes_itself
     def score(self, batch: Batch) -> Tensor:
-        prepared = self.prepare(batch)
         if self.nearest is not None:
-            return self._fail_closed(batch, prepared, self._score_nearest(prepared))
+            return self._score_nearest(batch)
         folded: dict[str, Any] = self._buffers  # as attributes of a module they would cost a microsecond each
-        scores, clean = kernels.folded_score(
-            prepared.features,
+        return kernels.folded_score(
+            batch.features,
             folded["normals"],
             folded["offsets"],
             folded["center"],
             folded["floor"],
             self.normalizer is not None,
-            logits=prepared.logits,
-        )
-        if kernels.tracing():
-            return torch.where(scores.isnan(), -torch.inf, scores)
-        # Rows with non-finite or huge numbers come back as NaN, so the others need no second look.
-        return scores if clean else self._fail_closed(batch, prepared, scores)
+            logits=batch.logits,
+        )[0]
 
     def _score_nearest(self, batch: Batch) -> Tensor:
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)
@@ -98,17 +93,17 @@ class FDBD(Detector):
 
 
 class Deviation(Detector):
-    """How far a feature deviates from the training mean: ‖z − μ‖, the regularisation term of fDBD alone. O(P) a sample.
+    """Distance of a feature from the training mean: ‖z − μ‖, the regularisation term of fDBD alone. O(P) per sample.
 
-    Not negated: a network that ends in a ReLU answers unfamiliar input weakly, so OOD features lie nearer to the mean
-    than ID ones (measured on a CIFAR-10 ResNet-20). The paper finds that the term hardly separates at all on ImageNet;
-    it is here for that ablation.
+    Here for the paper's ablation, which finds that the term hardly separates ID from OOD by itself. Its sign depends on
+    the network: OOD features lie nearer to the mean than ID ones in CIFAR-10 ResNets, so the distance is not negated,
+    but further away in ResNet-50 and EfficientNet on ImageNet, where this score ranks them the wrong way round.
     """
 
     name = "deviation"
     paper = FDBD_PAPER
-    one_pass = True
-    center: Tensor
+    needs = Needs(passes=1)
+    center: Annotated[Tensor, "P"]
 
     def passes(self, head: Head) -> Passes:
         mean = yield Mean(head.num_features)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd import kernels
 from fdbd.core.batch import Batch
 from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Paper
+from fdbd.detectors.base import Detector, Needs, Paper
 from fdbd.detectors.exponentials import bound_, gaps
+from fdbd.util.torch_compat import is_plain, tracing
 
 _NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}
 """Logarithms of sums from which on down the bounds on exponents are felt."""
@@ -21,7 +21,7 @@ class GEN(Detector):
 
         score = −Σ_{c in the `top` largest} p_c^γ (1 − p_c)^γ
 
-    O(C) a sample, and a selection of the largest logits where there are more than `top` classes.
+    O(C) per sample, and a selection of the largest logits where there are more than `top` classes.
 
     Args:
         gamma: exponent γ, positive; a small one weighs small deviations from certainty.
@@ -35,8 +35,7 @@ class GEN(Detector):
 
     name = "gen"
     paper = Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", "Liu et al.", "CVPR", 2023)
-    reads = ("logits",)
-    one_pass = True
+    needs = Needs(features=False, logits=True, passes=0)
 
     def __init__(self, gamma: float = 0.1, top: int = 100) -> None:  # both are the paper's settings for ImageNet
         super().__init__()
@@ -57,7 +56,7 @@ class GEN(Detector):
         total = others + shared
         rest_of_largest = (others + (shared - 1)).log()
         is_tiny = rest_of_largest < _NEARLY_UNDERFLOWS[gap.dtype]
-        if kernels.tracing() or is_tiny.any():
+        if tracing() or is_tiny.any():
             exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(dim=1, keepdim=True)
             rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)
         if self.top < gap.shape[1]:
@@ -70,6 +69,6 @@ class GEN(Detector):
 def largest(values: Tensor, count: int) -> Tensor:
     """(N, count) the largest values of each row, in any order."""
     first = values.shape[1] - count
-    if kernels.fits_kernel(values):  # numpy selects without indices, five times as fast as torch
+    if is_plain(values):  # numpy selects without indices, five times as fast as torch
         return torch.from_numpy(np.partition(values.numpy(), first, axis=1)[:, first:])
     return values.topk(count, dim=1, sorted=False).values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Paper
+from fdbd.detectors.base import Detector, Needs, Paper
 
 
 class GradNorm(Detector):
@@ -13,7 +13,7 @@ class GradNorm(Detector):
 
         score(z) = ‖∂ KL(u ‖ softmax(logits / T)) / ∂W‖₁ = ‖z‖₁ · Σ_c |softmax(logits / T)_c − 1/C| / T
 
-    The gradient is an outer product, so its norm is a product of norms: O(P + C) a sample and no backward pass.
+    The gradient is an outer product, so its norm is a product of norms: O(P + C) per sample and no backward pass.
 
     Args:
         temperature: T; 1 is the paper's.
@@ -26,8 +26,7 @@ class GradNorm(Detector):
         "NeurIPS",
         2021,
     )
-    reads = ("features", "logits")
-    one_pass = True
+    needs = Needs(logits=True, passes=0)
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()

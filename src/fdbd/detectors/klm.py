@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.exponentials import bound_, gaps
-from fdbd.fitting.statistics import ClassMeans
+from fdbd.fitting.statistics import ClassMeans, with_logits
 
 
 class KLMatching(Detector):
@@ -16,18 +18,17 @@ class KLMatching(Detector):
 
         score = −min_c KL(p ‖ d_c),   d_c = mean softmax of the training samples predicted as c
 
-    KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) a sample. A class that no
+    KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) per sample. A class that no
     training sample is predicted as has no d_c and is left out. No labels are needed.
     """
 
     name = "klm"
     paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
-    reads = ("logits",)
-    one_pass = True
-    log_templates: Tensor
+    needs = Needs(features=False, logits=True, passes=1)
+    log_templates: Annotated[Tensor, "M C"]
 
     def passes(self, head: Head) -> Passes:
-        means = yield ClassMeans(head.num_classes, head.num_classes, predictions)
+        means = yield from with_logits(ClassMeans(head.num_classes, head.num_classes, predictions), head)
         templates = means.means()[means.counts > 0]
         # A probability that underflowed is not impossible, only smaller than any number: keep its logarithm finite.
         self.set(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())

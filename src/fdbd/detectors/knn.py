@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fdbd import kernels
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
-from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit, warm_up_search
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Bank
+from fdbd.util.torch_compat import tracing
 
 Index = Literal["exact", "flat", "ivf", "hnsw"]
 
@@ -22,7 +22,7 @@ class KNN(Detector):
 
         score(z) = −‖ẑ − ẑ_(k)‖,   ẑ = z/‖z‖
 
-    Exact by default: one matrix product with the bank and a selection, O(MP) a sample for M samples kept. The bank
+    Exact by default: one matrix product with the bank and a selection, O(MP) per sample for M samples kept. The bank
     takes 4MP bytes; a training feature of zero has no direction and is left out of it. KNN+ is the same on contrastive
     features. Settings of the paper: k = 50 for CIFAR-10 (the default), 200 for CIFAR-100, and for ImageNet
     ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
@@ -43,8 +43,8 @@ class KNN(Detector):
 
     name = "knn"
     paper = Paper("Out-of-Distribution Detection with Deep Nearest Neighbors", "Sun et al.", "ICML", 2022)
-    one_pass = True
-    bank: Tensor
+    needs = Needs(passes=1)
+    bank: Annotated[Tensor, "M P"]
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
         super().__init__()
@@ -73,9 +73,9 @@ class KNN(Detector):
             require_samples(len(samples), self.k, self.alpha)
         self._set_buffer("bank", samples)
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        super().warm_up(dtype)
-        warm_up_search(dtype)
+    def check_buffers(self) -> None:
+        super().check_buffers()
+        require_samples(len(self.bank), self.k, self.alpha)
 
     def score(self, batch: Batch) -> Tensor:
         rows = unit(batch.features)
@@ -93,7 +93,7 @@ class KNN(Detector):
 
     def _search(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the k nearest of the bank and their indices, (N, k) each."""
-        index = None if kernels.tracing() or not _fits_faiss(rows) else self._faiss_index()
+        index = None if tracing() or not _fits_faiss(rows) else self._faiss_index()
         if index is None:
             return largest_products(rows, self.bank, self.k)
         found = index.search(rows.detach().contiguous().numpy(), self.k)

@@ -9,7 +9,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, Sums
 
 
 class MaxLogit(SoftmaxDetector):
-    """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) a sample.
+    """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) per sample.
 
     >>> import torch
     >>> from fdbd import Batch, Head

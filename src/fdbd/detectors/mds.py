@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,15 @@ from typing_extensions import Self
 from fdbd.core.batch import Batch, Head
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, whitener
-from fdbd.detectors.base import Detector, Paper, Passes, named_row
+from fdbd.core.perturbation import adversarial, checked_std
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Bank, ClassMoments, Sum, check_finite
-from fdbd.networks.perturbation import checked_std
+
+ADVERSARIAL_STEP = 0.05
+"""Step of the adversarial samples that weigh the layers, in [0, 1] pixel units."""
+
+_ADVERSARIAL = "adversarial:"
+"""Prefix of the names under which layers of adversarial copies stand in Batch.layers; their features are a view."""
 
 
 class MDS(Detector):
@@ -24,19 +30,19 @@ class MDS(Detector):
         score(z) = −min_c (z − μ_c)ᵀ Σ⁻¹ (z − μ_c)
 
     With Σ⁻¹ = WᵀW the distance is Euclidean after whitening by W, so all classes cost one matrix product:
-    O(P² + CP) a sample instead of O(CP²). Σ is the covariance within classes, divided by the number of samples; where
+    O(P² + CP) per sample instead of O(CP²). Σ is the covariance within classes, divided by the number of samples; where
     it is singular its pseudo-inverse is taken, as in the authors' code. Classes without samples leave the minimum.
 
     Over several layers the score is Σ_l w_l (s_l − m_l)/σ_l + w_0, where s_l is the score above of layer l with its own
-    means and covariance, and m_l and σ_l are its mean and deviation over the training data. `fit` sets equal weights;
-    `fit_combination` makes them those of a logistic regression of clean against adversarially perturbed samples, so
-    that the score is the log-odds of being clean. A Guard does both; where it adds input noise, that noise follows the
-    combined score, so the layers are weighed before there is any.
+    means and covariance, and m_l and σ_l are its mean and deviation over the training data. A Guard that is fitted on
+    images makes an adversarially perturbed copy of each, and the weights are those of a logistic regression of clean
+    against perturbed samples: the score is the log-odds of being clean. Fitted on features alone, all layers weigh the
+    same. Where a Guard adds input noise, that noise follows the combined score, so layers are weighed without it.
 
     Args:
         layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
-        std: the per-channel std by which images were normalised, or one number: a Guard that weighs layers divides its
-            adversarial step, which is in [0, 1] pixel units, by it. None: images are in pixel units.
+        std: the per-channel std by which images were normalised, or one number: the adversarial step, which is in
+            [0, 1] pixel units, is divided by it. None: images are in pixel units.
 
     >>> features, labels = torch.randn(100, 4), torch.arange(100) % 2
     >>> detector = MDS().fit(Batch(features, None, labels), Head(torch.randn(2, 4)))
@@ -51,13 +57,14 @@ class MDS(Detector):
         "NeurIPS",
         2018,
     )
-    needs_labels = True
-    one_pass = True
-    means: Tensor
-    shift: Tensor
-    scale: Tensor
-    weights: Tensor
-    intercept: Tensor
+    needs = Needs(labels=True, passes=1)
+    center: Annotated[Tensor, "P"]
+    whitener: Annotated[Tensor, "P P"]
+    means: Annotated[Tensor, "M P"]
+    shift: Annotated[Tensor, "L"]
+    scale: Annotated[Tensor, "L"]
+    weights: Annotated[Tensor, "L"]
+    intercept: Annotated[Tensor, ""]
 
     def __init__(self, layers: Sequence[str] = (), std: float | Sequence[float] | None = None) -> None:
         super().__init__()
@@ -65,7 +72,8 @@ class MDS(Detector):
         self.layers = (layers,) if isinstance(layers, str) else tuple(layers)
         if len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers are {self.layers}, expected each name once")
-        self.one_pass = not self.layers  # type: ignore[misc]
+        if self.layers:
+            self.needs = Needs(labels=True, layers=self.layers)
 
     def passes(self, head: Head) -> Passes:
         moments = yield PartMoments(head.num_classes, self.layers)
@@ -81,43 +89,40 @@ class MDS(Detector):
             count = len(self.layers) + 1
             weights = torch.full((count,), 1 / count, dtype=torch.float64)
             self.set(shift=mean, scale=torch.where(scale > 0, scale, 1), weights=weights, intercept=torch.zeros(()))
+            if moments.has_adversarial:
+                bank = yield Bank(value=partial(_clean_and_adversarial, self))
+                self._weigh(*bank.samples().double().chunk(2, dim=1))
+
+    def _weigh(self, clean: Tensor, perturbed: Tensor) -> None:
+        """Weigh the layers by a logistic regression of clean against adversarially perturbed samples, (N, L + 1) each,
+        with scikit-learn's default penalty."""
+        from sklearn.linear_model import LogisticRegression  # takes a second to import
+
+        is_clean = torch.arange(2 * len(clean)) < len(clean)
+        regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
+        regression.fit(torch.cat([clean, perturbed]).numpy(), is_clean.numpy())
+        self.set(weights=torch.as_tensor(regression.coef_[0]), intercept=torch.as_tensor(regression.intercept_[0]))
+
+    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
+        """The model's batch; while fitting over several layers, with features and layers of adversarial copies."""
+        batch = classifier(images)
+        if not self.layers or labels is None:
+            return batch
+        moved = classifier(adversarial(images, labels, classifier, ADVERSARIAL_STEP, self.std))
+        copies = {_ADVERSARIAL + name: part for name, part in (moved.layers or {}).items()}
+        return batch._replace(layers={**(batch.layers or {}), **copies}, views=moved.features[None])
 
     def example(self) -> Batch:
         widths = [getattr(self, buffer_name("means", part)).shape[1] for part in range(1, len(self.layers) + 1)]
         layers = {name: self.means.new_zeros(2, width) for name, width in zip(self.layers, widths)}
         return super().example()._replace(layers=layers or None)
 
-    @property
-    def needs_combination(self) -> bool:
-        """Whether `fit_combination` belongs to a complete fit: there are several layers to weigh."""
-        return bool(self.layers)
-
-    def fit_combination(
-        self,
-        clean: Batch | Iterable[Batch],
-        perturbed: Batch | Iterable[Batch],
-        combine: Callable[[Any], Any] | None = None,
-    ) -> Self:
-        """Weigh the layers by a logistic regression of clean against adversarially perturbed in-distribution samples,
-        with scikit-learn's default penalty. Comes after `fit`, reads each iterable once and keeps one number a layer
-        and sample; `combine` merges a statistic over processes, as in `fit_together`."""
-        if not self.layers:
-            raise ValueError("there is one layer, so there is nothing to weigh: give MDS(layers=[...])")
-        from sklearn.linear_model import LogisticRegression  # takes a second to import
-
-        samples = []
-        for batches, what in ((clean, "clean"), (perturbed, "perturbed")):
-            bank = Bank(value=partial(_standardised, self, f"its {what} samples"))
-            for number, batch in enumerate([batches] if isinstance(batches, Batch) else batches):
-                with named_row(number):
-                    bank.update(batch)
-            samples.append((bank if combine is None else combine(bank)).samples())
-        is_clean = torch.cat([torch.full((len(rows),), 1 - index) for index, rows in enumerate(samples)])
-        regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
-        regression.fit(torch.cat(samples).double().numpy(), is_clean.numpy())
-        weights, intercept = torch.as_tensor(regression.coef_[0]), torch.as_tensor(regression.intercept_[0])
-        self.set(weights=weights, intercept=intercept)
-        return self
+    def buffer_shape(self, name: str) -> str | None:
+        of_part, _, part = name.partition("_")
+        if not part.isdigit():
+            return super().buffer_shape(name)
+        shape = super().buffer_shape(of_part)  # each layer has a width and a number of classes of its own
+        return shape and " ".join(letter + part for letter in shape.split())
 
     def score(self, batch: Batch) -> Tensor:
         if not self.layers:
@@ -164,24 +169,26 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
     parts = [batch.features, *((batch.layers or {})[name] for name in layers)]
     for name, part in zip(layers, parts[1:]):
         if part.ndim != 2 or part.shape[0] != batch.features.shape[0]:
-            raise ValueError(
-                f"layer {name!r} has shape {tuple(part.shape)}, expected ({batch.features.shape[0]}, P): a row a sample"
-            )
+            expected = f"({batch.features.shape[0]}, P): one row per sample"
+            raise ValueError(f"layer {name!r} has shape {tuple(part.shape)}, expected {expected}")
     return parts
 
 
 class PartMoments:
-    """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch."""
+    """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch; and
+    whether batches came with adversarial copies."""
 
     finds_non_finite = True
 
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
+        self.has_adversarial = False
         self.num_classes = num_classes
         self.layers = layers
         self.parts: list[ClassMoments] = []
 
     def update(self, batch: Batch) -> None:
         rows = parts_of(batch, self.layers)
+        self.has_adversarial |= any(_ADVERSARIAL + name in (batch.layers or {}) for name in self.layers)
         if not self.parts:
             self.parts = [ClassMoments(self.num_classes, part.shape[1]) for part in rows]
         for name, part in zip(self.layers, rows[1:]):
@@ -190,6 +197,7 @@ class PartMoments:
             moments.update(batch._replace(features=part))
 
     def merge(self, other: Self) -> None:
+        self.has_adversarial |= other.has_adversarial
         if not self.parts:
             self.parts = other.parts
         else:
@@ -202,7 +210,14 @@ def _first_two_powers(detector: MDS, batch: Batch) -> Tensor:
     return torch.cat([scores, scores.square()], dim=1)
 
 
-def _standardised(detector: MDS, what: str, batch: Batch) -> Tensor:
-    scores = detector.standardised(detector.prepare(batch))
-    check_finite(scores, what)
-    return scores
+def _clean_and_adversarial(detector: MDS, batch: Batch) -> Tensor:
+    """(N, 2L + 2) standardised scores of each sample and of its adversarial copy."""
+    assert batch.layers is not None
+    assert batch.views is not None
+    perturbed = Batch(batch.views[0], layers={name: batch.layers[_ADVERSARIAL + name] for name in detector.layers})
+    pair = []
+    for what, part in (("clean", batch), ("perturbed", perturbed)):
+        scores = detector.standardised(part.to(dtype=detector.means.dtype))
+        check_finite(scores, f"its {what} samples")
+        pair.append(scores)
+    return torch.cat(pair, dim=1)

@@ -9,7 +9,7 @@ from fdbd.detectors.exponentials import SoftmaxDetector, Sums
 
 
 class MSP(SoftmaxDetector):
-    """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) a sample.
+    """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) per sample.
 
     Args:
         temperature: divides the logits; 1 is the original, 1000 is ODIN's.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Mean
 
 
@@ -16,7 +18,7 @@ class NCI(Detector):
 
         score(z) = w_k·(z − μ) / ‖z − μ‖ + α ‖z‖₁,   k the predicted class, μ the training mean
 
-    O(P) a sample and one read of z; a second one where α is not 0.
+    O(P) per sample and one read of z; a second one where α is not 0.
 
     Args:
         alpha: weight α of the feature norm, which filters out features near the origin. The paper chooses it on
@@ -30,12 +32,11 @@ class NCI(Detector):
 
     name = "nci"
     paper = Paper("Detecting Out-of-Distribution Through the Lens of Neural Collapse", "Liu and Qin", "CVPR", 2025)
-    reads = ("features", "logits")
-    fit_reads = ("features",)
-    one_pass = True
-    center: Tensor
-    floor: Tensor
-    offsets: Tensor
+    needs = Needs(logits=True, passes=1)
+    notices_bad_rows = True
+    center: Annotated[Tensor, "P"]
+    floor: Annotated[Tensor, ""]
+    offsets: Annotated[Tensor, "C"]
 
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
@@ -49,15 +50,9 @@ class NCI(Detector):
         floor = torch.finfo(self.fit_dtype).eps * torch.linalg.vector_norm(mean).clamp_min(1)
         self.set(center=mean, floor=floor, offsets=mean.new_zeros(head.num_classes))
 
-    @closes_itself
     def score(self, batch: Batch) -> Tensor:
-        prepared = self.prepare(batch)
         # fDBD's kernel with the weights in place of the folded normals: the same one read of the features.
-        scores, clean = kernels.folded_score(
-            prepared.features, self.head_weight, self.offsets, self.center, self.floor, True, logits=prepared.logits
+        scores, _ = kernels.folded_score(
+            batch.features, self.head_weight, self.offsets, self.center, self.floor, True, logits=batch.logits
         )
-        if self.alpha:
-            scores = scores + self.alpha * prepared.features.abs().sum(dim=1)
-        if kernels.tracing():
-            return torch.where(scores.isnan(), -torch.inf, scores)
-        return scores if clean else self._fail_closed(batch, prepared, scores)
+        return scores + self.alpha * batch.features.abs().sum(dim=1) if self.alpha else scores

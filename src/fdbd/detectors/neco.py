@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Moments
 
 _AUTHORS_DIMENSION = 100  # of the authors' code, for 1,000 classes
@@ -19,23 +21,22 @@ class NECO(Detector):
 
         score(z) = ‖V ẑ‖ / ‖ẑ‖ · max_c logits_c,   ẑ = (z − μ) / σ
 
-    V holds the first principal directions of the standardised training features. O(P·dimension + C) a sample.
+    V holds the first principal directions of the standardised training features. O(P·dimension + C) per sample.
 
     Args:
         dimension: of the subspace; None is 100 as in the authors' code, but at most the number of classes, which is
             what collapsed features span, and less than P, since the share of the whole space is always 1.
         standardize: divide by the deviation σ of each feature (the authors' choice); False only centres.
-        times_logit: False leaves the share alone, which is what the authors report for ResNets.
+        times_logit: False leaves out the largest logit. The authors' code multiplies by it for every network but
+            ResNets: for a ResNet, False follows them, and the default does not.
     """
 
     name = "neco"
     paper = Paper("NECO: NEural Collapse Based Out-of-distribution detection", "Ammar et al.", "ICLR", 2024)
-    reads = ("features", "logits")
-    fit_reads = ("features",)
-    one_pass = True
-    center: Tensor
-    scale: Tensor
-    directions: Tensor
+    needs = Needs(logits=True, passes=1)
+    center: Annotated[Tensor, "P"]
+    scale: Annotated[Tensor, "P"]
+    directions: Annotated[Tensor, "D P"]
 
     def __init__(self, dimension: int | None = None, standardize: bool = True, times_logit: bool = True) -> None:
         super().__init__()

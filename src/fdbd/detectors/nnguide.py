@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit, warm_up_search
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.exponentials import logsumexp
 from fdbd.detectors.knn import neighbours, require_samples, share_kept
-from fdbd.fitting.statistics import Bank
+from fdbd.fitting.statistics import Bank, with_logits
 
 
 class NNGuide(Detector):
@@ -18,7 +20,7 @@ class NNGuide(Detector):
 
         score(z) = E(z) · 1/k Σ_{i ∈ k largest} E(z_i) ẑ_i·ẑ,   E = logsumexp(logits),   ẑ = z/‖z‖
 
-    One matrix product with the bank of M samples kept: O(MP + C) a sample.
+    One matrix product with the bank of M samples kept: O(MP + C) per sample.
 
     Args:
         k: number of neighbours.
@@ -28,9 +30,8 @@ class NNGuide(Detector):
 
     name = "nnguide"
     paper = Paper("Nearest Neighbor Guidance for Out-of-Distribution Detection", "Park et al.", "ICCV", 2023)
-    reads = ("features", "logits")
-    one_pass = True
-    bank: Tensor
+    needs = Needs(logits=True, passes=1)
+    bank: Annotated[Tensor, "M P"]
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:
         super().__init__()
@@ -38,13 +39,13 @@ class NNGuide(Detector):
         self.alpha = share_kept(alpha)
 
     def passes(self, head: Head) -> Passes:
-        bank = yield Bank(self.alpha, beside=_energies)
+        bank = yield from with_logits(Bank(self.alpha, beside=_energies), head)
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         self._set_buffer("bank", bank.samples(self.fit_dtype, _norms_over_energies))
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        super().warm_up(dtype)
-        warm_up_search(dtype)
+    def check_buffers(self) -> None:
+        super().check_buffers()
+        require_samples(len(self.bank), self.k, self.alpha)
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.detectors.base import Paper
+from fdbd.core.perturbation import InputPerturbation
+from fdbd.detectors.base import Needs, Paper
 from fdbd.detectors.msp import MSP
-from fdbd.networks.perturbation import InputPerturbation
 
 
 class ODIN(MSP):
@@ -19,7 +20,7 @@ class ODIN(MSP):
         max_c softmax(f(x') / T)_c,   x' = x + ε · sign ∇ₓ log softmax_ŷ(f(x) / T)
 
     The fDBD paper prints the step with the other sign, which would lower the softmax. Works only in a Guard, which lets
-    `network_batch` run the network: two forward passes and a backward one. The same as
+    `observe` run the network: two forward passes and a backward one. The same as
     ``Guard(model, MSP(1000), perturb=InputPerturbation(0.0014))``.
 
     Args:
@@ -36,7 +37,7 @@ class ODIN(MSP):
         "ICLR",
         2018,
     )
-    needs_network = True
+    needs = Needs(features=False, views=True, network=True, passes=0)
 
     def __init__(
         self, temperature: float = 1000.0, epsilon: float = 0.0014, std: float | Sequence[float] | None = None
@@ -45,16 +46,12 @@ class ODIN(MSP):
         self._perturbation = InputPerturbation(epsilon, temperature=temperature, std=std)
         self.epsilon, self.std = self._perturbation.epsilon, self._perturbation.std
 
-    def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
         with torch.no_grad():
             plain, moved = self._perturbation.seen_and_moved(images, classifier)
             return plain._replace(views=classifier(moved).features[None])
 
-    def prepare(self, batch: Batch) -> Batch:
-        if batch.views is None:
-            raise ValueError(
-                "odin moves the images along the network's gradient, so features are not enough: use it as "
-                "fdbd.Guard(model, 'odin') and call guard(images)"
-            )
-        return super().prepare(Batch(batch.views[0]))
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.views is not None
+        return self.of_logits(self.head(batch.views[0]))

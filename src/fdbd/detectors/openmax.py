@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,9 +11,9 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
 from fdbd.core.geometry import squared_distances
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.exponentials import logsumexp
-from fdbd.fitting.statistics import ClassMeans, in_float64, labels_of
+from fdbd.fitting.statistics import ClassMeans, in_float64, labels_of, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
 
 _CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
@@ -27,7 +28,7 @@ class OpenMax(Detector):
 
     v are the logits, μ_c the mean logits of the training samples rightly predicted as c, F_c the Weibull law of the
     largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
-    rank like 1 − P(unknown) without rounding to 1. O(C²) a sample; fitting keeps `tail` distances a class.
+    rank like 1 − P(unknown) without rounding to 1. O(C²) per sample; fitting keeps `tail` distances per class.
 
     Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine distance. A class
     without a rightly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
@@ -40,12 +41,11 @@ class OpenMax(Detector):
 
     name = "openmax"
     paper = Paper("Towards Open Set Deep Networks", "Bendale and Boult", "CVPR", 2016)
-    reads = ("logits",)
-    needs_labels = True
-    centers: Tensor
-    squares: Tensor
-    laws: Tensor
-    seen: Tensor
+    needs = Needs(features=False, logits=True, labels=True, passes=2)
+    centers: Annotated[Tensor, "C C"]
+    squares: Annotated[Tensor, "C"]
+    laws: Annotated[Tensor, "C 3"]
+    seen: Annotated[Tensor, "C"]
 
     def __init__(self, tail: int = 20, alpha: int = 10) -> None:  # both as in the authors' code
         super().__init__()
@@ -54,7 +54,7 @@ class OpenMax(Detector):
 
     def passes(self, head: Head) -> Passes:
         classes = head.num_classes
-        means = yield ClassMeans(classes, classes, right_logits)
+        means = yield from with_logits(ClassMeans(classes, classes, right_logits), head)
         seen = means.counts > 0
         if not seen.any():
             raise ValueError(
@@ -62,7 +62,7 @@ class OpenMax(Detector):
                 "head count the classes in the same order"
             )
         centers = torch.where(seen[:, None], means.means(), 0)
-        tails = yield Tails(classes, self.tail, partial(distances_to_own, centers=centers))
+        tails = yield from with_logits(Tails(classes, self.tail, partial(distances_to_own, centers=centers)), head)
         location, scale, shape = fit_weibull(tails.largest[seen])
         laws = torch.zeros(classes, 3, dtype=torch.float64)
         laws[seen] = torch.stack([location, scale.reciprocal(), shape], dim=1)

@@ -9,8 +9,14 @@ from typing import Any
 
 from fdbd.detectors.base import Configured, Detector
 from fdbd.detectors.energy import Energy
+from fdbd.detectors.fdbd import FDBD
 from fdbd.detectors.shaped import Shaped
-from fdbd.shaping.shapings import Shaping
+from fdbd.shaping.base import Shaping
+
+PERCENTILES_BEFORE_FDBD = {"react": 80.0, "ash-p": 90.0, "ash-b": 90.0, "ash-s": 90.0, "scale": 90.0}
+"""Percentiles of the fDBD paper's experiments with shapings (section 4.3): ReAct 80, ASH 90, Scale 90."""
+
+_MOST_PARTS = 16
 
 
 def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list[str]:
@@ -42,10 +48,12 @@ def create(name: str, **options: Any) -> Detector:
 
     Args:
         name: a detector ("fdbd"), shapings and a detector ("react+fdbd", applied from left to right), or a shaping
-            alone ("react"), which stands before Energy as in its paper.
+            alone ("react"), which stands before Energy as in its paper. Before fDBD, ReAct, ASH and SCALE have the
+            percentiles of the fDBD paper, and fDBD its shaped mean (see `Shaped`); elsewhere they have their own
+            papers' defaults.
         **options: constructor arguments, each given to the part that takes it; `mean` is `Shaped`'s.
 
-    >>> create("react+fdbd", percentile=80, normalizer="norm")
+    >>> create("react+fdbd", mean="of_shaped", normalizer="norm")
     Shaped(
       mean='of_shaped'
       (shaping): ReAct(percentile=80.0)
@@ -54,6 +62,8 @@ def create(name: str, **options: Any) -> Detector:
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}, expected the name of a detector such as 'react+fdbd'")
+    if name.count("+") >= _MOST_PARTS:
+        raise ValueError(f"{name[:40]!r}… has {name.count('+') + 1} parts, expected at most {_MOST_PARTS}")
     kinds = [_find(part) for part in name.split("+")]
     if issubclass(kinds[-1], Shaping):
         kinds.append(Energy)
@@ -61,6 +71,8 @@ def create(name: str, **options: Any) -> Detector:
         if not issubclass(kind, Shaping):
             raise ValueError(f"{name!r} has {kind.name!r} before a +, expected a shaping: {', '.join(list_shapings())}")
     given = _route(name, kinds, options)
+    for index, kind in enumerate(kinds[:-1]):
+        given[index] = {**_before(kind, kinds[-1]), **given[index]}
     detector = kinds[-1](**given[len(kinds) - 1])
     for index in reversed(range(len(kinds) - 1)):
         # `mean` is about the detector, hence for the shaping next to it.
@@ -70,8 +82,9 @@ def create(name: str, **options: Any) -> Detector:
     return detector
 
 
-def create_shaping(shaping: Shaping | str, **options: Any) -> Shaping:
-    """A shaping by name; one that is given already comes back as it is.
+def create_shaping(shaping: Shaping | str, before: type[Configured] | None = None, **options: Any) -> Shaping:
+    """A shaping by name, with the defaults that suit the kind of detector it stands `before`; one that is given already
+    comes back as it is.
 
     >>> create_shaping("scale", percentile=90)
     SCALE(percentile=90.0)
@@ -81,7 +94,7 @@ def create_shaping(shaping: Shaping | str, **options: Any) -> Shaping:
     kind = _find(shaping)
     if not issubclass(kind, Shaping):
         raise ValueError(f"{shaping!r} is a detector, expected a shaping: {', '.join(list_shapings())}")
-    return kind(**_route(shaping, [kind], options)[0])
+    return kind(**{**_before(kind, before), **_route(shaping, [kind], options)[0]})
 
 
 def as_detector(value: Detector | Shaping | str) -> Detector:
@@ -93,6 +106,13 @@ def as_detector(value: Detector | Shaping | str) -> Detector:
     if isinstance(value, Detector):
         return value
     raise TypeError(f"a {type(value).__name__} is no detector; expected an fdbd detector or its name")
+
+
+def _before(shaping: type[Configured], detector: type[Configured] | None) -> dict[str, Any]:
+    """Defaults of a shaping that depend on the detector behind it."""
+    if detector is None or not issubclass(detector, FDBD) or shaping.name not in PERCENTILES_BEFORE_FDBD:
+        return {}
+    return {"percentile": PERCENTILES_BEFORE_FDBD[shaping.name]}
 
 
 def _find(part: str) -> type[Configured]:

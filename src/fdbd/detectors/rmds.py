@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import eigenvectors, in_blocks, whitener
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import ClassMoments
 
 
@@ -30,12 +32,11 @@ class RMDS(Detector):
     paper = Paper(
         "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection", "Ren et al.", "arXiv:2106.09022", 2021
     )
-    needs_labels = True
-    one_pass = True
-    mean: Tensor
-    axes: Tensor
-    means: Tensor
-    shares: Tensor
+    needs = Needs(labels=True, passes=1)
+    mean: Annotated[Tensor, "P"]
+    axes: Annotated[Tensor, "A P"]
+    means: Annotated[Tensor, "M A"]
+    shares: Annotated[Tensor, "A"]
 
     def passes(self, head: Head) -> Passes:
         moments = yield ClassMoments(head.num_classes, head.num_features)

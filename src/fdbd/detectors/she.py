@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Paper, Passes, closes_itself
-from fdbd.fitting.statistics import ClassMeans, labels_of
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.fitting.statistics import ClassMeans, labels_of, with_logits
 
 
 class SHE(Detector):
@@ -16,7 +18,7 @@ class SHE(Detector):
 
         score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples rightly predicted as c
 
-    O(P) a sample and one read of z. A class without a rightly predicted sample has nothing stored: its pattern is 0.
+    O(P) per sample and one read of z. A class without a rightly predicted sample has nothing stored: its pattern is 0.
     """
 
     name = "she"
@@ -26,17 +28,16 @@ class SHE(Detector):
         "ICLR",
         2023,
     )
-    reads = ("features", "logits")
-    needs_labels = True
-    one_pass = True
-    patterns: Tensor
-    offsets: Tensor
-    center: Tensor
-    floor: Tensor
+    needs = Needs(logits=True, labels=True, passes=1)
+    notices_bad_rows = True
+    patterns: Annotated[Tensor, "C P"]
+    offsets: Annotated[Tensor, "C"]
+    center: Annotated[Tensor, "P"]
+    floor: Annotated[Tensor, ""]
 
     def passes(self, head: Head) -> Passes:
         # One class more than there are collects what is predicted wrongly.
-        sums = yield ClassMeans(head.num_classes + 1, head.num_features, features_by_class)
+        sums = yield from with_logits(ClassMeans(head.num_classes + 1, head.num_features, features_by_class), head)
         counts, means = sums.counts[:-1], sums.means()[:-1]
         if not counts.any():
             raise ValueError(
@@ -47,16 +48,11 @@ class SHE(Detector):
         zeros = patterns.new_zeros
         self.set(patterns=patterns, offsets=zeros(head.num_classes), center=zeros(head.num_features), floor=zeros(()))
 
-    @closes_itself
     def score(self, batch: Batch) -> Tensor:
-        prepared = self.prepare(batch)
         # fDBD's kernel with the patterns in place of the folded normals and nothing to divide by.
-        scores, clean = kernels.folded_score(
-            prepared.features, self.patterns, self.offsets, self.center, self.floor, False, logits=prepared.logits
-        )
-        if kernels.tracing():
-            return torch.where(scores.isnan(), -torch.inf, scores)
-        return scores if clean else self._fail_closed(batch, prepared, scores)
+        return kernels.folded_score(
+            batch.features, self.patterns, self.offsets, self.center, self.floor, False, logits=batch.logits
+        )[0]
 
 
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, unit, whitener
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.kmeans import kmeans, nearest
 from fdbd.fitting.statistics import ClassMoments, Moments, Transformed, labels_of
 
@@ -27,7 +27,7 @@ class SSD(Detector):
         score(z) = −min_m (ẑ − μ_m)ᵀ Σ_m⁻¹ (ẑ − μ_m),   ẑ = z/‖z‖
 
     Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own covariance, so a
-    sample costs O(MP²). Where the M·P² entries of the covariances are more than 2²⁷, all clusters share the covariance
+    score costs O(MP²). Where the M·P² entries of the covariances are more than 2²⁷, all clusters share the covariance
     within clusters: O(P² + MP). `covariance` says which it was. Clusters without samples are left out.
 
     Args:
@@ -41,11 +41,11 @@ class SSD(Detector):
 
     name = "ssd"
     paper = Paper("SSD: A Unified Framework for Self-Supervised Outlier Detection", "Sehwag et al.", "ICLR", 2021)
-    needs_labels = True
-    one_pass = True
-    center: Tensor
-    whitener: Tensor
-    means: Tensor
+    needs = Needs(labels=True, passes=1)
+    center: Annotated[Tensor, "P"]
+    whitener: Tensor  # (P, P) where clusters share a covariance, else (M, P, P)
+    means: Annotated[Tensor, "M P"]
+    shrinkages: Annotated[Tensor, "M"]
 
     def __init__(
         self, clusters: int | Literal["class"] = "class", shrinkage: float | None = None, iterations: int = 10
@@ -59,8 +59,7 @@ class SSD(Detector):
         )
         self.shrinkage = shrinkage
         self.iterations = at_least_one("iterations", iterations, "a number of passes, at least 1")
-        self.needs_labels = clusters == "class"  # type: ignore[misc]
-        self.one_pass = clusters in ("class", 1)  # type: ignore[misc]
+        self.needs = Needs(labels=clusters == "class", passes=1 if clusters in ("class", 1) else None)
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
@@ -104,9 +103,12 @@ class SSD(Detector):
         offsets = torch.einsum("mij,mj->mi", whiteners, means - center)
         self.set(center=center, whitener=whiteners, means=offsets, shrinkages=shrinkages)
 
+    def buffer_shape(self, name: str) -> str | None:
+        return ("M P P" if self.whitener.ndim == 3 else "P P") if name == "whitener" else super().buffer_shape(name)
+
     @property
     def covariance(self) -> str | None:
-        """Once fitted, "own" for one covariance a cluster or "shared" for one in all."""
+        """Once fitted, "own" for one covariance per cluster or "shared" for one in all."""
         return None if not self.is_fitted else "own" if self.whitener.ndim == 3 else "shared"
 
     def extra_repr(self) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Paper, Passes
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums, bound_
-from fdbd.fitting.statistics import Sum, in_float64, labels_of
+from fdbd.detectors.base import Needs, Paper, Passes
+from fdbd.detectors.exponentials import SoftmaxDetector, Sums, bound_, gaps
+from fdbd.fitting.statistics import Sum, in_float64, labels_of, with_logits
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
@@ -19,34 +20,51 @@ _ELEMENTS_AT_A_TIME = 1 << 19  # float64 logits that are worked on at once: 4 MB
 
 
 class TemperatureScaling(SoftmaxDetector):
-    """Probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
+    """Log-probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
 
-        score = max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
+        score = log max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
 
     The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed grid, a second one
-    around the minimum of the cubic through them, and others if it was not there. O(C) a sample.
+    around the minimum of the cubic through them, and others if it was not there. O(C) per sample.
 
     Fit it on held-out data, as the paper does: a network that gets every sample right has no best temperature, and T
     stops at the end of the grid, 1/64 (64 where predictions are worse than chance).
+
+    Args:
+        scale: "log", or "probability" for the probability itself, which ranks alike but rounds to 1 in float32 for most
+            in-distribution samples of a good network; guards saved by version 0.1.0 use it.
     """
 
     name = "tempscale"
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
-    needs_labels = True
-    fits_on_heldout = True
-    one_pass = False
+    needs = Needs(features=False, logits=True, labels=True, heldout=True)
+    earlier_options = {"scale": "probability"}
     has_temperature = True
-    temperature: Tensor
+    temperature: Annotated[Tensor, ""]
+
+    def __init__(self, scale: Literal["log", "probability"] = "log") -> None:
+        super().__init__()
+        if scale not in ("log", "probability"):
+            raise ValueError(f"scale is {scale!r}, expected 'log' or 'probability'")
+        self.scale = scale
 
     def passes(self, head: Head) -> Passes:
-        coarse = yield Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES))
+        coarse = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES)), head)
         best, inside = minimum(INVERSE_TEMPERATURES, coarse.sum())
         is_found = not inside
         while not is_found:  # where a cubic describes the likelihood badly, the next pass looks around its end
             around = (best / _NEIGHBOURHOOD, best, best * _NEIGHBOURHOOD)
-            fine = yield Sum(partial(likelihood, inverse_temperatures=around))
+            fine = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=around)), head)
             best, is_found = minimum(around, fine.sum())
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        if self.scale == "probability":
+            return super().of_logits(logits)
+        # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
+        weights = bound_(gaps(logits) / self.temperature).exp()
+        rest = weights.scatter(1, logits.argmax(dim=1, keepdim=True), 0).sum(dim=1)
+        return -2 * torch.atanh(rest / (2 + rest))  # −log1p(rest), whose small values ONNX would round away
 
     def of_sums(self, sums: Sums) -> Tensor:
         return sums.total.reciprocal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
 from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks, of_products
-from fdbd.detectors.base import Detector, Paper, Passes
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.exponentials import logsumexp
 from fdbd.fitting.statistics import Moments, Sum, check_finite
 
@@ -23,7 +24,7 @@ class Residual(Detector):
         score(z) = −‖Rᵀ(z − o)‖,   o = −W⁺b
 
     From the origin o the head's bias vanishes; R spans the complement of the D leading eigenvectors of the mean of
-    (z − o)(z − o)ᵀ. A sample costs O(P·min(P − D, 2D)): where D is small, the principal part is subtracted instead.
+    (z − o)(z − o)ᵀ. A score costs O(P·min(P − D, 2D)): where D is small, the principal part is subtracted instead.
 
     Args:
         dim: D, from 1 to P − 1; None: 1000 for P ≥ 2048 and 512 for P ≥ 768, as in the authors' experiments, else P/2.
@@ -31,10 +32,10 @@ class Residual(Detector):
 
     name = "residual"
     paper = VIM_PAPER
-    one_pass = True
-    origin: Tensor
-    basis: Tensor
-    shift: Tensor
+    needs = Needs(passes=1)
+    origin: Annotated[Tensor, "P"]
+    basis: Annotated[Tensor, "P D"]
+    shift: Annotated[Tensor, "D"]
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class ViM(Residual):
 
         score(z) = logsumexp(logits) − α ‖Rᵀ(z − o)‖,   α = Σ max logit / Σ ‖Rᵀ(z − o)‖ over the training data
 
-    with R and o as in `Residual`. The fDBD paper prints the second term alone, and without its sign. A sample costs
+    with R and o as in `Residual`. The fDBD paper prints the second term alone, and without its sign. A score costs
     O(P·min(P − D, 2D) + C); fitting takes two passes.
 
     Args:
@@ -102,10 +103,8 @@ class ViM(Residual):
 
     name = "vim"
     paper = VIM_PAPER
-    reads = ("features", "logits")
-    fit_reads = ("features",)  # logits only in the second pass, which sees to them itself
-    one_pass = False
-    alpha: Tensor
+    needs = Needs(logits=True, passes=2)
+    alpha: Annotated[Tensor, ""]
 
     def passes(self, head: Head) -> Passes:
         moments = yield Moments(head.num_features)

@@ -7,9 +7,9 @@ and any order of the shards. Everything is summed in float64 on the CPU. Only `B
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Head
 
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
@@ -421,10 +421,15 @@ def row_hashes(rows: Tensor) -> Tensor:
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)
 
 
-class Transformed:
+def finds_non_finite(statistic: Statistic) -> bool:
+    """Whether an update with a NaN or an infinity among the features raises `NonFiniteRow` without being looked for."""
+    return bool(getattr(statistic, "finds_non_finite", False))
+
+
+class Transformed(Generic[S]):
     """A statistic of transformed batches: each batch passes through `transform` first."""
 
-    def __init__(self, statistic: Any, transform: Callable[[Batch], Batch]) -> None:
+    def __init__(self, statistic: S, transform: Callable[[Batch], Batch]) -> None:
         self.statistic = statistic
         self.transform = transform
 
@@ -433,6 +438,37 @@ class Transformed:
 
     def merge(self, other: Self) -> None:
         self.statistic.merge(other.statistic)
+
+
+LOGITS_AT_A_TIME = 1 << 22
+"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
+
+
+class _WithLogits(Generic[S]):
+    """A statistic of logits: a batch without them gets those of the head, a few thousand rows at a time."""
+
+    def __init__(self, statistic: S, head: Head) -> None:
+        self.statistic, self.head = statistic, head
+
+    def update(self, batch: Batch) -> None:
+        rows = max(1024, LOGITS_AT_A_TIME // self.head.num_classes)
+        for start in range(0, batch.features.shape[0], rows):
+            piece = batch.rows(slice(start, start + rows))
+            logits = self.head(piece.features) if piece.logits is None else piece.logits
+            try:
+                check_finite(logits, "its logits")
+                self.statistic.update(piece._replace(logits=logits))
+            except NonFiniteRow as error:
+                raise NonFiniteRow(start + error.row, error.what) from None
+
+    def merge(self, other: Self) -> None:
+        self.statistic.merge(other.statistic)
+
+
+def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
+    """A pass for a statistic that reads logits, as a part of `passes`: ``m = yield from with_logits(…, head)``."""
+    summed: _WithLogits[S] = yield _WithLogits(statistic, head)
+    return summed.statistic
 
 
 def labels_of(batch: Batch) -> Tensor:

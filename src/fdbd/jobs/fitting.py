@@ -126,7 +126,7 @@ def fit_files(
     for loader, purpose in ((training, "to fit on"), (calibrating, "to calibrate on")):
         if not loader.chosen.any():
             raise ValueError(f"{loader.rows.source} leaves no rows {purpose}: {len(loader.rows)} are too few")
-    if guard.detector.needs_labels and training.labels is None and isinstance(rows, ImageRows):
+    if guard.detector.needs.labels and training.labels is None and isinstance(rows, ImageRows):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
             f"images in one folder per class, {linear.num_classes} in all"

@@ -11,8 +11,7 @@ from torch import Tensor
 from fdbd.bench import Benchmark, FeatureSet, Results, Row
 from fdbd.core.batch import Batch
 from fdbd.data.datasets import Images, load
-from fdbd.detectors import CSI, ODIN, Detector
-from fdbd.detectors.base import fit_together
+from fdbd.detectors import CSI, ODIN, Detector, fit_together
 from fdbd.metrics import evaluate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Say
@@ -81,7 +80,7 @@ def _detector(model: EvaluatedModel, name: str, limit: int, say: Say) -> tuple[D
         fit_together(
             [odin], [model.benchmark.train.rows(slice(0, 2))], classifier.head
         )  # `fit` wants a Guard around it
-        return odin, lambda inputs: odin.network_batch(inputs, classifier)
+        return odin, lambda inputs: odin.observe(inputs, classifier)
     if name != "csi":
         raise ValueError(f"images are for odin and csi, not {name!r}")
     say("rotated training images for CSI")

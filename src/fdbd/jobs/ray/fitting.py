@@ -11,7 +11,8 @@ import torch
 from fdbd.core.batch import Batch, Head
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.detectors.base import Detector, fit_by, update_all
+from fdbd.detectors import Detector
+from fdbd.fitting.driver import fit_by, update_all
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.jobs.ray.columns import (
     SEEN,
@@ -66,11 +67,6 @@ def fit(
             raise ValueError(f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)")
         fit(Guard(head, guard), dataset, column=column, label=label)
         return guard
-    if guard._weighs_layers:
-        raise ValueError(
-            f"{guard.detector.label} over several layers weighs them by adversarial samples, which Ray's blocks do not "
-            "keep: fit it with guard.fit, on one machine or under torchrun"
-        )
     reader = Reader(guard, dataset, column, preprocess)
     lost = require("ray", "ray").exceptions.ObjectLostError
     for attempt in range(ATTEMPTS):

@@ -80,7 +80,7 @@ def calibrate(
     as for `score`. A row that cannot be read is an error."""
     if tpr is not None and alpha is not None:
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
-    guard.detector._require_fitted()
+    guard.detector.require_fitted()
     reader = Reader(guard, dataset, column, preprocess)
     known = Sketch()
     scores, labels = [], []

@@ -89,7 +89,7 @@ class InputPerturbation(nn.Module):
             return seen[-1]
 
         moved = self(images, watched, score)
-        return detached(seen[0] if seen else classifier(images)), moved
+        return (seen[0] if seen else classifier(images)).detach(), moved
 
     def _log_softmax(self, batch: Batch) -> Tensor:
         # T · log softmax: the factor T leaves the sign, and keeps gradients away from underflow in half precision.
@@ -170,7 +170,7 @@ def _step(
         moved = images.detach().clone().requires_grad_()
         score = objective(classifier(moved))
         if score.shape != images.shape[:1]:
-            raise ValueError(f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one a sample")
+            raise ValueError(f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per sample")
         if not score.requires_grad:
             raise ValueError("the objective has no gradient with respect to the images; use a differentiable score")
         (gradient,) = torch.autograd.grad(score.sum(), moved)
@@ -178,13 +178,6 @@ def _step(
         if std is not None:
             direction = direction / direction.new_tensor(std).view(1, -1, *[1] * (images.ndim - 2))
         return moved.detach() + epsilon * direction
-
-
-def detached(batch: Batch) -> Batch:
-    """The batch without its graph."""
-    logits = None if batch.logits is None else batch.logits.detach()
-    layers = None if batch.layers is None else {name: part.detach() for name, part in batch.layers.items()}
-    return batch._replace(features=batch.features.detach(), logits=logits, layers=layers)
 
 
 def _logits(batch: Batch) -> Tensor:
@@ -201,9 +194,10 @@ def _checked_epsilon(epsilon: float) -> float:
 
 
 def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
+    """The std of each channel, or of all, as a tuple; an error where one is not positive."""
     if std is None:
         return None
     values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())
     if not values or not all(0 < value < math.inf for value in values):
-        raise ValueError(f"std is {std}, expected positive numbers, one a channel")
+        raise ValueError(f"std is {std}, expected positive numbers, one per channel")
     return values

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Paper, Passes
+from fdbd.core.configuration import Needs, Paper, Passes
 from fdbd.fitting.statistics import Histogram, check_finite
-from fdbd.networks.perturbation import detached
-from fdbd.shaping.shapings import Shaping
+from fdbd.shaping.base import Shaping
 
 _KNOTS = 1024
 """Quantiles that stand for the distribution of the shift: resolution 1/1024, and a comparison that exports."""
@@ -28,7 +27,7 @@ class AdaSCALE(Shaping):
         r  = Σz / Σ{largest 100 − p %}                                  over positive activations
 
     and z·exp(r) (variant "activation") or logits·r² ("logit"). "Top" is by z. Works only in a Guard, which lets
-    `network_batch` run the network: two forward passes and a backward one. ``create("adascale")`` puts it before
+    `observe` run the network: two forward passes and a backward one. ``create("adascale")`` puts it before
     Energy, as in the paper, ``create("adascale+fdbd")`` before fDBD.
 
     Args:
@@ -43,9 +42,8 @@ class AdaSCALE(Shaping):
 
     name = "adascale"
     paper = Paper("AdaSCALE: Adaptive Scaling for OOD Detection", "Regmi", "arXiv", 2025)
-    reads = ("features", "logits")
-    learns = True
-    needs_network = True
+    needs = Needs(logits=True, views=True, network=True, passes=1)
+    knots: Annotated[Tensor, "K"]
 
     def __init__(
         self,
@@ -71,9 +69,9 @@ class AdaSCALE(Shaping):
             raise ValueError(f"variant is {variant!r}, expected 'activation' or 'logit'")
         self.low, self.high, self.shift, self.level = float(low), float(high), float(shift), float(level)
         self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
-        self.touches = "logits" if variant == "logit" else "features"  # type: ignore[misc]
+        self.touches = "logits" if variant == "logit" else "features"
 
-    def network_batch(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+    def observe(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise TypeError(f"adascale needs images as one floating-point tensor (N, …), got {type(images).__name__}")
@@ -87,7 +85,7 @@ class AdaSCALE(Shaping):
             trivial = size.topk(max(1, int(size.shape[1] * self.pixels / 100)), dim=1, largest=False).indices
             moved = torch.zeros_like(size).scatter(1, trivial, 1.0).view_as(gradient)
             views = classifier(inputs.detach() + self.step * moved * gradient.sign()).features[None]
-        return detached(batch)._replace(views=views)
+        return batch.detach()._replace(views=views)
 
     def passes(self, head: Head) -> Passes:
         histogram = yield Histogram(self._finite_oodness)
@@ -95,11 +93,7 @@ class AdaSCALE(Shaping):
 
     def oodness(self, batch: Batch) -> Tensor:
         """(N, 1) Q', how much a sample looks out-of-distribution."""
-        if batch.views is None:
-            raise ValueError(
-                "adascale looks at a moved copy of each image, so features are not enough: use it as "
-                "fdbd.Guard(model, 'adascale') and call guard(images)"
-            )
+        assert batch.views is not None
         features, moved = batch.features, batch.views[0].to(batch.features.dtype)
         width = features.shape[1]
         shift, level = (max(1, int(width * percent / 100)) for percent in (self.shift, self.level))
@@ -113,7 +107,7 @@ class AdaSCALE(Shaping):
         return oodness
 
     def shape(self, batch: Batch) -> Batch:
-        knots = self._fitted("knots").to(batch.features.device)
+        knots = self.fitted("knots").to(batch.features.device)
         share = (self.oodness(batch) >= knots).to(batch.features.dtype).mean(dim=1, keepdim=True)
         ratio = self._ratio(batch.features.relu(), self.low + (1 - share) * (self.high - self.low))
         if self.variant == "logit":

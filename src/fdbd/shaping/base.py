@@ -1,0 +1,62 @@
+"""What a shaping is: features (or logits) are clipped, pruned or scaled before a detector looks at them.
+
+A shaping takes a Batch and gives a new one; `detectors.shaped.Shaped` puts it before any detector. Percentiles are in
+percent, each with the meaning that its own paper gives it: of all training activations, of each feature's training
+activations, or of the sample's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import Configured, Needs, NotFittedError, Passes
+
+
+class Shaping(Configured):
+    """What is done to a sample's features before it is scored. Never in place, and each row by itself.
+
+    A subclass writes `forward` and, where it learns something from the training data, `passes` and the number of passes
+    in its `needs`.
+    """
+
+    needs = Needs(passes=0)
+    touches: Literal["features", "logits"] = "features"
+    """What `shape` changes: "features", from which logits follow, or the "logits" alone."""
+
+    def passes(self, head: Head) -> Passes:
+        """Ask for statistics of the raw training features, like `Detector.passes`."""
+        return
+        yield
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Shaped features (N, P) of features (N, P)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+
+    def shape(self, batch: Batch) -> Batch:
+        """The shaped batch. Its logits are None where features changed: the detector computes them from the head."""
+        views = None if batch.views is None else torch.stack([self(view) for view in batch.views])
+        return batch._replace(features=self(batch.features), logits=None, views=views)
+
+    def observe(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+        """What a Guard asks of a shaping that needs the network; see `Detector.observe`."""
+        return classifier(images)
+
+    def fitted(self, name: str) -> Tensor:
+        """A buffer that `passes` has set, or an error that says how to fit it."""
+        if name not in self._buffers:
+            kind = type(self).__name__
+            raise NotFittedError(f"{kind} has seen no training data: fit Shaped({kind}(), detector)")
+        tensor: Tensor = getattr(self, name)
+        return tensor
+
+
+def percent(name: str, value: float) -> float:
+    """The option as percent, or an error that says what was expected."""
+    if not 0 <= value < 100:
+        raise ValueError(f"{name} is {value}, expected percent from 0 to below 100 (90, not 0.9)")
+    return float(value)
