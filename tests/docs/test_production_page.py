@@ -32,21 +32,29 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    for number, name in enumerate(CLASSES * 6):
-        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8))
-        image.save(tmp_path / "photos" / name / f"{number:04d}.png")
+    for folder in ("photos", "fresh", "inbox"):
+        for number, name in enumerate(CLASSES * 2):
+            place = tmp_path / folder / (name if folder != "inbox" else ".")
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(place / f"{number:04d}.png")
     np.savez("head.npz", weight=generator.standard_normal((3, 5)), bias=np.zeros(3))
-    for name in ("train", "today"):
+    for name in ("train", "fresh", "today"):
         values = pa.array(generator.standard_normal(500).astype(np.float32))
         pq.write_table(pa.table({"features": pa.FixedSizeListArray.from_arrays(values, 5)}), f"{name}.parquet")
-    for line in "".join(re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)).splitlines():
+    readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)
+    blocks += re.findall(r"```\n(fdbd fit .*?)```", readme, re.DOTALL)
+    assert len(blocks) == 3
+    printed = ""
+    for line in "".join(blocks).splitlines():
         with pytest.raises(SystemExit) as end:
-            cli.main(shlex.split(line)[1:])
-        assert not end.value.code, (line, capsys.readouterr().err)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == 100
-    assert pq.read_table("scores.parquet").num_rows == 60
-    assert {path.name for path in tmp_path.iterdir()} >= {"why.png", "guard.onnx", "today.csv"}
+            cli.main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        printed += captured.out
+        assert not end.value.code, (line, captured.err)
+    assert next(json.loads(line)["rows"] for line in printed.splitlines() if line.startswith("{")) == 100
+    assert pq.read_table("scores.parquet").num_rows == 20
+    assert {path.name for path in tmp_path.iterdir()} >= {"why", "why.png", "guard.onnx", "today.csv"}
 
 
 def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
