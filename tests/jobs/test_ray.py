@@ -31,7 +31,6 @@ from fdbd.data.inputs import ImageRows  # noqa: E402
 from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
-from fdbd.jobs.ray.scoring import whole_parts  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
@@ -153,8 +152,6 @@ def test_mistakes_are_answered_in_one_sentence(cluster):
     features, labels = make_features(20)
     guard = feature_guard(features)
     dataset = ray.data.from_arrow(features_table(features, labels))
-    with pytest.raises(ValueError, match="reading needs that one"):
-        on_ray.score(guard, dataset, workers=4)
     with pytest.raises(ValueError, match="no column 'pixels'; it has id, features, label"):
         on_ray.score(guard, dataset, column="pixels")
     with pytest.raises(ValueError, match="cannot keep 'name'"):
@@ -338,17 +335,6 @@ def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
     tables = on_ray.file_tables(OpenedGuard(guard, Preprocess(4), ()), rows, [(0, range(1))], on_ray.Workers(1))
     with pytest.raises(RuntimeError, match="a worker died 4 times over the same piece of work"):
         list(tables)
-
-
-def test_pieces_of_parts_that_come_in_any_order_are_put_together():
-    spans = {3: range(0, 4), 5: range(4, 7), 6: range(7, 8)}
-    table = pa.table({"part": [3] * 4 + [5] * 3 + [6], "place": np.arange(8), "row": np.arange(8)})
-    pieces = [table.take(rows) for rows in ([2], [4, 0], [6, 3], [7, 1], [5])]
-    found = list(whole_parts(pieces, spans))
-    assert [(number, span) for number, span, _ in found] == [(6, spans[6]), (3, spans[3]), (5, spans[5])]
-    for _, span, part in found:
-        assert part.column_names == ["row"]
-        assert part["row"].to_pylist() == list(span)
 
 
 @SLOW

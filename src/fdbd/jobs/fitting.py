@@ -264,6 +264,10 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """(images, labels) or `Batch`es of features. Where no row can be read, an error says why the first cannot."""
         yield from self.read(self.spans)
+        self.check_given()
+
+    def check_given(self) -> None:
+        """An error where the last iteration gave no row, and says why the first was left out."""
         if self.errors and not self.num_given:
             raise ValueError(f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}")
 

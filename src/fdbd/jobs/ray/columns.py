@@ -1,4 +1,4 @@
-"""Rows of Arrow tables to tensors and back: what goes in and out of Ray's blocks."""
+"""Rows of Ray's blocks, which are Arrow tables, to what a guard takes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from fdbd.data.features import matrix
 from fdbd.data.images import Pixels, decode
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
+from fdbd.jobs.ray.fitting import Items, Source
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")
 """Columns that hold samples, in the order in which they are looked for."""
-SEEN = "seen"
-"""Column of `sketch.sample_hashes` beside features that the network made."""
-_LAYER = "layer "
 
 
-class Reader:
+class Reader(Source):
     """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs.
 
     Args:
@@ -33,9 +31,17 @@ class Reader:
         column: features (N, P), uint8 images, encoded images, paths of images, or arrays that go to the model as they
             are; None: the first of `INPUTS` that is there.
         preprocess: from uint8 images to what the model takes.
+        label: column of class indices, where there is one.
     """
 
-    def __init__(self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        dataset: Any,
+        column: str | None,
+        preprocess: Preprocess | None,
+        label: str | None = None,
+    ) -> None:
         columns = dataset.columns() or []
         if column is None:
             column = next((name for name in INPUTS if name in columns), None)
@@ -45,17 +51,27 @@ class Reader:
             raise ValueError(f"the dataset has {wanted}; it has {present}: say with column=... where the samples are")
         self.column = column
         self.is_features = guard.classifier is None or column == "features"
-        self.preprocess = preprocess
+        self.preprocess, self.label = preprocess, label
         self._width = guard._find_head().num_features
         self._classes = guard._find_head().num_classes
 
-    def __call__(self, table: Any) -> tuple[Any, dict[int, str]]:
+    def __call__(self, table: Any) -> tuple[None, Items]:
+        """All rows of a table, to fit or calibrate on; a row that cannot be read is an error."""
+        inputs, errors = self.read(table)
+        for reason in errors.values():
+            raise ValueError(f"a row cannot be read: {reason}")
+        labels = _labels_in(table, self.label)
+        if isinstance(inputs, Batch):
+            return None, [(inputs._replace(labels=labels), None)]
+        return None, [(inputs, labels)]
+
+    def read(self, table: Any) -> tuple[Any, dict[int, str]]:
         """Inputs of the readable rows, and what is wrong with the others by their number."""
         if self.is_features:
             return self._features(table)
-        values = column_values(table, self.column)
+        values = _column_values(table, self.column)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
-            return tensor(values), {}
+            return _tensor(values), {}
         if self.preprocess is None:
             raise ValueError(f"column {self.column!r} holds images: give the preprocess of the model's training")
         if values.dtype == np.uint8:
@@ -77,18 +93,12 @@ class Reader:
         return Batch(features, logits), errors
 
 
-def refuse(errors: dict[int, str]) -> None:
-    """An error for the first row that could not be read, where all are needed."""
-    for reason in errors.values():
-        raise ValueError(f"a row cannot be read: {reason}")
-
-
-def tensor(values: Any) -> Tensor:
+def _tensor(values: Any) -> Tensor:
     """A tensor of its own: Ray's arrays live in shared memory that cannot be written."""
     return torch.from_numpy(np.array(values))
 
 
-def column_values(table: Any, name: str) -> Any:
+def _column_values(table: Any, name: str) -> Any:
     """A column of a pyarrow table as an array (N, …), or (N,) of objects where the shapes differ."""
     accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([name]))
     values = accessor.to_numpy([name])[name]
@@ -97,42 +107,14 @@ def column_values(table: Any, name: str) -> Any:
     return values
 
 
-def feature_dtype(dataset: Any, column: str) -> torch.dtype:
-    """In which dtype a fit on this column is done."""
-    schema = dataset.schema()
-    kind = None if schema is None else dict(zip(schema.names, schema.types)).get(column)
-    values = getattr(kind, "scalar_type", None) or getattr(kind, "value_type", None)
-    return torch.float64 if values == require("pyarrow", "ray").float64() else torch.float32
-
-
-def labels_in(table: Any, column: str | None) -> Tensor | None:
+def _labels_in(table: Any, column: str | None) -> Tensor | None:
     """(N,) int64, or None where the table has no such column."""
     if column is None or column not in table.column_names:
         return None
-    labels = column_values(table, column)
+    labels = _column_values(table, column)
     if labels.dtype.kind not in "iu":
         raise TypeError(f"labels in column {column!r} are {labels.dtype}, expected class indices")
-    return tensor(labels).long()
-
-
-def to_columns(batch: Batch) -> dict[str, Any]:
-    """A batch as arrays of N rows each, for a block; `from_columns` reads it back."""
-    columns = {"features": batch.features, "logits": batch.logits, "labels": batch.labels}
-    columns.update({_LAYER + name: part for name, part in (batch.layers or {}).items()})
-    columns["views"] = None if batch.views is None else batch.views.transpose(0, 1)
-    return {
-        name: (part.float() if part.dtype in (torch.float16, torch.bfloat16) else part).cpu().numpy()
-        for name, part in columns.items()
-        if part is not None
-    }
-
-
-def from_columns(table: Any) -> Batch:
-    """The batch that `to_columns` took apart."""
-    parts = {name: tensor(column_values(table, name)) for name in table.column_names if name != SEEN}
-    layers = {name.removeprefix(_LAYER): part for name, part in parts.items() if name.startswith(_LAYER)}
-    views = parts["views"].transpose(0, 1) if "views" in parts else None
-    return Batch(parts["features"], parts.get("logits"), parts.get("labels"), layers or None, views)
+    return _tensor(labels).long()
 
 
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
@@ -141,10 +123,10 @@ def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
     column = table.column(name)
     if pa.types.is_nested(column.type):
         return matrix(column.combine_chunks(), width)
-    values = column_values(table, name)
+    values = _column_values(table, name)
     if values.dtype == object or values.ndim != 2:
-        raise ValueError(f"column {name!r} holds {values.dtype} {values.shape}, expected one list of numbers a row")
-    return tensor(values), {}
+        raise ValueError(f"column {name!r} holds {values.dtype} {values.shape}, expected one list of numbers per row")
+    return _tensor(values), {}
 
 
 class _Encoded(Sequence[Pixels]):

@@ -1,22 +1,44 @@
-"""Files on Ray: what `fit_files` reads, as datasets whose blocks are read where there is room."""
+"""Files on Ray: the spans of rows that `score_files` and `fit_files` cut their input into are the pieces of work, read
+by the same path on every node."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from fdbd.core.batch import Batch
+from fdbd.data.inputs import ImageRows, Rows
 from fdbd.decision.guard import Guard
+from fdbd.decision.guard_file import OpenedGuard
 from fdbd.jobs.fitting import Loader
-from fdbd.jobs.ray.fitting import fit
-from fdbd.jobs.ray.pool import Workers, quiet
-from fdbd.jobs.ray.scoring import calibrate
-from fdbd.util.extras import require
+from fdbd.jobs.output import Decided
+from fdbd.jobs.ray.fitting import Items, Source, calibrate_rows, fit_rows
+from fdbd.jobs.ray.pool import Work, Workers
+from fdbd.jobs.scoring import Part, Tables, feature_table, image_tables
 
-INPUTS = "inputs"
+
+def file_tables(opened: OpenedGuard, rows: Rows, todo: Sequence[Part], workers: Workers) -> Tables:
+    """Decisions on the rows of these parts of `score_files`' output, one table per part, in the order in which they get
+    ready. A part is one piece of work."""
+    for (number, span), (_, table) in workers.run(ScoredParts(opened, rows, workers.batch_size), todo):
+        yield number, span, table
+
+
+class ScoredParts(Work):
+    """Reads and scores parts of the output of `score_files`."""
+
+    def __init__(self, opened: OpenedGuard, rows: Rows, batch_size: int) -> None:
+        super().__init__(opened.guard)
+        self.opened, self.rows, self.batch_size = opened, rows, batch_size
+
+    def __call__(self, part: Part) -> tuple[None, Decided]:
+        if not isinstance(self.rows, ImageRows):
+            return None, feature_table(self.opened, self.rows, part[1])
+        # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
+        found = image_tables(self.opened, self.rows, [part], self.batch_size, 1, processes=False)
+        return None, Decided.concat([table for _, _, table in found])
 
 
 def fit_loaders(guard: Guard, training: Loader, calibration: Loader, workers: Workers, **threshold: Any) -> None:
@@ -25,76 +47,42 @@ def fit_loaders(guard: Guard, training: Loader, calibration: Loader, workers: Wo
     Args:
         guard: to fit, in place.
         training, calibration: images, or features.
-        workers: actors that run the network.
+        workers: how the work is spread.
         threshold: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
-    column = "features" if training.preprocess is None else INPUTS
-    with quiet():
-        for loader, job, options in ((training, fit, {}), (calibration, calibrate, threshold)):
-            ledger = _Ledger.start()
-            job(guard, _dataset(loader, ledger), column=column, workers=workers, **options)
-            loader.num_given, loader.errors = _Ledger.total(ledger)
+    fit_rows(guard, _LoaderRows(training, workers))
+    calibrate_rows(guard, _LoaderRows(calibration, workers), **threshold)
 
 
-def _dataset(loader: Loader, ledger: Any) -> Any:
-    """The rows of a loader as a Ray Dataset, each span a piece of work."""
-    data = require("ray.data", "ray")
-    work = [{"span": number} for number in range(len(loader.spans))]
-    return data.from_items(work, override_num_blocks=len(work)).map_batches(
-        _Read(loader, ledger), batch_size=1, batch_format="pyarrow"
-    )
+class _LoaderRows:
+    """The rows of a loader; each of its spans is a piece of work."""
+
+    def __init__(self, loader: Loader, workers: Workers) -> None:
+        self.loader, self.workers, self.source = loader, workers, _Spans(loader)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        batches = (batch for span in self.loader.spans for batch, _ in self.source(span)[1])
+        return next((batch.features.dtype for batch in batches), torch.float32)
+
+    def run(self, work: Work) -> Iterator[Any]:
+        """The results; then the loader knows what was read."""
+        notes: dict[range, tuple[int, list[str]]] = {}
+        for span, (note, result) in self.workers.run(work, self.loader.spans):
+            notes[span] = note
+            yield result
+        self.loader.num_given = sum(given for given, _ in notes.values())
+        self.loader.errors = [error for span in self.loader.spans for error in notes[span][1]]
+        self.loader.check_given()
 
 
-class _Read:
-    """The number of a span to its rows: model inputs or features, and labels where there are any."""
+class _Spans(Source):
+    """Reads a span of a loader, and notes how many rows it gave and why others were left out."""
 
-    def __init__(self, loader: Loader, ledger: Any) -> None:
-        self.loader, self.ledger = loader, ledger
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.is_features = loader, loader.preprocess is None
 
-    def __call__(self, work: Any) -> dict[str, Any]:
-        [number] = work.column("span").to_pylist()
+    def __call__(self, span: range) -> tuple[tuple[int, list[str]], Items]:
         loader = copy.copy(self.loader)
-        items = list(loader.read([loader.spans[number]], processes=False))
-        require("ray", "ray").get(self.ledger.note.remote(number, loader.num_given, loader.errors))
-        return _columns(items)
-
-
-def _columns(items: list[Any]) -> dict[str, Any]:
-    """Batches of a loader as one set of columns."""
-    if not items:
-        return {}
-    if isinstance(items[0], Batch):
-        parts = {"features": [item.features for item in items]}
-        for name, values in (("logits", [i.logits for i in items]), ("label", [i.labels for i in items])):
-            if values[0] is not None:
-                parts[name] = values
-    else:
-        parts = {INPUTS: [inputs for inputs, _ in items]}
-        if items[0][1] is not None:
-            parts["label"] = [labels for _, labels in items]
-    return {name: np.ascontiguousarray(torch.cat(values).numpy()) for name, values in parts.items()}
-
-
-class _Ledger:
-    """An actor that notes how many rows each span gave, and what it left out; a span that is read again counts once."""
-
-    def __init__(self) -> None:
-        self.notes: dict[int, tuple[int, list[str]]] = {}
-
-    def note(self, span: int, given: int, errors: list[str]) -> None:
-        self.notes[span] = given, errors
-
-    def read(self) -> dict[int, tuple[int, list[str]]]:
-        return self.notes
-
-    @classmethod
-    def start(cls) -> Any:
-        ray = require("ray", "ray")
-        return ray.remote(num_cpus=0)(cls).remote()
-
-    @staticmethod
-    def total(ledger: Any) -> tuple[int, list[str]]:
-        """Rows given, and the errors in the order of the rows."""
-        notes = require("ray", "ray").get(ledger.read.remote())
-        errors = [error for span in sorted(notes) for error in notes[span][1]]
-        return sum(given for given, _ in notes.values()), errors
+        items = list(loader.read([span], processes=False))
+        return (loader.num_given, loader.errors), [(batch, None) for batch in items] if self.is_features else items

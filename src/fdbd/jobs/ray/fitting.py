@@ -1,159 +1,139 @@
-"""Fitting on Ray: each block of training data becomes one partial sum where it lies, and the driver merges them."""
+"""Fitting and calibrating on a cluster, whatever the rows come from.
+
+Features become partial sums where they are read, and the driver merges the sums. Where a network runs, its features
+come to the driver, which learns from them as in a local fit: that costs little beside the network.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
 from fdbd.detectors import Detector
-from fdbd.fitting.driver import fit_by, update_all
+from fdbd.fitting.driver import fit_by, fit_together, update_all
 from fdbd.fitting.overlap import Sketch, sample_hashes
-from fdbd.jobs.ray.columns import (
-    SEEN,
-    Reader,
-    column_values,
-    feature_dtype,
-    from_columns,
-    labels_in,
-    refuse,
-    tensor,
-    to_columns,
-)
-from fdbd.jobs.ray.pool import Actor, Workers, plain_errors, with_plain_errors
-from fdbd.util.extras import require
+from fdbd.fitting.spool import Spool
+from fdbd.jobs.ray.pool import Work
 
-ROWS_A_SUM = 16_384
-"""Training rows that one task boils down to one partial sum, so that small blocks do not send a large sum each."""
-ATTEMPTS = 3
-"""How often a fit starts over when nodes die."""
-
-G = TypeVar("G", Guard, Detector)
+Items = list[tuple[Any, Any]]
+"""Batches with their labels: (inputs of the model, labels or None), or (a Batch of features, None)."""
 
 
-def fit(
-    guard: G,
-    dataset: Any,
-    *,
-    head: Head | None = None,
-    column: str | None = None,
-    label: str | None = "label",
-    preprocess: Preprocess | None = None,
-    workers: Workers | int | None = None,
-) -> G:
-    """Show a guard or a detector its training data, wherever in the cluster they are.
+class Source(Protocol):
+    """Reads a piece of work, in a process of the cluster."""
 
-    The result is that of `Guard.fit` on the same rows, for any number of blocks. A network runs once over the data, and
-    what the detector learns from stays in Ray's object store until the fit ends; features are read anew for each pass
-    (``dataset.materialize()`` keeps them).
+    is_features: bool
 
-    Args:
-        guard: a guard, or a detector together with its `head`; fitted in place and returned.
-        dataset: a ``ray.data.Dataset``.
-        head: for a detector alone.
-        column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8 arrays), ``bytes`` or
-            ``path`` (encoded images), arrays under another name; None: the first of these names that is there.
-        label: column of class indices, where there is one.
-        preprocess: from uint8 images to what the model takes.
-        workers: the pool of actors that run the network, or their number.
-    """
-    if isinstance(guard, Detector):
-        if head is None:
-            raise ValueError(f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)")
-        fit(Guard(head, guard), dataset, column=column, label=label)
-        return guard
-    reader = Reader(guard, dataset, column, preprocess)
-    lost = require("ray", "ray").exceptions.ObjectLostError
-    for attempt in range(ATTEMPTS):
-        try:
-            with plain_errors():
-                _fit(guard, dataset, reader, label, Workers.of(workers))
-            break
-        except lost:  # a node took features with it, and no actor is left to compute them again
-            if attempt == ATTEMPTS - 1:
-                raise
-    return guard
+    def __call__(self, piece: Any) -> tuple[Any, Items]:
+        """A note for the driver, and batches."""
 
 
-def _fit(guard: Guard, dataset: Any, reader: Reader, label: str | None, workers: Workers) -> None:
-    head = guard._find_head()
-    if reader.is_features:
-        guard._features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
-    else:
-        dataset = workers.map(dataset, Features, (guard, reader, label)).materialize()
-    seen: list[Sketch] = []
+class Rows(Protocol):
+    """Rows that a cluster can reach."""
 
-    def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
-        partial = PartialSums([Sketch(), *statistics], head, asking, reader if reader.is_features else None, label)
-        tables = dataset.map_batches(partial, batch_size=ROWS_A_SUM, batch_format="pyarrow")
-        sketch, *sums = merged(with_plain_errors(tables))
-        seen.append(sketch)
-        return sums
+    @property
+    def source(self) -> Source: ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of features."""
+
+    def run(self, work: Work) -> Iterator[Any]:
+        """The results of the work on all pieces of the rows, in any order."""
+
+
+def fit_rows(guard: Guard, rows: Rows) -> None:
+    """Fit a guard in place, with the result of `Guard.fit`. A network runs once over the rows; features are read anew
+    for each pass."""
+    head, seen = guard._find_head(), Sketch()
     guard.threshold = None
-    fit_by(sum_up, [guard.detector], head, feature_dtype(dataset, reader.column if reader.is_features else "features"))
-    guard._seen = seen[0] if seen else Sketch()
+    if not rows.source.is_features:
+        with Spool() as spool:
+            for found in rows.run(Features(guard, rows.source)):
+                for batch, hashes in found:
+                    spool.append(batch)
+                    seen.add_hashes(hashes)
+            fit_together([guard.detector], spool, head)
+    else:
+        guard._features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
+
+        def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
+            for sketch, *sums in rows.run(PartialSums([Sketch(), *statistics], head, asking, rows.source)):
+                seen.merge(sketch)
+                for total, part in zip(statistics, sums):
+                    total.merge(part)
+            return statistics
+
+        fit_by(sum_up, [guard.detector], head, rows.dtype)
+    guard._seen = seen
 
 
-def merged(partial: Any) -> list[Any]:
-    """The total of a dataset of partial sums."""
-    cloudpickle = require("ray.cloudpickle", "ray")
-    total: list[Any] = []
-    for row in partial.iter_rows():
-        sums = cloudpickle.loads(row["sums"])
-        for mine, other in zip(total, sums):
-            mine.merge(other)
-        total = total or sums
-    if not total:
-        raise ValueError("the training data hold no samples; give a dataset with rows")
-    return total
+def calibrate_rows(guard: Guard, rows: Rows, **threshold: Any) -> None:
+    """Set a fitted guard's threshold (`tpr`, `alpha` and `per_class` of `Guard.calibrate`)."""
+    guard.detector.require_fitted()
+    known = Sketch()
+    scores, labels = [], []
+    for found in rows.run(Scores(guard, rows.source)):
+        for some_scores, some_labels, hashes in found:
+            scores.append(some_scores)
+            labels.append(some_labels)
+            known.add_hashes(hashes)
+    if not scores:
+        raise ValueError("the calibration data hold no samples; give a dataset with rows")
+    guard._warn_if_seen(known)
+    guard.set_threshold(torch.cat(scores), torch.cat(labels), **threshold)
 
 
-class Features(Actor):
-    """An actor that runs the network over training data and keeps what the detector learns from."""
+class Features(Work):
+    """Runs the network over training data: what the detector learns from, and hashes of the samples."""
 
-    def start(self, guard: Guard, reader: Reader, label: str | None) -> None:
-        self.guard, self.reader, self.label = guard.to(self.device), reader, label
-
-    def __call__(self, table: Any) -> dict[str, Any]:
-        inputs, errors = self.reader(table)
-        refuse(errors)
+    def __call__(self, piece: Any) -> tuple[Any, list[tuple[Batch, Tensor]]]:
+        note, items = self.source(piece)
         with torch.no_grad():
-            batch = self.guard._training_batch(inputs, labels_in(table, self.label))
-        return {**to_columns(batch), SEEN: sample_hashes(inputs).numpy()}
+            return note, [(self.guard._training_batch(*item).cpu(), sample_hashes(item[0])) for item in items]
 
 
-class PartialSums:
-    """A table of training data to a table of one row: the statistics of its samples, after a sketch of them.
+class Scores(Work):
+    """Gives scores, predicted labels and hashes of the samples, to calibrate on."""
+
+    def __call__(self, piece: Any) -> tuple[Any, list[tuple[Tensor, Tensor, Tensor]]]:
+        note, items = self.source(piece)
+        found = []
+        with torch.no_grad():
+            for inputs, _ in items:
+                plain, scored = self.guard._observe(inputs)
+                labels = self.guard._logits(plain).argmax(dim=1)
+                hashes = sample_hashes(inputs.features if isinstance(inputs, Batch) else inputs)
+                found.append((self.guard.detector.score(scored).cpu(), labels.cpu(), hashes))
+        return note, found
+
+
+class PartialSums(Work):
+    """Boils a piece of the training data down to statistics, after a sketch of its samples.
 
     Args:
         empty: a Sketch, then statistics that have seen nothing.
         head: the linear head.
         asking: the detectors that asked for them.
-        reader: of a column of features; None: the table is what `Features` made.
-        label: column of class indices.
+        source: of features.
     """
 
-    def __init__(
-        self, empty: list[Any], head: Head, asking: list[Detector], reader: Reader | None, label: str | None
-    ) -> None:
-        self.empty, self.head, self.asking, self.reader, self.label = empty, head, asking, reader, label
+    def __init__(self, empty: list[Any], head: Head, asking: list[Detector], source: Source) -> None:
+        self.empty, self.head, self.asking, self.source = empty, head, asking, source
 
-    def __call__(self, table: Any) -> dict[str, Any]:
-        sketch, *statistics = copy.deepcopy(self.empty)  # one process sums many tables
-        if self.reader is None:
-            batch = from_columns(table)
-            sketch.add_hashes(tensor(column_values(table, SEEN)))
-        else:
-            batch, errors = self.reader(table)
-            refuse(errors)
-            batch = batch._replace(labels=labels_in(table, self.label))
+    def start(self, device: str) -> None:
+        """Sums are taken on the CPU."""
+
+    def __call__(self, piece: Any) -> tuple[Any, list[Any]]:
+        note, items = self.source(piece)
+        sketch, *statistics = copy.deepcopy(self.empty)  # one process sums many pieces
+        for batch, _ in items:
             sketch.add(batch.features)
-        update_all(statistics, [batch], self.head, self.asking)
-        sums = require("ray.cloudpickle", "ray").dumps([sketch, *statistics])
-        return {"sums": np.array([sums], dtype=object)}
+        update_all(statistics, [batch for batch, _ in items], self.head, self.asking)
+        return note, [sketch, *statistics]

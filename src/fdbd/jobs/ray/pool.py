@@ -1,53 +1,93 @@
-"""The pool of actors that hold the model, and the way to a cluster."""
+"""Work on a cluster, and the way to it.
+
+Work is done by Ray's tasks, not by actors: a task holds its CPUs only while it works, so that jobs share a cluster, and
+none waits for CPUs that another job, or its own reading, will never give back. The processes in which Ray runs tasks
+keep the model from one task to the next, and drop it when they have been idle for a while.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import threading
+import time
+import warnings
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 
+from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
 
 TASK_RETRIES = 3
-"""How often a piece of work is done again after its actor died: enough for dying nodes, and an end where the work
-itself is what kills, such as an image that crashes its decoder. Ray Data would go on for ever."""
+"""How often a piece of work is done again after its process or node died: enough for dying nodes, and an end where the
+work itself is what kills, such as an image that crashes its decoder."""
+IDLE_SECONDS = 20.0
+"""How long a process keeps a model that it has no work for."""
+NOTICE_SECONDS = 30.0
+"""Without a result for so long, a job says what it waits for."""
+LATE_SECONDS, LATE_TIMES = 60.0, 10
+"""A piece of work that takes longer than LATE_SECONDS, and LATE_TIMES as long as the slowest finished one, is given out
+a second time: its process may have been stopped, which Ray does not notice."""
 _RAYS_ADVICE = "\nFailed to apply UDF transform"
 """How a text begins that Ray Data appends to the errors of workers."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The pool of actors, each of which holds the model.
+class Work:
+    """What a process of the cluster does with one piece of work after another.
 
     Args:
-        count: how many; None: as many as the cluster's logical CPUs allow, less one CPU for reading.
-        cpus: logical CPUs of each, and its torch threads.
+        guard: that is asked; it goes to the device of the process.
+        source: reads a piece of work.
+    """
+
+    def __init__(self, guard: Guard, source: Any = None) -> None:
+        self.guard, self.source = guard, source
+
+    def start(self, device: str) -> None:
+        """Called once in each process."""
+        self.guard.to(device)
+
+    def __call__(self, piece: Any) -> tuple[Any, Any]:
+        """A note for the driver, and the result."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How work is spread over a cluster.
+
+    Args:
+        count: pieces of work that are done at once, each by a process with a copy of the model; None: as many as the
+            cluster has room for.
+        cpus: logical CPUs of each, and its torch threads; fractions are allowed.
         gpus: GPUs of each; with one the model runs there.
         batch_size: rows that the model sees at once.
+        patience: seconds without a result after which a job ends with an error that says what it waits for.
     """
 
     count: int | None = None
     cpus: float = 1.0
     gpus: float = 0.0
     batch_size: int = 256
+    patience: float = 1800.0
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
             raise ValueError(f"{self.count} workers asked for, expected at least 1")
-        if self.cpus <= 0 or self.gpus < 0 or self.batch_size < 1:
+        if self.cpus <= 0 or self.gpus < 0 or self.batch_size < 1 or self.patience <= 0:
             raise ValueError(
-                f"cpus is {self.cpus}, gpus is {self.gpus}, batch_size is {self.batch_size}; expected cpus above 0, "
-                "gpus at least 0 and batch_size at least 1"
+                f"cpus is {self.cpus}, gpus is {self.gpus}, batch_size is {self.batch_size}, patience is "
+                f"{self.patience}; expected cpus and patience above 0, gpus at least 0 and batch_size at least 1"
             )
 
     @classmethod
     def of(cls, workers: Workers | int | None) -> Workers:
-        """A pool, or one of so many workers."""
+        """Workers as given, or so many."""
         return workers if isinstance(workers, Workers) else cls(workers)
 
     @classmethod
@@ -55,57 +95,146 @@ class Workers:
         """So many workers on a device as torch names it; each on a GPU of its own where that is "cuda"."""
         return cls(count, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
 
-    @property
-    def threads(self) -> int:
-        """Torch threads of each."""
-        return max(1, int(self.cpus))
+    def shared(self, work: Work) -> Shared:
+        """The work for the processes of the cluster."""
+        return Shared([require("ray", "ray").put(work)], max(1, int(self.cpus)), "cuda" if self.gpus else "cpu")
+
+    def run(self, work: Work, pieces: Iterable[Any]) -> Generator[tuple[Any, tuple[Any, Any]], None, None]:
+        """Do all pieces of work.
+
+        Yields:
+            a piece, with its note and result; each piece once, in the order in which they get ready.
+
+        Raises:
+            TimeoutError: there was no result for `patience` seconds.
+        """
+        ray = require("ray", "ray")
+        size = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        task = ray.remote(**size, max_calls=0, max_retries=TASK_RETRIES)(_do)
+        shared, waiting = self.shared(work), iter(pieces)
+        pending: dict[Any, _Pending] = {}
+        progress, slowest, notice = time.monotonic(), 0.0, min(NOTICE_SECONDS, self.patience)
+        try:
+            while True:
+                for piece in islice(waiting, max(0, (self.count or self._room()) - len(pending))):
+                    pending[task.remote(shared, piece)] = _Pending(piece, time.monotonic())
+                if not pending:
+                    return
+                ready, _ = ray.wait(list(pending), timeout=1.0)
+                for reference in ready:
+                    done = pending.pop(reference)
+                    with plain_errors():
+                        found = ray.get(reference)
+                    for other in [other for other, each in pending.items() if each.piece is done.piece]:
+                        del pending[other]
+                        ray.cancel(other)
+                    slowest = max(slowest, time.monotonic() - done.start)
+                    yield done.piece, found
+                    progress = time.monotonic()
+                now = time.monotonic()
+                if now - progress >= notice:
+                    sentence = f"no result for {now - progress:.0f} seconds: {self.waits_for()}"
+                    if now - progress >= self.patience:
+                        raise TimeoutError(sentence)
+                    warnings.warn(sentence, stacklevel=2)
+                    notice = self.patience
+                for reference, each in list(pending.items()):
+                    if each.can_be_late and now - each.start > max(LATE_SECONDS, LATE_TIMES * slowest):
+                        pending[reference] = each._replace(can_be_late=False)
+                        pending[task.remote(shared, each.piece)] = _Pending(each.piece, now, can_be_late=False)
+        finally:
+            for reference in pending:
+                ray.cancel(reference)
+
+    def _room(self) -> int:
+        """Tasks of this size that the nodes of the cluster could run at once, if they had nothing else to do."""
+        return max(1, sum(self._fits(node["Resources"]) for node in _nodes()))
+
+    def _fits(self, resources: dict[str, float]) -> int:
+        """How many tasks of this size a node with these resources could run at once."""
+        room = resources.get("CPU", 0.0) / self.cpus
+        return int(min(room, resources.get("GPU", 0.0) / self.gpus) if self.gpus else room)
 
     @property
-    def device(self) -> str:
-        """Where the model goes."""
-        return "cuda" if self.gpus else "cpu"
+    def needs(self) -> str:
+        """What one task holds while it works."""
+        return f"{self.cpus:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
 
-    def map(self, dataset: Any, actor: type[Actor], arguments: tuple[Any, ...], batch_size: int | None = None) -> Any:
-        """The dataset's tables passed through a pool of actors that start with these arguments, when it is read."""
-        ray, data = require("ray", "ray"), require("ray.data", "ray")
-        total = ray.cluster_resources().get("CPU", 0.0)
-        count = max(1, int((total - 1) / self.cpus)) if self.count is None else self.count
-        if count * self.cpus > total - 1:  # Ray Data would wait for ever
-            raise ValueError(
-                f"{count} workers with {self.cpus:g} CPUs each leave less than 1 of Ray's {total:g} logical CPUs, and "
-                "reading needs that one: ask for fewer workers, or start Ray with more logical CPUs than there are "
-                "cores (ray start --num-cpus, or num_cpus of ray.init)"
-            )
-        mapped = dataset.map_batches(
-            actor,
-            fn_constructor_args=(ray.put(arguments), self.threads, self.device),
-            compute=data.ActorPoolStrategy(size=count),
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            max_task_retries=TASK_RETRIES,
-            batch_size=batch_size or self.batch_size,
-            batch_format="pyarrow",
+    def waits_for(self) -> str:
+        """What a task needs, and what the cluster has."""
+        nodes, free = _nodes(), require("ray", "ray").available_resources()
+        have = []
+        for kind in ("CPU", "GPU") if self.gpus else ("CPU",):
+            total = sum(node["Resources"].get(kind, 0) for node in nodes)
+            have.append(f"{free.get(kind, 0):g} of {total:g} {kind}s")
+        fits = any(self._fits(node["Resources"]) for node in nodes)
+        return (
+            f"a task needs {self.needs} on one node, and {' and '.join(have)} are free on {len(nodes)} nodes"
+            + ("" if fits else ", none of which is large enough")
+            + "; end what else runs on the cluster, ask for less, or add nodes"
         )
-        return with_plain_errors(mapped)
 
 
-class Actor:
-    """What stands in the pool: subclasses keep in `start` what they are given, and map tables in ``__call__``.
+class _Pending(NamedTuple):
+    """A piece of work that was given out."""
 
-    Args:
-        shared: reference to the arguments of `start`, which travel once a node.
-        threads: of torch.
-        device: of the model.
-    """
+    piece: Any
+    start: float
+    can_be_late: bool = True
+    """False where it was given out twice."""
 
-    def __init__(self, shared: Any, threads: int, device: str) -> None:
-        torch.set_num_threads(threads)
-        self.device = device
-        self.start(*require("ray", "ray").get(shared))
 
-    def start(self, *arguments: Any) -> None:
-        """Keep the arguments."""
-        raise NotImplementedError
+class Shared(NamedTuple):
+    """Work as it travels to the processes of the cluster: by reference, fetched once per process."""
+
+    references: list[Any]
+    """One reference, in a list because Ray would fetch a bare one anew for each task."""
+    threads: int
+    device: str
+
+    def __call__(self, piece: Any) -> tuple[Any, Any]:
+        """Do a piece of the work, in a process of the cluster."""
+        [reference] = self.references
+        key = reference.hex()
+        with _LOCK:
+            if _HELD.get("key") != key:
+                _HELD.clear()
+                torch.set_num_threads(self.threads)
+                work = require("ray", "ray").get(reference)
+                work.start(self.device)
+                _HELD.update(key=key, work=work)
+                threading.Thread(target=_drop_when_idle, args=(key,), daemon=True).start()
+            try:
+                done: tuple[Any, Any] = _HELD["work"](piece)
+                return done
+            finally:
+                _HELD["used"] = time.monotonic()
+
+
+_LOCK = threading.Lock()
+_HELD: dict[str, Any] = {}
+"""In a process of the cluster: the last `work`, its `key`, and when it was `used`."""
+
+
+def _drop_when_idle(key: str) -> None:
+    while True:
+        time.sleep(IDLE_SECONDS / 2)
+        with _LOCK:
+            if _HELD.get("key") == key and time.monotonic() - _HELD["used"] > IDLE_SECONDS:
+                _HELD.clear()
+                if torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
+            if _HELD.get("key") != key:
+                return
+
+
+def _do(shared: Shared, piece: Any) -> tuple[Any, Any]:
+    return shared(piece)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    """The living nodes of the cluster."""
+    return [node for node in require("ray", "ray").nodes() if node["Alive"]]
 
 
 def connect(address: str | None = None) -> None:
@@ -113,40 +242,20 @@ def connect(address: str | None = None) -> None:
 
     Args:
         address: such as ``"auto"`` or ``"head:6379"``; None: what ``RAY_ADDRESS`` in the environment says; without
-            that, Ray is started on this machine, with one logical CPU more than it has cores, for reading.
+            that, Ray is started on this machine.
     """
     ray = require("ray", "ray")
     if ray.is_initialized():
         return
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
     if not address:
-        ray.init(address="local", num_cpus=(os.cpu_count() or 1) + 1, include_dashboard=False, **options)
+        ray.init(address="local", include_dashboard=False, **options)
         return
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
-
-
-def with_plain_errors(dataset: Any) -> Any:
-    """The dataset, whose workers report what went wrong itself: Ray's own error for it would arrive without a cause."""
-    dataset.context.raise_original_map_exception = True
-    return dataset
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No log and no bars of Ray Data meanwhile, for commands that show their own."""
-    context, logger = require("ray.data", "ray").DataContext.get_current(), logging.getLogger("ray.data")
-    bars, level = context.enable_progress_bars, logger.level
-    context.enable_progress_bars = False
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        context.enable_progress_bars = bars
-        logger.setLevel(level)
 
 
 @contextmanager
@@ -156,20 +265,13 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        if isinstance(error, (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)):
+        if isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)):
             raise RuntimeError(
                 f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may crash its decoder, "
                 "which --engine local makes a row with an error, or memory is short"
             ) from None
-        cause = _cause(error)
-        if len(cause.args) == 1 and isinstance(cause.args[0], str):
-            cause.args = (cause.args[0].partition(_RAYS_ADVICE)[0],)
-        raise cause from None
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What went wrong first: Ray wraps the errors of workers in its own, several deep."""
-    chain = [error]
-    while (inner := getattr(chain[-1], "cause", None) or chain[-1].__cause__) is not None and inner not in chain:
-        chain.append(inner)
-    return chain[-1]
+        while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
+            error = inner  # Ray wraps the errors of workers in its own, several deep
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (error.args[0].partition(_RAYS_ADVICE)[0],)
+        raise error from None

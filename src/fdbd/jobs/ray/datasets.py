@@ -1,0 +1,203 @@
+"""Fit, calibrate and ask a guard over Ray Datasets: Ray Data reads and moves the blocks, tasks do the work on them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fdbd.core.batch import Head
+from fdbd.data.features import RowBatch
+from fdbd.data.preprocessing import Preprocess
+from fdbd.decision.guard import Guard, NotCalibratedError
+from fdbd.detectors import Detector
+from fdbd.jobs.output import decide, schema
+from fdbd.jobs.ray.columns import INPUTS, Reader
+from fdbd.jobs.ray.fitting import calibrate_rows, fit_rows
+from fdbd.jobs.ray.pool import Work, Workers, plain_errors
+from fdbd.util.extras import require
+
+ROWS_PER_SUM = 16_384
+"""Features that one task boils down to one partial sum, so that small blocks do not send a large sum each."""
+
+G = TypeVar("G", Guard, Detector)
+
+
+def fit(
+    guard: G,
+    dataset: Any,
+    *,
+    head: Head | None = None,
+    column: str | None = None,
+    label: str | None = "label",
+    preprocess: Preprocess | None = None,
+    workers: Workers | int | None = None,
+) -> G:
+    """Show a guard or a detector its training data, wherever in the cluster they are.
+
+    The result is that of `Guard.fit` on the same rows, for any number of blocks. A network runs once over the data, and
+    its features come to the driver; a column of features is read anew for each pass, where the data are
+    (``dataset.materialize()`` keeps them in memory).
+
+    Args:
+        guard: a guard, or a detector together with its `head`; fitted in place and returned.
+        dataset: a ``ray.data.Dataset``.
+        head: for a detector alone.
+        column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8 arrays), ``bytes`` or
+            ``path`` (encoded images), arrays under another name; None: the first of these names that is there.
+        label: column of class indices, where there is one.
+        preprocess: from uint8 images to what the model takes.
+        workers: how the work is spread, or how much of it is done at once.
+    """
+    if isinstance(guard, Detector):
+        if head is None:
+            raise ValueError(f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)")
+        fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
+        return guard
+    pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess, label)
+    fit_rows(guard, _DatasetRows(dataset, pool, reader, ROWS_PER_SUM if reader.is_features else pool.batch_size))
+    return guard
+
+
+def calibrate(
+    guard: Guard,
+    dataset: Any,
+    *,
+    tpr: float | None = None,
+    alpha: float | None = None,
+    per_class: bool = False,
+    column: str | None = None,
+    preprocess: Preprocess | None = None,
+    workers: Workers | int | None = None,
+) -> Guard:
+    """Set a fitted guard's threshold from in-distribution data that neither the network's training nor the fit has
+    seen: `Guard.calibrate`, on data as for `score`. A row that cannot be read is an error."""
+    if tpr is not None and alpha is not None:
+        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+    pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess)
+    rows = _DatasetRows(dataset, pool, reader, pool.batch_size)
+    calibrate_rows(guard, rows, tpr=tpr, alpha=alpha, per_class=per_class)
+    return guard
+
+
+def score(
+    guard: Guard,
+    dataset: Any,
+    *,
+    column: str | None = None,
+    preprocess: Preprocess | None = None,
+    keep: Sequence[str] | None = None,
+    class_names: Sequence[str] = (),
+    workers: Workers | int | None = None,
+) -> Any:
+    """A Dataset with the guard's decision on each row, computed when it is read or written.
+
+    Rows come as blocks get ready, in any order: keep a column that names them. Reading waits for the model: blocks on
+    their way to it take at most their share of Ray's object store.
+
+    Args:
+        guard: fitted and calibrated.
+        dataset: a ``ray.data.Dataset``, for instance ``ray.data.read_parquet(path)``.
+        column: as for `fit`.
+        preprocess: from uint8 images to what the model takes.
+        keep: columns to put beside the decision; None: all but those that hold samples or decisions.
+        class_names: one per class, for the column ``class``.
+        workers: as for `fit`.
+
+    Returns:
+        the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood`` and ``error`` as
+        `fdbd score` writes them: rows that could not be read are OOD, and ``error`` says why.
+    """
+    if guard.threshold is None:
+        raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")
+    reader = Reader(guard, dataset, column, preprocess)
+    columns = dataset.columns()
+    own = schema(range(0)).names[1:]
+    if keep is None:
+        keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
+    for name in keep:
+        if name not in columns or name in own:
+            raise ValueError(
+                f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
+            )
+    pool = Workers.of(workers)
+    return _mapped(dataset, pool, Decisions(guard, reader, tuple(keep), tuple(class_names)), pool.batch_size)
+
+
+def _mapped(dataset: Any, workers: Workers, work: Work, batch_size: int) -> Any:
+    """The dataset of the results of the work on its tables, which is done when it is read."""
+    shared = workers.shared(work)
+
+    def task(table: Any) -> Any:
+        return shared(table)[1]
+
+    task.__name__ = f"task with {workers.needs}"  # so Ray Data calls it where it makes no progress
+    mapped = dataset.map_batches(
+        task,
+        compute=require("ray.data", "ray").TaskPoolStrategy(size=workers.count),
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus or None,
+        max_calls=0,
+        batch_size=batch_size,
+        batch_format="pyarrow",
+    )
+    mapped.context.execution_no_progress_timeout_s = workers.patience
+    mapped.context.raise_original_map_exception = True  # Ray's own error for it would arrive without a cause
+    return mapped
+
+
+class _DatasetRows:
+    """The rows of a Dataset, so many at a time."""
+
+    def __init__(self, dataset: Any, workers: Workers, source: Reader, batch_size: int) -> None:
+        self.dataset, self.workers, self.source, self.batch_size = dataset, workers, source, batch_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        tables = self.dataset.limit(1).iter_batches(batch_format="pyarrow")
+        return next((self.source.read(table)[0].features.dtype for table in tables), torch.float32)
+
+    def run(self, work: Work) -> Iterator[Any]:
+        mapped = _mapped(self.dataset, self.workers, _Pickled(work), self.batch_size)
+        try:
+            with plain_errors():
+                for row in mapped.iter_rows():
+                    yield pickle.loads(row[_PICKLE])
+        except require("ray.data.exceptions", "ray").ExecutionTimeoutError:
+            waits_for = self.workers.waits_for()
+            raise TimeoutError(f"no result for {self.workers.patience:g} seconds: {waits_for}") from None
+
+
+_PICKLE = "pickle"
+
+
+class _Pickled(Work):
+    """Work whose results are no tables: each becomes a table of one row."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def start(self, device: str) -> None:
+        self.work.start(device)
+
+    def __call__(self, table: Any) -> tuple[Any, dict[str, Any]]:
+        note, result = self.work(table)
+        return note, {_PICKLE: np.array([pickle.dumps(result)], dtype=object)}
+
+
+class Decisions(Work):
+    """Puts a guard's decisions beside the columns to keep."""
+
+    def __init__(self, guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str]) -> None:
+        super().__init__(guard, reader)
+        self.keep, self.class_names = keep, class_names
+
+    def __call__(self, table: Any) -> tuple[None, Any]:
+        inputs, errors = self.source.read(table)
+        decided = decide(self.guard, RowBatch(range(table.num_rows), inputs, errors), self.class_names).to_arrow()
+        kept = {name: table.column(name) for name in self.keep}
+        own = {name: decided.column(name) for name in decided.column_names[1:]}
+        return None, require("pyarrow", "ray").table({**kept, **own})
