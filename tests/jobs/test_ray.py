@@ -31,6 +31,8 @@ from fdbd.data.inputs import ImageRows  # noqa: E402
 from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
+from fdbd.jobs.ray import pool  # noqa: E402
+from fdbd.jobs.ray.pool import Work  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
@@ -40,12 +42,15 @@ QUICK_DEATH = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
+    "grpc_client_keepalive_time_ms": 10_000,  # by default Ray takes seven minutes to miss a process that was stopped
+    "grpc_client_keepalive_timeout_ms": 5_000,
 }
 
 
 @pytest.fixture(scope="module")
 def cluster():
     before = ray_processes()
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     cluster = Cluster(
         initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": QUICK_DEATH}
     )
@@ -223,11 +228,29 @@ class Slow(nn.Module):
         return self.head(inputs)
 
 
-def doomed_node(cluster) -> tuple:
-    """A further node, and its id."""
-    node = cluster.add_node(**NODE, resources={"doomed": 1})
-    cluster.wait_for_nodes()
-    return node, next(one["NodeID"] for one in ray.nodes() if one["Alive"] and "doomed" in one["Resources"])
+class Pieces(Work):
+    """Gives each piece back. The first process that meets the piece "stop" is stopped, as by a debugger."""
+
+    def __init__(self, marks: Path) -> None:
+        self.marks = marks
+
+    def start(self, device: str) -> None:
+        pass
+
+    def __call__(self, piece: object) -> tuple[str, object]:
+        (self.marks / ray.get_runtime_context().get_node_id()).touch()
+        if piece == "stop" and not (self.marks / "stopped").exists():
+            (self.marks / "stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.1)
+        return "a note", piece
+
+
+def processes_of(node) -> list[int]:
+    """Process ids of a node's raylet and its workers."""
+    [raylet] = [each.process.pid for each in node.all_processes["raylet"]]
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(raylet)], capture_output=True, text=True, check=False)
+    return [raylet, *map(int, found.stdout.split())]
 
 
 def wait_for(mark: Path, work: threading.Thread) -> None:
@@ -239,36 +262,128 @@ def wait_for(mark: Path, work: threading.Thread) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("job", ["score", "fit"])
-def test_a_node_that_dies_in_the_middle_costs_no_row_and_doubles_none(cluster, job, tmp_path):
+@pytest.mark.timeout(300)  # a hang is a failure
+@pytest.mark.parametrize(
+    ("job", "end"), [("score", "kill"), ("fit", "kill"), ("pieces", "kill"), ("pieces", "stop"), ("score", "stop")]
+)
+def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
+    cluster, job, end, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pool, "LATE_SECONDS", 5.0)
     torch.manual_seed(0)
     model = Slow(tmp_path).eval()
     inputs, labels = make_features(600, torch.float64)
     expected = fdbd.Guard(model, "mds").fit([(inputs, labels)]).calibrate([make_features(100, torch.float64, 2)[0]])
     items = [{"id": row, "inputs": inputs[row].numpy(), "label": int(labels[row])} for row in range(600)]
     dataset = ray.data.from_items(items, override_num_blocks=60)
-    pool = on_ray.Workers(3, batch_size=10)
+    workers = on_ray.Workers(6, batch_size=10)
     fitted = fdbd.Guard(model, "mds")
-    node, name = doomed_node(cluster)
+    node = cluster.add_node(**NODE, resources={"doomed": 1})
+    cluster.wait_for_nodes()
+    name = next(one["NodeID"] for one in ray.nodes() if one["Alive"] and "doomed" in one["Resources"])
     rows: list[dict] = []
 
     def work() -> None:
         if job == "fit":
-            on_ray.fit(fitted, dataset, column="inputs", workers=pool)
+            on_ray.fit(fitted, dataset, column="inputs", workers=workers)
+        elif job == "score":
+            rows.extend(on_ray.score(expected, dataset, column="inputs", workers=workers).iter_rows())
         else:
-            rows.extend(on_ray.score(expected, dataset, column="inputs", workers=pool).iter_rows())
+            rows.extend({"id": piece, "note": note} for piece, note in workers.run(Pieces(tmp_path), range(600)))
 
     thread = threading.Thread(target=work)
     thread.start()
     wait_for(tmp_path / name, thread)
+    if end == "stop":
+        for process in processes_of(node):
+            os.kill(process, signal.SIGSTOP)
+        thread.join()
     cluster.remove_node(node, allow_graceful=False)
     thread.join()
     if job == "fit":
         assert_same_buffers(fitted.detector, expected.detector)
         return
     assert sorted(row["id"] for row in rows) == list(range(600))
-    scores = [row["score"] for row in sorted(rows, key=lambda row: row["id"])]
-    np.testing.assert_allclose(scores, expected.score(inputs), rtol=1e-6, atol=1e-6)
+    if job == "score":
+        scores = [row["score"] for row in sorted(rows, key=lambda row: row["id"])]
+        np.testing.assert_allclose(scores, expected.score(inputs), rtol=1e-6, atol=1e-6)
+
+
+@SLOW
+@pytest.mark.timeout(120)
+def test_work_that_a_stopped_process_keeps_is_done_by_another(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "LATE_SECONDS", 2.0)
+    pieces = ["a", "b", "stop", "c"]
+    found = dict(on_ray.Workers(2).run(Pieces(tmp_path), pieces))
+    os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
+    assert found == {piece: ("a note", piece) for piece in pieces}
+
+
+@contextlib.contextmanager
+def foreign_job():
+    """Somebody else's actors, which hold all but half a CPU of each node."""
+
+    @ray.remote(num_cpus=1.5)
+    class Holder:
+        def ready(self) -> bool:
+            return True
+
+    holders = [Holder.remote() for _ in range(2)]
+    ray.get([holder.ready.remote() for holder in holders])
+    try:
+        yield
+    finally:
+        for holder in holders:
+            ray.kill(holder)
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_gets_no_resources_ends_with_a_sentence_that_names_them(cluster, tmp_path):
+    workers = on_ray.Workers(2, cpus=1.5, patience=3.0)
+    features, labels = make_features(20)
+    guard, dataset = feature_guard(features), ray.data.from_arrow(features_table(features, labels)).materialize()
+    with foreign_job():
+        with pytest.raises(TimeoutError, match=r"a task needs 1.5 CPUs on one node, and 1 of 4"):
+            list(workers.run(Pieces(tmp_path), range(3)))
+        with pytest.raises(TimeoutError, match=r"no result for 3 seconds: a task needs 1.5 CPUs on one node"):
+            on_ray.calibrate(guard, dataset, workers=workers)
+        with pytest.raises(ray.data.exceptions.ExecutionTimeoutError, match=r"task with 1.5 CPUs"):
+            on_ray.score(guard, dataset, workers=workers).take_all()
+
+
+@SLOW
+@pytest.mark.timeout(120)
+def test_a_foreign_job_leaves_what_it_does_not_hold(cluster, tmp_path):
+    with foreign_job():
+        found = dict(on_ray.Workers(cpus=0.5).run(Pieces(tmp_path), range(20)))
+    assert sorted(found) == list(range(20))
+
+
+@pytest.mark.timeout(120)
+def test_a_task_that_fits_on_no_node_says_so(cluster, tmp_path):
+    with pytest.raises(TimeoutError, match="none of which is large enough"):
+        list(on_ray.Workers(cpus=3, patience=1.0).run(Pieces(tmp_path), range(3)))
+
+
+@SLOW
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cpus", [0.5, 1.0, 1.5, 2.0])
+def test_two_jobs_at_once_share_the_cluster(cluster, cpus, tmp_path):
+    features, labels = make_features(1003)
+    guard, workers = feature_guard(features), on_ray.Workers(2, cpus=cpus, batch_size=64)
+    path = write_features(tmp_path, features, labels, 3)
+    results: list[list[int]] = [[], []]
+
+    def work(ids: list[int]) -> None:
+        dataset = ray.data.read_parquet(path, override_num_blocks=5)
+        ids.extend(row["id"] for row in on_ray.score(guard, dataset, workers=workers).iter_rows())
+
+    threads = [threading.Thread(target=work, args=(ids,)) for ids in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(ids) for ids in results] == [list(range(1003))] * 2
 
 
 def write_files(folder: Path, kind: str) -> tuple[list[object], str]:

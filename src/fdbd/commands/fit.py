@@ -102,7 +102,7 @@ def fit(
     else:
         if data is None:
             raise ValueError(f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE")
-        home = "cpu" if engine is options.Engine.ray else device  # on Ray it goes to its device in the actors
+        home = "cpu" if engine is options.Engine.ray else device  # on Ray it goes to its device in the workers
         source = model_by_name(
             model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=home
         )

@@ -32,7 +32,7 @@ Device = Annotated[str, typer.Option(help="Where the model runs: auto (a GPU whe
 BatchSize = Annotated[int, typer.Option(help="Images that the model sees at once.")]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Processes that decode images (with ray: model actors); default: by the machine."),
+    typer.Option(help="Processes that decode images (with ray: tasks at once); default: by the machine."),
 ]
 EngineName = Annotated[Engine, typer.Option("--engine", help="local, or ray for a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray's address; default: Ray on this machine.")]

@@ -90,7 +90,7 @@ def fit_files(
         tpr, alpha, per_class: as for `Guard.calibrate`.
         split: which part of a dataset by name the fit takes; `calibration` takes its test part.
         engine, address, batch_size, workers: as for `score_files`.
-        device: on Ray, ``"cuda"`` gives each actor a GPU; elsewhere the model is where it runs.
+        device: on Ray, ``"cuda"`` gives each worker a GPU; elsewhere the model is where it runs.
         progress: show a bar when it takes more than two seconds.
     """
     check_engine(engine, address, batch_size, workers)

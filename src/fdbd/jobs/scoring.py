@@ -82,14 +82,14 @@ def score_files(
         guard: the guard's file.
         data: what to score, as in `fdbd.data.inputs.open_rows`.
         out: a ``.parquet`` or ``.csv`` file, which appears when it is whole; or a folder for Parquet parts.
-        engine: where the model runs: in this process, or in the actors of a Ray cluster, each of whose nodes reads
+        engine: where the model runs: in this process, or in the workers of a Ray cluster, each of whose nodes reads
             `data` by the same path; the output is the same.
         address: of the cluster, as for `fdbd.jobs.ray.connect`.
         model, checkpoint, trust, device: as for `open_guard`.
         split: which part of a dataset by name.
         batch_size: images that the model sees at once.
-        workers: processes that decode images, None: one per core; on Ray, actors that hold the model, None: as many as
-            the cluster's logical CPUs allow, less one.
+        workers: processes that decode images, None: one per core; on Ray, tasks that run the model at once, None: as
+            many as the cluster has room for.
         restart: throw away what an earlier run with another guard or other data left unfinished.
         progress: show a bar when it takes more than two seconds.
     """
@@ -97,7 +97,7 @@ def score_files(
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split)
     output = Output(Path(out), rows.names if isinstance(rows, ImageRows) else range(0), restart)
-    home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the actors
+    home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the workers
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
     _check_fit(opened, rows)
     identity = {"guard": hash_file(guard), "data": rows.key, "rows": len(rows)}
