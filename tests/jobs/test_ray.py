@@ -395,14 +395,15 @@ def write_files(folder: Path, kind: str) -> tuple[list[object], str]:
             (folder / "images" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
             image.fromarray(array).save(folder / "images" / "ab"[number % 2] / f"{number:02}.png")
         (folder / "images" / "a" / "damaged.png").write_bytes(b"no image")
-        return ["cifar10-ce", "images"], "images"
+        return ["cifar10-ce", "images", "--network-never-saw-data"], "images"
     features, labels = make_features(1003)
     np.savez(folder / "head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
     if kind == "parquet":
         pq.write_table(features_table(features, labels), folder / "features.parquet", row_group_size=50)
     else:
         np.savez(folder / "features.npz", features=features.numpy(), label=labels.numpy())
-    return [f"features.{kind}", "--head", "head.npz", "--detector", "mds"], f"features.{kind}"
+    options = ["--head", "head.npz", "--detector", "mds", "--network-never-saw-data"]
+    return [f"features.{kind}", *options], f"features.{kind}"
 
 
 @SLOW
