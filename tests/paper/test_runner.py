@@ -113,8 +113,9 @@ def test_the_command_lists_runs_and_refuses_in_one_line(quick, tmp_path, capsys,
 
 def test_at_the_papers_scale_missing_weights_and_data_are_named(nowhere, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = command(capsys, "table-cifar10", "--scale", "paper")
+    code, out, err = command(capsys, "table-cifar10", "--scale", "paper")
     assert code == 2
+    assert "written" not in out
     assert "run: fdbd train ce-resnet18" in err
     assert "run: fdbd train supcon-resnet18" in err
     assert not list(tmp_path.glob("paper/*"))

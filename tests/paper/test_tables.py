@@ -116,6 +116,14 @@ def test_all_distances_give_the_score_of_fdbd(small_bundle, tiny) -> None:
     assert last[1] == f"{100 * float(expected):.2f}"
 
 
+def test_the_k_nearest_distances_give_the_score_of_that_detector(small_bundle, tiny) -> None:
+    found = tiny("figure-nearest-k", ks=[1, 4]).data
+    results = small_bundle.run([FDBD(nearest=k) for k in (1, 4)], latency=False, progress=False)
+    expected = [float(results.value(row, results.main_column, "auroc")) for row in results.rows]
+    assert found["k"] == [1, 4, 9]
+    assert found["auroc"][:2] == pytest.approx(expected, abs=1e-5)
+
+
 class Tiny(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -142,7 +142,7 @@ class Benchmark:
         if titles is not None:
             rows = [replace(row, name=title) for row, title in zip(rows, titles)]
         forward = self._time_forward() if latency else ()
-        return Results(self._setting(notes, forward), _with_own_names(rows), figures(self))
+        return Results(self.setting(notes, forward), _with_own_names(rows), figures(self))
 
     def _row(self, item: str | Detector, latency: bool) -> Row:
         name = item if isinstance(item, str) else label(item)
@@ -196,7 +196,8 @@ class Benchmark:
         largest = int(FORWARD_SECONDS / max(single.median, 1e-9))
         return tuple(single if size == 1 else self.forward(max(2, min(size, largest))) for size in BATCH_SIZES)
 
-    def _setting(self, notes: Sequence[str], forward: tuple[Latency, ...]) -> Setting:
+    def setting(self, notes: Sequence[str] = (), forward: tuple[Latency, ...] = ()) -> Setting:
+        """What all rows of the results have in common."""
         return Setting(
             title=self.title,
             notes=tuple(notes),

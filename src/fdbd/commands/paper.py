@@ -67,4 +67,5 @@ def _show(records: list[dict[str, Any]], out: Path) -> None:
             console.print(
                 f"  {item['verdict']}: {item['statement']}. {item['measured']}", highlight=False, markup=False
             )
-    console.print(f"[dim]written in {out}[/dim]", highlight=False)
+    if any(record["checks"] for record in records):
+        console.print(f"[dim]written in {out}[/dim]", highlight=False)

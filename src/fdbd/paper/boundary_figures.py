@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fdbd.bench import FeatureSet
+from fdbd.bench import FeatureSet, Results
 from fdbd.core import geometry
 from fdbd.core.batch import Head
-from fdbd.detectors import FDBD
-from fdbd.metrics import auroc
+from fdbd.metrics import auroc, evaluate
 from fdbd.metrics.comparison import Comparison, compare, placements, standard_error
 from fdbd.paper import plot
 from fdbd.paper.detector_tables import average
 from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.models import load_models
+from fdbd.paper.models import EvaluatedModel, load_models
 from fdbd.paper.result import (
     Check,
     Result,
@@ -30,6 +30,7 @@ from fdbd.paper.result import (
 )
 from fdbd.paper.table import Table, percent
 from fdbd.report.figures import deviation_profile
+from fdbd.results.rows import Row
 
 Floats = NDArray[np.float64]
 _BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
@@ -188,7 +189,7 @@ def nearest_k(experiment: Experiment, say: Say) -> Result:
     chosen = experiment.settings.get("ks") or list(range(1, last + 1))
     ks = sorted({min(k, last) for k in chosen} | {last})
     say(f"fdbd with {len(ks)} numbers of distances")
-    results = model.benchmark.run([FDBD(nearest=k) for k in ks], latency=False, progress=False)
+    results = _results_of_nearest(model, ks)
     values = {metric: [average(results, row.name, metric) for row in results.rows] for metric in ("auroc", "fpr95")}
     result.data = {"k": ks, **values}
     rows = [[str(k), percent(a), percent(f)] for k, a, f in zip(ks, values["auroc"], values["fpr95"])]
@@ -219,6 +220,27 @@ def nearest_k(experiment: Experiment, say: Say) -> Result:
         if last > 100:
             axis.set_xscale("log")
     return result
+
+
+def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:
+    """One row per k, all from one pass over the features in blocks: a detector per k would hold ten tables (C, C)."""
+    benchmark, mean = model.benchmark, model.training_mean().float()
+    norms = geometry.pairwise_norms(benchmark.head)
+    scores: list[dict[str, Tensor]] = [{} for _ in ks]
+    for samples in (benchmark.test, *benchmark.ood):
+        found = []
+        for batch in samples.batches(max(1, _BLOCK_BYTES // (64 * benchmark.head.num_classes))):
+            distances = geometry.distances(batch.features, benchmark.head, norms=norms)
+            deviation = torch.linalg.vector_norm(batch.features - mean, dim=1)
+            found.append(torch.stack([geometry.mean_of_nearest(distances, k) / deviation for k in ks]))
+        for part, values in zip(scores, torch.cat(found, dim=1)):
+            part[samples.name] = values
+    rows = []
+    for k, part in zip(ks, scores):
+        inside = part.pop(benchmark.test.name)
+        evaluations = {name: evaluate(inside, outside, positive=benchmark.positive) for name, outside in part.items()}
+        rows.append(Row(f"k = {k}", evaluations=evaluations, id_scores=inside, ood_scores=part))
+    return Results(benchmark.setting(), rows)
 
 
 def _overlap(first: Floats, second: Floats, bins: int = 60) -> float:

@@ -54,16 +54,27 @@ class EvaluatedModel:
         name = next(each for each in names if features.name in (each, Path(each).stem))
         return load(name, "test", limit=limit).subset(np.arange(0, len(features), step))
 
+    def training_mean(self) -> Tensor:
+        """(P,) float64 mean of the training features."""
+        full, train = self.benchmark.statistics, self.benchmark.train
+        if full is not None:
+            return full.mean()
+        total = torch.stack([batch.features.double().sum(dim=0) for batch in train.batches()]).sum(dim=0)
+        return total / len(train)
+
     def distances_and_deviations(self) -> dict[str, tuple[Floats, Floats]]:
         """For each set, the ID set first: average boundary distance and deviation from the training mean, (N,) each."""
-        benchmark, full = self.benchmark, self.benchmark.statistics
-        mean: Tensor = benchmark.train.features.double().mean(dim=0) if full is None else full.mean()
+        benchmark, mean = self.benchmark, self.training_mean()
         folded = geometry.Folded(benchmark.head, normalizer=None, dtype=torch.float64)
         found = {}
         for samples in (benchmark.test, *benchmark.ood):
-            z = samples.rows(slice(None)).features.double()
-            deviation = torch.linalg.vector_norm(z - mean, dim=1)
-            found[samples.name] = (folded.score(z, benchmark.head(z).argmax(dim=1)).numpy(), deviation.numpy())
+            parts = []
+            for batch in samples.batches():
+                z = batch.features.double()
+                deviation = torch.linalg.vector_norm(z - mean, dim=1)
+                parts.append(torch.stack([folded.score(z, benchmark.head(z).argmax(dim=1)), deviation]))
+            distance, deviation = torch.cat(parts, dim=1).numpy()
+            found[samples.name] = (distance, deviation)
         return found
 
 
