@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fdbd.bench.bundle import load_bundle
 from fdbd.bench.results import Results
 
 
@@ -195,3 +196,24 @@ def test_a_page_without_figures_or_detectors_draws_what_there_is(
             assert watched.page.locator("#deviation").text_content().count("Not drawn: why <b>not</b>.") == 1
         watched.context.close()
         assert watched.said == []
+
+
+@pytest.mark.slow
+def test_at_1280_pixels_no_column_of_the_packages_benchmark_is_cut_off(browser: Any, tmp_path: Path) -> None:
+    results = load_bundle().run(["fdbd", "react+energy", "knn"], progress=False)
+    watched = Watched(browser, results.to_html(tmp_path / "report.html"))
+    page = watched.page
+    assert page.evaluate("(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroller'))") <= 0
+    assert "automobile" in page.locator("#sample-cards").inner_text()
+    assert page.locator(".cite").first.inner_text().startswith("[")
+    phone = Watched(browser, tmp_path / "report.html", width=390).page
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    assert phone.evaluate("document.querySelector('.scroller').classList.contains('more')")
+
+
+def test_results_from_a_file_without_scores_have_a_page_without_their_figures(browser: Any, tmp_path: Path) -> None:
+    old = Path(__file__).parents[1] / "artifacts" / "0.1.0" / "results.json"
+    watched = Watched(browser, Results.from_json(old).to_html(tmp_path / "report.html"))
+    assert watched.said == []
+    assert watched.page.locator("#roc").count() == 0
+    assert len(watched.order()) > 1

@@ -21,6 +21,7 @@ from fdbd.core.batch import Head
 from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
 from fdbd.fitting.statistics import ClassMoments
+from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
 from fdbd.metrics import evaluate
 from fdbd.report import figures
 from fdbd.results.rows import Latency, Row, Setting
@@ -138,6 +139,8 @@ class Benchmark:
             titles, chosen = list(detectors), list(detectors.values())
         else:
             chosen = list(detectors)
+        if self.train.features.numel() >= WORTH_A_KERNEL:
+            compile_kernels(self.head.weight.dtype)  # else the first fit's time would have the compiler in it
         rows = [self._row(item, latency) for item in track(chosen, "comparing detectors", enabled=progress)]
         if titles is not None:
             rows = [replace(row, name=title) for row, title in zip(rows, titles)]

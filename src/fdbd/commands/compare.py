@@ -58,6 +58,10 @@ def compare(
     table.add_column("second is")
     for each in found:
         difference, error, p_value = each.comparison
-        cells = [as_percent(each.first), as_percent(each.second), f"{100 * difference:+.2f} ± {100 * error:.2f}"]
+        cells = [
+            as_percent(each.first),
+            as_percent(each.second),
+            f"{round(100 * difference, 2) + 0.0:+.2f} ± {100 * error:.2f}",
+        ]
         table.add_row(escape(each.detector), *cells, f"{p_value:.2g}", each.verdict)
     Console().print(table)

@@ -66,7 +66,7 @@ def _of_forward(results: ResultTable) -> str:
     forward = results.setting.forward
     if not forward:
         return "."
-    times = ", ".join(f"{number_text(t.median * 1e6)} µs in batches of {t.batch_size}" for t in forward)
+    times = ", ".join(f"{_micro(t)} µs in batches of {t.batch_size}" for t in forward)
     return f" (share of the network's forward pass, measured here: {times})."
 
 
@@ -79,9 +79,15 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _latency_text(results: ResultTable, timing: Latency) -> str:
+def _micro(timing: Latency) -> str:
+    """Microseconds, with the reach of the interval to its farther side."""
     reach = max(timing.high - timing.median, timing.median - timing.low)
-    text = number_text(timing.median * 1e6) + (f" ± {reach * 1e6:.2g}" if math.isfinite(reach) else "")
+    text = number_text(timing.median * 1e6)
+    return f"{text} ± {number_text(float(f'{reach * 1e6:.2g}'))}" if math.isfinite(reach) else text
+
+
+def _latency_text(results: ResultTable, timing: Latency) -> str:
+    text = _micro(timing)
     share = results.setting.share_of_forward(timing)
     return text if share is None else f"{text} ({share:.2%})"
 
