@@ -123,3 +123,35 @@ def test_datasets_are_listed(capsys) -> None:
     code, out, _ = run(capsys, "data", "--json")
     assert code == 0
     assert {"cifar10", "svhn", "textures", "mnist"} <= {entry["name"] for entry in json.loads(out)}
+
+
+def test_the_lists_of_datasets_and_features_fit_80_columns_and_cut_no_key(capsys, tmp_path, monkeypatch) -> None:
+    from fdbd.data.datasets import list_datasets
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FDBD_OFFLINE", "1")
+    monkeypatch.setenv("FDBD_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "data")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(entry.name in out for entry in list_datasets())
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(capsys, "bench", make_config(tmp_path), "--trust-model", "--out", "results")[0] == 0
+    entries = json.loads(run(capsys, "cache", "--json")[1])
+    code, out, _ = run(capsys, "cache")
+    assert code == 0
+    assert {entry["key"] for entry in entries} <= set(out.splitlines())
+
+
+def test_the_module_is_the_program() -> None:
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    import fdbd
+
+    environment = {"PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-m", "fdbd", "--version"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, f"{fdbd.__version__}\n")

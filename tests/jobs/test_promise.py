@@ -10,6 +10,7 @@ from scipy.stats import betabinom
 
 from fdbd.bench import load_bundle
 
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 DETECTORS = ("fdbd", "msp", "energy", "knn", "mds", "vim")
 
 
@@ -93,3 +94,26 @@ def test_a_calibration_set_of_twelve_draws_a_caution_with_what_it_can_promise(tm
     assert caution.startswith("only 12 calibration samples: 5 % of new in-distribution samples are to be rejected")
     assert f"to {100 * (1 - 0.025 ** (1 / 12)):.2g} %" in caution
     assert result(*arguments, "many.npz")["cautions"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the public weights and images beside the repository")
+@pytest.mark.parametrize("target", [("--tpr", 0.9), ("--alpha", 0.1)], ids=["tpr", "alpha"])
+def test_false_alarms_on_fresh_images_are_those_asked_for(target, tmp_path, monkeypatch, result) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = np.load(SHARED / "ood32" / "tiny_imagenet_val.npz")["x"]
+    pixels = pixels[np.random.default_rng(0).permutation(len(pixels))]
+    for name, rows in (("train", slice(300)), ("calibration", slice(300, 900)), ("fresh", slice(900, 1500))):
+        np.savez(f"{name}.npz", x=pixels[rows])
+    weights = SHARED / "weights" / "resnet20-12fca82f.th"
+    for detector in DETECTORS:
+        if detector == "mds":
+            continue  # needs labels
+        fitted = result(
+            "fit", "resnet20", "train.npz", "--checkpoint", weights, "--preprocess", "cifar-imagenet-statistics",
+            "--calibration", "calibration.npz", "--detector", detector, *target, "--out", f"{detector}.safetensors",
+        )  # fmt: skip
+        scored = result("score", f"{detector}.safetensors", "fresh.npz", "--out", f"{detector}.csv")
+        n, m = fitted["calibration_rows"], scored["rows"]
+        low, high = betabinom.interval(0.999, m, n // 10 + 1, n - n // 10)
+        assert low <= scored["ood"] <= high, detector
