@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
+from fdbd.core.precision import undisturbed
 from fdbd.detectors.base import Detector, Needs, NotFittedError, Paper, Passes
 from fdbd.detectors.registry import as_detector
 from fdbd.fitting.driver import as_batch
@@ -128,7 +129,7 @@ class Ensemble(Detector):
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
         """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
         self.require_fitted()
-        with torch.no_grad():
+        with torch.no_grad(), undisturbed():
             parts = [self._member_scores(as_batch(b)) for b in ([batches] if isinstance(batches, Batch) else batches)]
         scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)
         count = scores.shape[1]
@@ -138,7 +139,8 @@ class Ensemble(Detector):
             if not torch.isfinite(row).all():
                 bad = int((~torch.isfinite(row)).nonzero()[0])
                 raise ValueError(f"{member.label} scores calibration sample {bad} {row[bad]}, expected a finite score")
-        ranks = _ranks(count).to(scores.device)  # 1 is the lowest score
+        with undisturbed():
+            ranks = _ranks(count).to(scores.device)  # 1 is the lowest score
         self._set_buffer("knots", scores.sort(dim=1).values[:, ranks - 1].contiguous())
         self._set_buffer("levels", (ranks + 1).to(scores.dtype) / (count + 1))
         return self

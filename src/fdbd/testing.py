@@ -1,0 +1,461 @@
+"""Checks that every detector passes, ours and a user's: ``fdbd.testing.check_detector(MyDetector())``.
+
+Each check fits copies of the detector on a small made-up problem and raises an AssertionError that says what was
+promised and what happened. `CHECKS` lists them, so that a test can run them one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import Configured, NotFittedError, from_config
+from fdbd.detectors import Detector, Ensemble, Shaped, as_detector
+from fdbd.fitting.driver import fit_together
+from fdbd.networks.classifier import Classifier
+from fdbd.shaping import Shaping
+
+CLASSES, WIDTH, SAMPLES, QUERIES = 4, 8, 120, 16
+
+
+class Problem(NamedTuple):
+    """What a detector is tried on."""
+
+    train: Batch
+    queries: Batch
+    head: Head
+
+
+def check_detector(detector: Detector | Shaping | str) -> None:
+    """Run every check on a detector, on a shaping (before Energy) or on what a name stands for.
+
+    Raises an AssertionError where the detector breaks a promise. The detector itself is left as it is. `torch.export`
+    is tried on what works on features alone; `check_onnx` is apart, since it takes seconds and an extra.
+
+    >>> from fdbd import MSP
+    >>> check_detector(MSP())
+    """
+    for check in CHECKS:
+        check(as_detector(detector))
+
+
+def make_problem(detector: Detector, dtype: torch.dtype = torch.float64, seed: int = 0, views: bool = True) -> Problem:
+    """A problem that is learnable but not separable, with all that this detector reads: features that are not negative,
+    as after a ReLU, and logits with mean 0. Half of the queries are unlike the training data."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    centers = 4 * nn.functional.normalize(normal(CLASSES, WIDTH).relu() + 1e-3)
+    labels = torch.arange(SAMPLES) % CLASSES
+    rows = torch.cat([centers[labels], centers[labels[: QUERIES // 2]], torch.zeros(QUERIES // 2, WIDTH).double()])
+    features = (rows + 0.8 * normal(*rows.shape)).relu().to(dtype)
+    head = Head((centers - centers.mean(dim=0)).to(dtype), (0.1 * normal(CLASSES)).to(dtype))
+    needs = detector.needs
+    batch = Batch(features)
+    if needs.network:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)).to(dtype)
+        for parameter in model.parameters():
+            parameter.data = normal(*parameter.shape).to(dtype)
+        classifier = Classifier(model.eval())
+        head = classifier.head
+        batch = detector.observe(features, classifier).detach()
+    elif needs.views and views:
+        batch = batch._replace(views=torch.stack([features, features.flip(1)]))
+    if needs.layers:
+        batch = batch._replace(layers={name: normal(len(rows), 5).to(dtype) for name in needs.layers})
+    train, queries = batch.rows(slice(0, SAMPLES)), batch.rows(slice(SAMPLES, None))
+    return Problem(train._replace(labels=labels), queries, head)
+
+
+def fitted(detector: Detector, problem: Problem, batches: list[Batch] | None = None) -> Detector:
+    """A copy of the detector, fitted, and calibrated where it needs that."""
+    detector = copy.deepcopy(detector)
+    fit_together([detector], [problem.train] if batches is None else batches, problem.head)
+    return _calibrated(detector, problem)
+
+
+def _calibrated(detector: Detector, problem: Problem) -> Detector:
+    if isinstance(detector, Ensemble):
+        detector.calibrate(problem.train)
+    return detector
+
+
+def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: float = 1e-6) -> None:
+    scale = tolerance * max(1.0, float(expected[expected.isfinite()].abs().max()) if expected.isfinite().any() else 1.0)
+    near = ((found.double() - expected.double()).abs() <= scale) | (found == expected)
+    if found.shape != expected.shape or not bool(near.all()):
+        raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
+
+
+# ── the checks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_documentation(detector: Detector) -> None:
+    """It has a docstring; it is rebuilt from its name and options; a repr shows it."""
+    part = detector.shaping if isinstance(detector, Shaped) else detector
+    assert (type(part).__doc__ or "").strip(), f"{type(part).__name__} has no docstring"
+    assert part.paper is None or part.paper.year > 1900, f"{type(part).__name__} has a paper without a year"
+    assert type(part).__name__ in repr(detector), f"the repr of {type(part).__name__} does not name it"
+    if Configured.registry.get(detector.name) is type(detector):
+        config = detector.to_config()
+        assert from_config(config).to_config() == config, f"{config} is not rebuilt from its options"
+
+
+def check_needs(detector: Detector) -> None:
+    """`needs` is true: passes and labels of a fit, and what a score reads."""
+    problem, needs = make_problem(detector), detector.needs
+    passes = 0
+
+    class Counted:
+        def __iter__(self) -> Iterator[Batch]:
+            nonlocal passes
+            passes += 1  # once the first batch is asked for
+            yield problem.train if needs.labels else problem.train._replace(labels=None)
+
+    learner = copy.deepcopy(detector)
+    fit_together([learner], Counted(), problem.head)
+    allowed = math.inf if needs.passes is None else max(needs.passes, 1)  # the first batch is looked at in any case
+    assert passes <= allowed, f"needs says {needs.passes} passes, the fit made {passes}"
+    _calibrated(learner, problem)
+    scores = learner.score(problem.queries)
+    other = problem.queries._replace(logits=problem.head(problem.queries.features) + torch.arange(CLASSES))
+    if not needs.logits:
+        _assert_close(learner.score(other), scores, "needs says that no logits are read, but they change the score")
+    if not needs.features and needs.logits:
+        moved = other._replace(features=other.features + 1)
+        _assert_close(
+            learner.score(moved),
+            learner.score(other),
+            "needs says that no features are read, but they change the score",
+        )
+
+
+def check_split_and_order(detector: Detector) -> None:
+    """Neither the split nor the order of the training data changes a score."""
+    problem = make_problem(detector)
+    expected = fitted(detector, problem).score(problem.queries)
+    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
+    pieces = [problem.train.rows(piece) for piece in order.split(17)]
+    found = fitted(detector, problem, [pieces[0].rows(slice(0, 0)), *pieces]).score(problem.queries)
+    _assert_close(found, expected, "the split of the training data changes scores")
+
+
+def check_merging(detector: Detector) -> None:
+    """Statistics travel as bytes and merge: shards in any order give the fit of one pass."""
+    problem = make_problem(detector)
+    expected = fitted(detector, problem).score(problem.queries)
+    shards = [problem.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
+    for ordered in (shards, shards[::-1]):
+        learner = copy.deepcopy(detector)
+        program, total = learner.start(problem.head, torch.float64), None
+        while True:
+            try:
+                empty = pickle.dumps(program.send(total))
+            except StopIteration:
+                break
+            parts = [pickle.loads(empty) for _ in ordered]
+            for part, shard in zip(parts, ordered):
+                part.update(shard)
+            total = pickle.loads(pickle.dumps(parts[0]))
+            for part in parts[1:]:
+                total.merge(part)
+        found = _calibrated(learner, problem).score(problem.queries)
+        _assert_close(found, expected, "merged statistics give other scores than one pass")
+
+
+def check_rows(detector: Detector) -> None:
+    """A sample's score depends on that sample alone; an empty batch has no scores."""
+    problem = make_problem(detector)
+    learner = fitted(detector, problem)
+    together = learner.score(problem.queries)
+    assert together.shape == (QUERIES,), f"{QUERIES} samples have scores of shape {tuple(together.shape)}"
+    assert bool(torch.isfinite(together).all()), f"finite samples have the scores {together.tolist()}"
+    alone = torch.cat([learner.score(problem.queries.rows(slice(row, row + 1))) for row in range(QUERIES)])
+    _assert_close(alone, together, "a sample's score depends on the rest of its batch", 1e-5)
+    empty = learner.score(problem.queries.rows(slice(0, 0)))
+    assert empty.shape == (0,), f"an empty batch has scores of shape {tuple(empty.shape)}"
+
+
+def check_fails_closed(detector: Detector) -> None:
+    """A NaN or an infinity in anything that a score reads gives −inf, and leaves the other rows alone."""
+    problem = make_problem(detector, torch.float32)
+    learner = fitted(detector, problem)
+    rest = torch.arange(QUERIES) >= 3
+    for name, broken in _broken(detector, problem):
+        clean = learner.score(broken(0.5))
+        for bad in (math.nan, math.inf, -math.inf):
+            scores = learner.score(broken(bad))
+            assert bool((scores[:3] == -math.inf).all()), f"{bad} in its {name} scores {scores[:3].tolist()}, not −inf"
+            _assert_close(scores[rest], clean[rest], f"{bad} in the {name} of a row changes other rows", 1e-5)
+
+
+def _broken(detector: Detector, problem: Problem) -> Iterator[tuple[str, Callable[[float], Batch]]]:
+    """Each part that a score reads, with a number in place of one of the first three rows' entries."""
+    needs, queries = detector.needs, problem.queries
+
+    def spoilt(part: Tensor, bad: float) -> Tensor:
+        part = part.clone()
+        part[..., [0, 1, 2], [0, WIDTH // 2, -1]] = bad  # three rows, a column each; in all views
+        return part
+
+    def spoilt_logits(bad: float) -> Tensor:
+        logits = problem.head(queries.features)
+        logits[[0, 1, 2], [0, 1, -1]] = bad
+        return logits
+
+    if needs.features or needs.logits:
+        yield "features", lambda bad: queries._replace(features=spoilt(queries.features, bad), logits=None)
+    if needs.logits:
+        yield "logits", lambda bad: queries._replace(logits=spoilt_logits(bad))
+    if needs.views and queries.views is not None:
+        views = queries.views
+        yield "views", lambda bad: queries._replace(views=spoilt(views, bad))
+    layers = dict(queries.layers or {})
+
+    def spoilt_layer(bad: float, name: str) -> Batch:
+        part = layers[name].clone()
+        part[[0, 1, 2], [0, 1, 2]] = bad
+        return queries._replace(layers={**layers, name: part})
+
+    for name in needs.layers:
+        yield f"layer {name!r}", partial(spoilt_layer, name=name)
+
+
+def check_large_numbers(detector: Detector) -> None:
+    """Finite numbers of any size have a score that is a number or −inf, never NaN or +inf."""
+    for dtype, factor in ((torch.float32, 1e25), (torch.float32, 1e37), (torch.float64, 1e307)):
+        problem = make_problem(detector, dtype)
+        scores = fitted(detector, problem).score(_scaled(problem.queries, factor))
+        assert bool((scores < math.inf).all()), f"features of size {factor:g} in {dtype} score {scores.tolist()}"
+
+
+def _scaled(batch: Batch, factor: float) -> Batch:
+    views = None if batch.views is None else batch.views * factor
+    return batch._replace(features=batch.features * factor, logits=None, views=views)
+
+
+def check_refuses_bad_training_data(detector: Detector) -> None:
+    """A fit on a NaN is an error that names the batch and the row, and leaves the detector unfitted."""
+    if detector.needs.passes == 0 or detector.needs.network:
+        return
+    problem = make_problem(detector)
+    broken = problem.train.features.clone()
+    broken[SAMPLES // 2 + 3, 1] = math.nan
+    halves = [problem.train._replace(features=broken).rows(slice(*ends)) for ends in ((0, 60), (60, SAMPLES))]
+    learner, complaint = fitted(detector, problem), "nothing"
+    try:
+        fit_together([learner], halves, problem.head)
+    except ValueError as error:
+        complaint = str(error)
+    assert "batch 1, row 3" in complaint, f"a NaN feature in batch 1, row 3 is reported as: {complaint}"
+    try:
+        learner.score(problem.queries)
+    except NotFittedError:
+        return
+    raise AssertionError("a detector whose fit failed still scores")
+
+
+def check_dtypes(detector: Detector) -> None:
+    """Half, bfloat16, integer and array inputs are scored in the dtype of the fit; float32 agrees with float64."""
+    problem = make_problem(detector, torch.float32)
+    learner = fitted(detector, problem)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64):
+        given = problem.queries.to(dtype=dtype)
+        scores = learner.score(given)
+        assert scores.dtype == torch.float32, f"{dtype} features have scores of {scores.dtype}, expected torch.float32"
+        _assert_close(scores, learner.score(given.to(dtype=torch.float32)), f"{dtype} features score otherwise", 1e-4)
+    arrays: Any = problem.queries.features.numpy()
+    arrays = problem.queries._replace(features=arrays)
+    _assert_close(learner.score(arrays), learner.score(problem.queries), "arrays score otherwise than tensors")
+    exact = make_problem(detector, torch.float64)
+    if not detector.needs.network:  # a step along a gradient's sign has no digits to agree in
+        expected = fitted(detector, exact).score(exact.queries)
+        _assert_close(learner.score(problem.queries), expected, "float32 scores are not those of float64", 2e-3)
+
+
+def check_devices(detector: Detector) -> None:
+    """Scores stay where the detector is, whatever the default device; on an accelerator where there is one."""
+    problem = make_problem(detector, torch.float32)
+    learner = fitted(detector, problem)
+    expected = learner.score(problem.queries)
+    with torch.device("meta"):  # a tensor that the score makes without a device would land there
+        refitted = fitted(detector, problem)
+        for one in (learner, refitted):
+            _assert_close(one.score(problem.queries), expected, "another default device changes scores", 1e-5)
+    if torch.cuda.is_available():
+        moved = learner.to("cuda").score(problem.queries.to("cuda"))
+        assert moved.is_cuda, "scores of a detector on the GPU are not on the GPU"
+        _assert_close(moved.cpu(), expected, "the GPU gives other scores", 1e-3)
+
+
+def check_gradients(detector: Detector) -> None:
+    """Where a score has a gradient, it is that of finite differences, but for the few rows at a kink."""
+    if detector.needs.network:
+        return
+    problem = make_problem(detector, views=False)
+    learner = fitted(detector, problem)
+    inputs = (problem.queries.features + 0.1).requires_grad_()  # away from the kink of features at 0
+    scores = learner.score(problem.queries._replace(features=inputs))
+    if not scores.requires_grad:
+        return
+    (gradient,) = torch.autograd.grad(scores.sum(), inputs)
+    step = 1e-6 * torch.randn(inputs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        ends = [learner.score(problem.queries._replace(features=inputs + sign * step)) for sign in (1, -1)]
+    expected, found = (ends[0] - ends[1]) / 2, (gradient * step).sum(dim=1)
+    near = (found - expected).abs() <= 1e-3 * expected.abs() + 1e-4 * step.abs().max()
+    assert near.double().mean() >= 0.75, f"gradients are {found.tolist()}, finite differences {expected.tolist()}"
+
+
+def check_leaves_inputs_alone(detector: Detector) -> None:
+    """Neither a fit nor a score changes the tensors that it is given."""
+    problem = make_problem(detector, torch.float32)
+    kept = copy.deepcopy((problem.train, problem.queries, problem.head.weight, problem.head.bias))
+    fitted(detector, problem).score(problem.queries)
+    for given, copied in ((problem.train, kept[0]), (problem.queries, kept[1])):
+        for name in ("features", "labels", "views"):
+            part, same = getattr(given, name), getattr(copied, name)
+            assert part is None or torch.equal(part, same), f"the {name} that were given have changed"
+    assert torch.equal(problem.head.weight, kept[2]), "the head that was given has changed"
+
+
+def check_fitting_again(detector: Detector) -> None:
+    """A second fit forgets the first."""
+    problem, other = make_problem(detector), make_problem(detector, seed=1)
+    again = _calibrated(_fit_again(fitted(detector, other), problem), problem)
+    expected = fitted(detector, problem).score(problem.queries)
+    _assert_close(again.score(problem.queries), expected, "a second fit remembers the first")
+
+
+def _fit_again(detector: Detector, problem: Problem) -> Detector:
+    fit_together([detector], [problem.train], problem.head)
+    return detector
+
+
+def check_saving(detector: Detector) -> None:
+    """Copies, pickles and state dicts score the same; buffers that are not finite or do not fit are refused."""
+    problem = make_problem(detector, torch.float32)
+    learner = fitted(detector, problem)
+    expected = learner.score(problem.queries)
+    state = learner.state_dict()
+    loaded = copy.deepcopy(detector)
+    loaded.load_state_dict(state)
+    copies = [copy.deepcopy(learner), loaded]
+    if "<locals>" not in type(detector).__qualname__ and type(detector).__module__ != "__main__":
+        copies.append(pickle.loads(pickle.dumps(learner)))
+    for other in copies:
+        assert torch.equal(other.score(problem.queries), expected), "a copy or a loaded state scores otherwise"
+    for name, buffer in state.items():
+        if buffer.is_floating_point():
+            broken = torch.full_like(buffer, math.inf)
+            _assert_refused(detector, {**state, name: broken}, problem, f"{name} of infinities")
+        for axis in _bound_axes(learner, name, buffer):
+            short = buffer.narrow(axis, 0, buffer.shape[axis] - 1).clone()
+            _assert_refused(detector, {**state, name: short}, problem, f"{name} that is too short on axis {axis}")
+
+
+def _bound_axes(detector: Detector, name: str, buffer: Tensor) -> list[int]:
+    """Axes of a buffer whose length follows from other buffers: those with letters that others share, the last one of
+    an undeclared buffer."""
+    path, _, own = name.rpartition(".")
+    module = detector.get_submodule(path)
+    assert isinstance(module, Configured)
+    shapes = {other: (module.buffer_shape(other) or "").split() for other in module._buffers}
+    letters = [letter for shape in shapes.values() for letter in shape]
+    if module.buffer_shape(own) is None:
+        return [buffer.ndim - 1] if buffer.ndim > 1 else []
+    return [axis for axis, letter in enumerate(shapes[own]) if letters.count(letter) > 1]
+
+
+def _assert_refused(detector: Detector, state: dict[str, Tensor], problem: Problem, what: str) -> None:
+    forged = copy.deepcopy(detector)
+    try:
+        forged.load_state_dict(state)
+        forged.score(problem.queries)
+    except (ValueError, RuntimeError, IndexError):
+        return
+    raise AssertionError(f'a file with {what} is not refused: state its shape, such as Annotated[Tensor, "C P"]')
+
+
+class OnFeatures(nn.Module):
+    """A detector as a graph sees it: features in, scores out."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.detector.score(Batch(features))
+
+
+def _without_ties(features: Tensor) -> Tensor:
+    """The features with a NaN, and no two equal ones in a row, since graphs break ties in an order of their own."""
+    features = features + torch.linspace(0.01, 0.02, features.shape[1])
+    features[0, 0] = math.nan
+    return features
+
+
+def check_export(detector: Detector) -> None:
+    """`torch.export` gives the same scores for any batch size, and fails closed."""
+    if detector.needs.network or detector.needs.layers:
+        return
+    problem = make_problem(detector, torch.float32, views=False)
+    learner = fitted(detector, problem)
+    features = _without_ties(problem.queries.features)
+    program = torch.export.export(
+        OnFeatures(learner), (features,), dynamic_shapes=({0: torch.export.Dim("n", min=2)},), strict=False
+    )
+    for rows in (features, features[:5]):
+        _assert_close(program.module()(rows), learner.score(Batch(rows)), "an exported graph scores otherwise", 1e-4)
+
+
+def check_onnx(detector: Detector) -> None:
+    """ONNX Runtime gives the same scores for any batch size, and fails closed; needs the extra ``fdbd[onnx]``."""
+    import onnxruntime
+
+    if detector.needs.network or detector.needs.layers:
+        return
+    problem = make_problem(detector, torch.float32, views=False)
+    learner = fitted(detector, problem)
+    features = _without_ties(problem.queries.features)
+    program: Any = torch.onnx.export(
+        OnFeatures(learner).eval(),
+        (features[:3],),
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("n")},),
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for rows in (features, features[:1]):
+        (scores,) = session.run(None, {session.get_inputs()[0].name: rows.numpy()})
+        _assert_close(torch.from_numpy(scores), learner.score(Batch(rows)), "ONNX Runtime scores otherwise", 1e-4)
+
+
+CHECKS: tuple[Callable[[Detector], None], ...] = (
+    check_documentation,
+    check_needs,
+    check_split_and_order,
+    check_merging,
+    check_rows,
+    check_fails_closed,
+    check_large_numbers,
+    check_refuses_bad_training_data,
+    check_dtypes,
+    check_devices,
+    check_gradients,
+    check_leaves_inputs_alone,
+    check_fitting_again,
+    check_saving,
+    check_export,
+)
+"""All checks but `check_onnx`."""
