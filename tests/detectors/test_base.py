@@ -281,11 +281,6 @@ def test_rows_too_large_for_float32_are_scored_in_float64():
     assert scores[3] == -torch.finfo(torch.float32).max
 
 
-def test_an_empty_batch_scores_to_an_empty_tensor_without_asking_the_detector():
-    for detector in (Norm(), TwoPasses(), MaxLogit(), ByClass()):
-        assert detector.fit(DATA, HEAD).score(Batch(torch.zeros(0, 4))).shape == (0,)
-
-
 def test_unfitted_detectors_say_so():
     for detector in (Norm(), TwoPasses(), MaxLogit()):
         assert not detector.is_fitted

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import Batch, Detector, Ensemble, Head
-from fdbd.core.configuration import from_config
 
 
 def make_data(count: int, width: int = 12, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
@@ -195,26 +194,6 @@ def test_bad_members_are_refused() -> None:
         Ensemble(["fdbd", "energy"], combine="mean")  # type: ignore[arg-type]
 
 
-def test_non_finite_rows_score_minus_infinity() -> None:
-    features, _, head = make_data(100)
-    ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(features), head).calibrate(Batch(features))
-    broken = features[:3].clone()
-    broken[1, 0], broken[2, 4] = torch.nan, torch.inf
-    scores = ensemble.score(Batch(broken))
-    assert 0 < scores[0] <= 1
-    assert (scores[1:] == -torch.inf).all()
-
-
-def test_saved_and_loaded_it_scores_the_same() -> None:
-    features, _, head = make_data(300)
-    ensemble = (
-        Ensemble(["react+fdbd", "energy"], combine="fisher").fit(Batch(features), head).calibrate(Batch(features))
-    )
-    loaded = from_config(ensemble.to_config())
-    loaded.load_state_dict(ensemble.state_dict())
-    assert torch.equal(loaded.score(Batch(features)), ensemble.score(Batch(features)))
-
-
 class Scores(nn.Module):
     def __init__(self, detector: Detector) -> None:
         super().__init__()
@@ -222,31 +201,6 @@ class Scores(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.detector.score(Batch(features))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("combine", ["harmonic", "fisher", "cauchy"])
-def test_onnx_scores_the_same_for_any_batch_size(combine: str, tmp_path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    features, _, head = make_data(3000)
-    features, head = features.float(), Head(head.weight.float())
-    ensemble = Ensemble(["fdbd", "scale+energy", "msp"], combine=combine)  # type: ignore[arg-type]
-    ensemble.fit(Batch(features[:500]), head).calibrate(Batch(features[500:]))
-    program = torch.onnx.export(
-        Scores(ensemble).eval(),
-        (features[:5],),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("n")},),
-        verbose=False,
-    )
-    program.save(tmp_path / "scores.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "scores.onnx")
-    for count in (1, 40):
-        (scores,) = session.run(None, {session.get_inputs()[0].name: features[:count].numpy()})
-        torch.testing.assert_close(
-            torch.from_numpy(scores), ensemble.score(Batch(features[:count])), rtol=1e-3, atol=1e-5
-        )
 
 
 def test_perturbed_images_would_have_other_p_values() -> None:

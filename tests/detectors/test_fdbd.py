@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -109,28 +108,6 @@ def test_scores_agree_with_pytorch_ood(classes, width):
 # Fitting
 
 
-@given(st.lists(st.integers(1, 199), max_size=6), st.randoms(use_true_random=False))
-@settings(max_examples=25, deadline=None)
-def test_any_split_and_any_order_of_shards_fit_the_same_mean(cuts, order):
-    head, training = random_head(dtype=torch.float64), random(200, 9, seed=9) * 10 + 100
-    whole = FDBD().fit(Batch(training), head)
-    parts = list(torch.tensor_split(training, sorted(cuts)))
-    split = FDBD().fit([Batch(part) for part in parts], head)
-    order.shuffle(parts)
-    sharded = FDBD()
-    program = sharded.start(head, torch.float64)
-    total = next(program)
-    for part in parts:
-        shard = next(FDBD().start(head, torch.float64))
-        shard.update(Batch(part))
-        total.merge(shard)
-    with pytest.raises(StopIteration):
-        program.send(total)
-    for other in (split, sharded):
-        torch.testing.assert_close(other.center, whole.center, rtol=1e-12, atol=0)
-        torch.testing.assert_close(other.normals, whole.normals, rtol=0, atol=0)
-
-
 def test_float32_training_data_are_averaged_in_float64():
     training = (random(100_000, 2, seed=3) + 1000).float()
     detector = FDBD().fit([Batch(part) for part in training.split(333)], random_head(3, 2))
@@ -203,24 +180,6 @@ def test_the_training_mean_itself_has_a_finite_score(dtype, nearest):
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("nearest", [None, 2])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_row_with_a_non_finite_number_scores_minus_infinity_and_no_other_row_notices(normalizer, nearest, bad):
-    detector = fitted(FDBD(normalizer, nearest))
-    features = random(6, 9, seed=7, dtype=torch.float32)
-    logits = detector.head(features)
-    clean = detector.score(Batch(features, logits))
-    features[1, 4] = bad
-    with_features = detector.score(Batch(features))
-    assert with_features[1] == -math.inf
-    logits[3, 0] = bad
-    with_both = detector.score(Batch(features, logits))
-    assert with_both[[1, 3]].tolist() == [-math.inf] * 2
-    torch.testing.assert_close(with_features[[0, 2, 3, 4, 5]], clean[[0, 2, 3, 4, 5]])
-    torch.testing.assert_close(with_both[[0, 2, 4, 5]], clean[[0, 2, 4, 5]])
-
-
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("nearest", [None, 2])
 @pytest.mark.parametrize("huge", [1e16, 1e25, 3e38])
 def test_features_too_large_for_float32_score_as_in_float64(normalizer, nearest, huge):
     detector = fitted(FDBD(normalizer, nearest))
@@ -244,31 +203,11 @@ def test_float64_features_beyond_float32_are_scored_by_a_float32_detector():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_inputs_are_scored_in_float32(dtype):
-    detector = fitted()
-    features = random(10, 9, seed=8).to(dtype)
-    scores = detector.score(Batch(features))
-    assert scores.dtype == torch.float32
-    assert torch.equal(scores, detector.score(Batch(features.float())))
-    large = torch.full((1, 9), 6e4, dtype=dtype)  # its square overflows float16
-    assert torch.isfinite(detector.score(Batch(large))).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_detector_moved_to_half_precision_keeps_what_it_learnt(dtype):
     detector = fitted()
     features = random(10, 9, seed=8, dtype=torch.float32)
     expected = detector.score(Batch(features))
     assert torch.equal(detector.to(dtype).score(Batch(features)), expected)
-
-
-@pytest.mark.parametrize("nearest", [None, 2])
-def test_an_empty_batch_gives_an_empty_result(nearest):
-    detector = fitted(FDBD(nearest=nearest))
-    for logits in (None, torch.zeros(0, 6)):
-        scores = detector.score(Batch(torch.zeros(0, 9), logits))
-        assert scores.shape == (0,)
-        assert scores.dtype == torch.float32
 
 
 def test_wrong_shapes_are_named_on_both_sides():
@@ -296,33 +235,6 @@ def test_integers_arrays_and_strided_tensors_are_scored_like_floats():
     logits = detector.head(whole.float())
     strided_logits = logits.T.contiguous().T
     torch.testing.assert_close(detector.score(Batch(whole.float(), strided_logits)), expected)
-
-
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("nearest", [None, 2])
-def test_gradients_are_those_of_finite_differences(normalizer, nearest):
-    detector = fitted(FDBD(normalizer, nearest), dtype=torch.float64)
-    features = random(4, 9, seed=8).requires_grad_()
-    scores = detector.score(Batch(features))
-    torch.testing.assert_close(scores.detach(), detector.score(Batch(features.detach())))
-    (gradient,) = torch.autograd.grad(scores.sum(), features)
-    step = 1e-6
-    for i, j in [(0, 0), (1, 5), (3, 8)]:
-        moved = torch.zeros_like(features)
-        moved[i, j] = step
-        with torch.no_grad():
-            ends = [detector.score(Batch(features + sign * moved)).sum() for sign in (1, -1)]
-        assert gradient[i, j].item() == pytest.approx(((ends[0] - ends[1]) / (2 * step)).item(), rel=1e-5, abs=1e-8)
-
-
-def test_the_callers_tensors_are_left_as_they_are():
-    detector = fitted()
-    features = random(5, 9, dtype=torch.float32)
-    features[1, 1] = math.nan
-    logits = detector.head(features)
-    before = features.clone(), logits.clone()
-    detector.score(Batch(features, logits))
-    torch.testing.assert_close((features, logits), before, rtol=0, atol=0, equal_nan=True)
 
 
 def test_eight_threads_score_at_once_without_disturbing_each_other():
@@ -362,28 +274,6 @@ def test_compiled_and_exported_detectors_give_the_same_scores(nearest):
     program = torch.export.export(Scorer(detector), (features,), dynamic_shapes={"features": {0: rows}})
     torch.testing.assert_close(program.module()(features), expected)
     torch.testing.assert_close(program.module()(features[2:]), expected[2:])
-
-
-@pytest.mark.parametrize("detector", [FDBD(), FDBD("norm"), FDBD(None, 3), Deviation()], ids=repr)
-def test_copies_pickles_and_state_dicts_score_the_same(detector):
-    fitted(detector)
-    batch = Batch(random(7, 9, seed=9, dtype=torch.float32))
-    expected = detector.score(batch)
-    loaded = type(detector)(**detector.options())
-    loaded.load_state_dict(detector.state_dict())
-    for other in (loaded, copy.deepcopy(detector), pickle.loads(pickle.dumps(detector))):
-        assert torch.equal(other.score(batch), expected)
-        assert other.options() == detector.options()
-        assert other.head.fingerprint() == detector.head.fingerprint()
-
-
-def test_a_detector_fitted_again_forgets_its_first_head():
-    detector = fitted(classes=4, width=5)
-    again = fitted(detector, classes=6, width=9)
-    assert again is detector
-    fresh = fitted()
-    batch = Batch(random(3, 9, dtype=torch.float32))
-    assert torch.equal(detector.score(batch), fresh.score(batch))
 
 
 def test_the_deviation_is_the_distance_from_the_mean():

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import pickle
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.linear_algebra import whitener
@@ -154,37 +150,6 @@ def test_scores_agree_with_pytorch_ood() -> None:
     torch.testing.assert_close(RMDS().fit(batch, head).score(Batch(z)), -500 * theirs, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-@settings(max_examples=5, deadline=None)
-@given(cuts=st.lists(st.integers(1, 199), max_size=5), seed=st.integers(0, 3))
-def test_any_split_and_shard_order_gives_the_same_buffers(detector: MDS, cuts: list[int], seed: int) -> None:
-    batch, head = training_data(seed)
-    bounds = [0, *sorted(set(cuts)), 200]
-    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b]) for a, b in itertools.pairwise(bounds)]
-    whole = copy.deepcopy(detector).fit(batch, head)
-    split = copy.deepcopy(detector).fit(pieces, head)
-    shards = fit_in_shards(copy.deepcopy(detector), pieces[::-1], head)
-    for other in (split, shards):
-        for name, buffer in whole.named_buffers():
-            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
-
-
-def fit_in_shards(detector: MDS, shards: list[Batch], head: Head) -> MDS:
-    """Each shard is summed by a copy of the statistic that was sent to it, and the sums are merged."""
-    program = detector.start(head, torch.float64)
-    statistic = next(program)
-    while True:
-        parts = [pickle.loads(pickle.dumps(statistic)) for _ in shards]
-        for part, shard in zip(parts, shards):
-            part.update(shard)
-        for part in parts[1:]:
-            parts[0].merge(part)
-        try:
-            statistic = program.send(parts[0])
-        except StopIteration:
-            return detector
-
-
 def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
     batch, head = training_data()
     features = batch.features.clone()
@@ -222,37 +187,6 @@ def test_features_that_do_not_vary_within_classes_are_an_error() -> None:
         for detector in (MDS(), RMDS()):
             with pytest.raises(ValueError, match="do not vary within their classes"):
                 detector.fit(batch, head)
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite(detector: MDS) -> None:
-    batch, head = training_data(dtype=torch.float32)
-    fitted = copy.deepcopy(detector).fit(batch, head)
-    z = queries(torch.float32)[:4]
-    z[0, 1], z[1, 0], z[2] = torch.nan, torch.inf, z[2] * 1e30
-    scores = fitted.score(Batch(z))
-    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
-    assert torch.isfinite(scores[2:]).all()
-    assert fitted.score(Batch(z[:0])).shape == (0,)
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_a_saved_detector_scores_as_before(detector: MDS) -> None:
-    batch, head = training_data(dtype=torch.float32)
-    fitted = copy.deepcopy(detector).fit(batch, head)
-    fresh = type(detector)(**detector.options())
-    fresh.load_state_dict(fitted.state_dict())
-    z = Batch(queries(torch.float32))
-    assert torch.equal(fresh.score(z), fitted.score(z))
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_float32_scores_are_those_of_float64(detector: MDS) -> None:
-    single, double = (
-        copy.deepcopy(detector).fit(*training_data(dtype=dtype)).score(Batch(queries(dtype)))
-        for dtype in (torch.float32, torch.float64)
-    )
-    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-3)
 
 
 def test_the_score_has_a_gradient_towards_the_nearest_class() -> None:
@@ -307,21 +241,6 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
     odds = reference.decision_function(x[:400])
     np.testing.assert_allclose(detector.score(clean).numpy(), odds, rtol=1e-2, atol=1e-2)
     assert detector.score(layered(200, 5)).mean() > 0 > detector.score(layered(200, 6, noise=1.0)).mean()
-
-
-def test_layers_are_fitted_the_same_in_any_split_and_survive_a_file() -> None:
-    head, batch = Head(torch.eye(CLASSES, 6, dtype=torch.float64)), layered(400, 0)
-    pieces = [Batch(batch.features[a:b], None, batch.labels[a:b], {k: v[a:b] for k, v in batch.layers.items()})
-              for a, b in ((0, 7), (7, 250), (250, 400))]  # fmt: skip
-    whole = MDS(["early", "middle"]).fit(batch, head)
-    split = MDS(["early", "middle"]).fit(pieces, head)
-    shards = fit_in_shards(MDS(["early", "middle"]), pieces[::-1], head)
-    for other in (split, shards):
-        for name, buffer in whole.named_buffers():
-            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
-    fresh = MDS(["early", "middle"])
-    fresh.load_state_dict(whole.state_dict())
-    assert torch.equal(fresh.score(batch), whole.score(batch))
 
 
 def test_a_non_finite_layer_fails_closed_whatever_the_sign_of_its_weight() -> None:
@@ -379,40 +298,6 @@ def test_mds_and_ssd_by_class_ask_for_labels() -> None:
     for detector in (MDS(), RMDS(), SSD()):
         with pytest.raises(ValueError, match="needs labels"):
             detector.fit(batch._replace(labels=None), head)
-
-
-class Scorer(torch.nn.Module):
-    def __init__(self, detector: torch.nn.Module) -> None:
-        super().__init__()
-        self.detector = detector
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.detector(Batch(features))
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_exported_graphs_score_any_batch_size(detector: MDS) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.export.export(Scorer(fitted), (z[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
-    torch.testing.assert_close(program.module()(z), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_onnx_graphs_score_any_batch_size(detector: MDS) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.onnx.export(
-        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
-    )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
-    torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mds", "rmds", "ssd"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import pickle
 import sys
@@ -23,7 +22,6 @@ from fdbd.detectors.shaped import Shaped
 from fdbd.shaping import LTS
 
 CLASSES, WIDTH = 4, 6
-OPTIONS = [KNN(5), KNN(3, alpha=0.5), NNGuide(4), CSI()]
 
 
 def training_data(count: int = 200, dtype: torch.dtype = torch.float64) -> tuple[Batch, Head]:
@@ -192,30 +190,6 @@ def test_without_faiss_the_exact_search_stands_in_and_others_name_the_package(mo
         KNN(5, index="ivf").fit(batch, head).score(z)
 
 
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-@settings(max_examples=8, deadline=None)
-@given(cuts=st.lists(st.integers(1, 199), max_size=5))
-def test_any_split_and_shard_order_gives_the_same_buffers(detector: KNN, cuts: list[int]) -> None:
-    batch, head = training_data()
-    bounds = [0, *sorted(set(cuts)), 200]
-    pieces = [Batch(batch.features[a:b]) for a, b in itertools.pairwise(bounds)]
-    whole, split, shards = (copy.deepcopy(detector) for _ in range(3))
-    whole.fit(batch, head)
-    split.fit(pieces, head)
-    program = shards.start(head, torch.float64)
-    statistic = next(program)
-    parts = [pickle.loads(pickle.dumps(statistic)) for _ in pieces]
-    for part, piece in zip(parts, reversed(pieces)):
-        part.update(piece._replace(logits=head(piece.features)))
-    for part in parts[1:]:
-        parts[0].merge(part)
-    with pytest.raises(StopIteration):
-        program.send(parts[0])
-    for other in (split, shards):
-        for name, buffer in whole.named_buffers():
-            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-9, atol=1e-9)
-
-
 def test_guides_have_the_energy_of_the_logits_that_were_given_and_shaped() -> None:
     batch, head = training_data()
     logits = head(batch.features)
@@ -245,17 +219,6 @@ def test_more_neighbours_than_samples_is_an_error() -> None:
     assert torch.isfinite(KNN(200).fit(batch, head).score(Batch(queries()))).all()
 
 
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite(detector: KNN) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)[:5]
-    z[0, 1], z[1, 0], z[2], z[3] = torch.nan, torch.inf, z[2] * 1e30, 0
-    scores = fitted.score(Batch(z))
-    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
-    assert torch.isfinite(scores[2:]).all()
-    assert fitted.score(Batch(z[:0])).shape == (0,)
-
-
 def test_views_may_be_arrays_or_half_precision() -> None:
     batch, head = training_data(dtype=torch.float32)
     detector = CSI().fit(batch._replace(views=views_of(batch.features)), head)
@@ -263,20 +226,6 @@ def test_views_may_be_arrays_or_half_precision() -> None:
     expected = detector.score(Batch(z, views=views_of(z)))
     assert torch.equal(detector.score(Batch(z.numpy(), views=views_of(z).numpy())), expected)
     torch.testing.assert_close(detector.score(Batch(z, views=views_of(z).half())), expected, rtol=1e-2, atol=1e-2)
-
-
-def test_views_that_are_not_finite_fail_closed() -> None:
-    batch, head = training_data(dtype=torch.float32)
-    detector = CSI().fit(batch._replace(views=views_of(batch.features)), head)
-    z = queries(torch.float32)[:4]
-    views = views_of(z)
-    views[1, 0, 2], views[2, 1, 0], views[:, 2] = torch.inf, torch.nan, views[:, 2] * 1e37
-    scores = detector.score(Batch(z, views=views))
-    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
-    assert torch.isfinite(scores[2:]).all()
-    views[0, 3, 1] = torch.nan
-    with pytest.raises(ValueError, match="row 0: its views"):
-        CSI().fit(Batch(z, views=views), head)
 
 
 def test_views_that_do_not_fit_are_named() -> None:
@@ -289,15 +238,6 @@ def test_views_that_do_not_fit_are_named() -> None:
         CSI().fit(Batch(batch.features[:7], views=views), head)
     with pytest.raises(ValueError, match="differ in their number of views"):
         CSI().fit([batch, batch._replace(views=views)], head)
-
-
-@pytest.mark.parametrize("detector", [*OPTIONS, KNN(5, index="flat")], ids=repr)
-def test_a_saved_detector_scores_as_before(detector: KNN) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    fresh = type(detector)(**detector.options())
-    fresh.load_state_dict(fitted.state_dict())
-    z = Batch(queries(torch.float32))
-    assert torch.equal(fresh.score(z), fitted.score(z))
 
 
 @pytest.mark.parametrize(
@@ -314,49 +254,6 @@ def test_a_saved_detector_scores_as_before(detector: KNN) -> None:
 def test_options_that_make_no_sense_are_refused(detector: type, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         detector(**options)
-
-
-def test_a_gradient_flows_to_the_features() -> None:
-    for detector in (KNN(3, index="flat"), NNGuide(3), CSI()):
-        detector.fit(*training_data(dtype=torch.float32))
-        z = queries(torch.float32).requires_grad_()
-        (gradient,) = torch.autograd.grad(detector.score(Batch(z)).sum(), z)
-        assert torch.isfinite(gradient).all()
-        assert gradient.abs().sum() > 0
-
-
-class Scorer(torch.nn.Module):
-    def __init__(self, detector: torch.nn.Module) -> None:
-        super().__init__()
-        self.detector = detector
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.detector(Batch(features))
-
-
-@pytest.mark.parametrize("detector", [*OPTIONS, KNN(5, index="flat")], ids=repr)
-def test_exported_graphs_score_any_batch_size(detector: KNN) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.export.export(Scorer(fitted), (z[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
-    torch.testing.assert_close(program.module()(z), fitted.score(Batch(z)), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_onnx_graphs_score_any_batch_size(detector: KNN) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.onnx.export(
-        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
-    )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
-    torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_feature_without_direction_is_nobodys_neighbour() -> None:

@@ -6,11 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import fdbd
-from fdbd import Batch, Head
-from fdbd.core.configuration import from_config
 from fdbd.detectors import Configured, as_detector, create_shaping
 
 DETECTORS = [
@@ -41,22 +38,6 @@ def test_every_name_makes_a_detector_with_a_paper(name: str) -> None:
     paper = Configured.registry[name].paper
     assert paper is not None
     assert paper.year >= 2015
-
-
-@pytest.mark.parametrize("name", [n for n in DETECTORS + SHAPINGS if n not in ("odin", "adascale")])
-def test_every_detector_of_arrays_is_fitted_scored_and_rebuilt_by_its_configuration(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(300, 12, generator=generator).relu()
-    labels = torch.arange(300) % 4
-    head = Head(torch.randn(4, 12, generator=generator))
-    batch = Batch(features, None, labels)
-    detector = fdbd.create(name).fit(batch, head)
-    scores = detector.score(Batch(features))
-    assert scores.shape == (300,)
-    assert torch.isfinite(scores).all()
-    again = from_config(detector.to_config())
-    again.load_state_dict(detector.state_dict())
-    assert torch.equal(again.score(Batch(features)), scores)
 
 
 def test_a_shaping_alone_stands_before_energy() -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import fdbd
 from fdbd import ASHP, FDBD, KNN, LTS, MDS, MSP, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped, ViM
-from fdbd.core.configuration import from_config
 from fdbd.detectors import fit_together
-
-SHAPINGS = ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts"]
 
 
 def make_data(count: int = 300, width: int = 16, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
@@ -72,17 +65,6 @@ def test_a_shaped_mean_is_only_for_detectors_with_one_mean() -> None:
         Shaped(ReAct(), FDBD(), mean="raw")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", SHAPINGS)
-def test_non_finite_rows_are_closed_before_shaping_hides_them(name: str) -> None:
-    features, _, head = make_data()
-    detector = fdbd.create(f"{name}+fdbd").fit(Batch(features), head)
-    broken = features[:4].clone()
-    broken[1, 3], broken[2, 0], broken[3, 5] = torch.inf, torch.nan, -torch.inf
-    scores = detector.score(Batch(broken))
-    assert torch.isfinite(scores[0])
-    assert torch.equal(scores[1:], torch.full((3,), -torch.inf, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("name", ["react", "scale", "vra"])
 def test_features_too_large_for_float32_are_scored_all_the_same(name: str) -> None:
     features, _, head = make_data()
@@ -90,32 +72,6 @@ def test_features_too_large_for_float32_are_scored_all_the_same(name: str) -> No
     detector = fdbd.create(f"{name}+fdbd").fit(Batch(features.float()), head)
     scores = detector.score(Batch(torch.cat([features[:3], features[:3] * 1e37]).float()))
     assert torch.isfinite(scores).all()
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.integers(7, 150), st.sampled_from(SHAPINGS), st.sampled_from(["fdbd", "vim", "energy"]))
-def test_neither_split_nor_shards_change_the_result(size: int, shaping: str, detector: str) -> None:
-    features, labels, head = make_data()
-    name = f"{shaping}+{detector}"
-    whole = fdbd.create(name).fit(Batch(features, None, labels), head)
-    parts = [Batch(f, None, y) for f, y in zip(features.split(size), labels.split(size))]
-    split = fdbd.create(name).fit(parts, head)
-    sharded = fdbd.create(name)
-    program, statistics = sharded.start(head, torch.float64), None
-    while True:  # what a driver over shards does: every shard sums by itself, later shards first
-        try:
-            asked = program.send(statistics)
-        except StopIteration:
-            break
-        shards = [copy.deepcopy(asked) for _ in parts]
-        for shard, part in zip(shards, parts):
-            shard.update(part._replace(logits=head(part.features)))
-        statistics = shards[-1]
-        for shard in shards[-2::-1]:
-            statistics.merge(shard)
-    for other in (split, sharded):
-        for key, tensor in whole.state_dict().items():
-            torch.testing.assert_close(other.state_dict()[key], tensor, rtol=1e-9, atol=1e-9)
 
 
 def test_a_one_shot_iterator_is_not_enough_for_two_passes() -> None:
@@ -152,16 +108,6 @@ def test_views_are_shaped_too() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [f"{shaping}+fdbd" for shaping in SHAPINGS] + ["react+scale+energy"])
-def test_saved_and_loaded_it_scores_the_same(name: str) -> None:
-    features, _, head = make_data()
-    detector = fdbd.create(name).fit(Batch(features), head)
-    loaded = from_config(detector.to_config())
-    loaded.load_state_dict(detector.state_dict())
-    assert loaded.label == name
-    assert torch.equal(loaded.score(Batch(features)), detector.score(Batch(features)))
-
-
 def test_the_head_is_kept_once() -> None:
     features, _, head = make_data()
     state = fdbd.create("react+scale+fdbd").fit(Batch(features), head).state_dict()
@@ -196,46 +142,6 @@ def test_wrong_parts_are_refused() -> None:
         Shaped(ReAct(), fdbd.Ensemble(["fdbd", "energy"]))
     with pytest.raises(fdbd.NotFittedError):
         fdbd.create("react+fdbd").score(Batch(torch.rand(2, 3)))
-
-
-def test_an_empty_batch_gives_no_scores() -> None:
-    features, _, head = make_data()
-    for name in SHAPINGS:
-        detector = fdbd.create(f"{name}+energy").fit(Batch(features), head)
-        assert detector.score(Batch(features[:0])).shape == (0,)
-
-
-class Scores(nn.Module):
-    def __init__(self, detector: fdbd.Detector) -> None:
-        super().__init__()
-        self.detector = detector
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.detector.score(Batch(features))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [f"{shaping}+fdbd" for shaping in SHAPINGS] + ["ash-b+energy", "lts+energy"])
-def test_onnx_scores_the_same_for_any_batch_size(name: str, tmp_path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    features, _, head = make_data()
-    features, head = features.float(), Head(head.weight.float(), head.bias.float())
-    detector = fdbd.create(name).fit(Batch(features), head)
-    program = torch.onnx.export(
-        Scores(detector).eval(),
-        (features[:5],),
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("n")},),
-        verbose=False,
-    )
-    program.save(tmp_path / "scores.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "scores.onnx")
-    for count in (1, 40):
-        batch = features[:count].clone()
-        batch[-1, 0] = torch.nan if count > 1 else 1.0
-        (scores,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
-        torch.testing.assert_close(torch.from_numpy(scores), detector.score(Batch(batch)), rtol=1e-4, atol=1e-5)
 
 
 def test_shapings_of_logits_that_would_change_nothing_are_refused() -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import pickle
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fdbd.core.batch import Batch, Head
 from fdbd.detectors.vim import Residual, ViM
@@ -91,31 +87,6 @@ def test_the_default_dimension_follows_the_width(width: int, dim: int) -> None:
     assert Residual()._dim(width) == dim
 
 
-@settings(max_examples=10, deadline=None)
-@given(cuts=st.lists(st.integers(1, 299), max_size=5))
-def test_any_split_and_shard_order_gives_the_same_buffers(cuts: list[int]) -> None:
-    batch, head = training_data()
-    bounds = [0, *sorted(set(cuts)), 300]
-    pieces = [Batch(batch.features[a:b], head(batch.features[a:b])) for a, b in itertools.pairwise(bounds)]
-    whole, split = ViM().fit(batch, head), ViM().fit(pieces, head)
-    shards = ViM()
-    program = shards.start(head, torch.float64)
-    statistic = next(program)
-    for _ in range(2):
-        parts = [pickle.loads(pickle.dumps(statistic)) for _ in pieces]
-        for part, piece in zip(parts, reversed(pieces)):
-            part.update(piece)
-        for part in parts[1:]:
-            parts[0].merge(part)
-        try:
-            statistic = program.send(parts[0])
-        except StopIteration:
-            break
-    for other in (split, shards):
-        for name, buffer in whole.named_buffers():
-            torch.testing.assert_close(getattr(other, name), buffer, rtol=1e-8, atol=1e-9)
-
-
 def test_training_logits_that_are_not_finite_are_named() -> None:
     batch, head = training_data()
     logits = head(batch.features)
@@ -165,26 +136,6 @@ def test_a_residual_is_precise_where_it_is_small_against_the_feature() -> None:
     assert (single - exact).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_rows_that_are_not_finite_score_minus_infinity_and_huge_ones_stay_finite(detector: ViM) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)[:4]
-    z[0, 1], z[1, 0], z[2] = torch.nan, -torch.inf, z[2] * 1e30
-    scores = fitted.score(Batch(z))
-    assert scores[:2].tolist() == [-torch.inf, -torch.inf]
-    assert torch.isfinite(scores[2:]).all()
-    assert fitted.score(Batch(z[:0])).shape == (0,)
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_a_saved_detector_scores_as_before(detector: ViM) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    fresh = type(detector)(**detector.options())
-    fresh.load_state_dict(fitted.state_dict())
-    z = Batch(queries(torch.float32))
-    assert torch.equal(fresh.score(z), fitted.score(z))
-
-
 def test_dimensions_that_leave_no_residual_are_refused() -> None:
     batch, head = training_data()
     for dim in (0, -1, 2.5, True):
@@ -192,40 +143,6 @@ def test_dimensions_that_leave_no_residual_are_refused() -> None:
             ViM(dim)
     with pytest.raises(ValueError, match="dim is 10, expected less than the 10 features"):
         ViM(10).fit(batch, head)
-
-
-class Scorer(torch.nn.Module):
-    def __init__(self, detector: torch.nn.Module) -> None:
-        super().__init__()
-        self.detector = detector
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.detector(Batch(features))
-
-
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_exported_graphs_score_any_batch_size(detector: ViM) -> None:
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.export.export(Scorer(fitted), (z[:3],), dynamic_shapes=({0: torch.export.Dim("n")},))
-    torch.testing.assert_close(program.module()(z), fitted.score(Batch(z)), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_onnx_graphs_score_any_batch_size(detector: ViM) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    fitted = copy.deepcopy(detector).fit(*training_data(dtype=torch.float32))
-    z = queries(torch.float32)
-    z[0, 0] = torch.nan
-    program = torch.onnx.export(
-        Scorer(fitted).eval(), (z[:3],), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False
-    )
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    (scores,) = session.run(None, {session.get_inputs()[0].name: z.numpy()})
-    torch.testing.assert_close(torch.from_numpy(scores), fitted.score(Batch(z)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dim", [6, 40])

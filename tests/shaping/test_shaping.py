@@ -76,18 +76,6 @@ def test_ties_go_to_the_lower_index(rows: list[list[int]], k: int) -> None:
     torch.testing.assert_close(sums, ordered[:, :k].sum(dim=1, keepdim=True))
 
 
-@pytest.mark.parametrize("name", ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts"])
-def test_no_shaping_changes_what_it_is_given(name: str) -> None:
-    features = make_features(30, 24)
-    head = make_head(24)
-    logits = head(features)
-    before = features.clone(), logits.clone()
-    detector = fdbd.create(name).fit(Batch(features, logits), head)
-    detector.score(Batch(features, logits))
-    assert torch.equal(features, before[0])
-    assert torch.equal(logits, before[1])
-
-
 @pytest.mark.parametrize("shaping", [*BY_SAMPLE, LTS(95)], ids=lambda s: s.name)
 def test_rows_of_zeros_and_narrow_features_stay_finite(shaping: Shaping) -> None:
     assert torch.equal(shaping(torch.zeros(2, 64)), torch.zeros(2, 64))
