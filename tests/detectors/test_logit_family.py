@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdbd import Batch, Head
 from fdbd.detectors import GEN, Entropy, KLMatching, MaxLogit, TemperatureScaling
-from fdbd.detectors.exponentials import logsumexp
+from fdbd.detectors.softmax import logsumexp
 
 HEAD = Head(torch.eye(3, dtype=torch.float64))
 

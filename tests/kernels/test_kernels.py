@@ -60,7 +60,7 @@ def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dty
     features, logits, folded = problem(rows, width, classes, dtype, seed)
     predicted = logits.argmax(dim=1)
     how = {"predicted": predicted} if given_classes else {"logits": logits}
-    scores, clean = kernels.folded_score(features, *folded, divide, **how)
+    scores = kernels.folded_score(features, *folded, divide, **how)
     expected = plain.folded_score(features, predicted, *folded, divide)
     # 1e-6 relative to the terms that are summed: their sum may be arbitrarily close to 0.
     normals, offsets, center, _ = folded
@@ -68,7 +68,6 @@ def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dty
     size = (normals[predicted] * deviation).abs().sum(dim=1) + offsets[predicted].abs()
     if divide:
         size = size / deviation.norm(dim=1).clamp_min(1e-6)
-    assert clean
     assert scores.dtype == dtype
     assert scores.shape == (rows,)
     assert ((scores - expected).abs() <= (1e-6 if dtype == torch.float32 else 1e-14) * size).all()
@@ -89,7 +88,7 @@ def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype
     logits[4] = torch.arange(classes).to(dtype)
     features = torch.zeros(400, width, dtype=dtype)
     offsets = torch.arange(classes).to(dtype)
-    scores, _ = kernels.folded_score(
+    scores = kernels.folded_score(
         features, torch.zeros(classes, width, dtype=dtype), offsets, features[0], features[0, 0], False, logits=logits
     )
     assert torch.equal(scores.long(), logits.argmax(dim=1))
@@ -104,8 +103,7 @@ def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(monkey
     features, logits, folded = problem(20, 37, classes, dtype)
     logits[3, 0] = logits[7, classes // 2] = logits[11, classes - 1] = bad
     features[5, 0] = features[13, 36] = bad
-    scores, clean = kernels.folded_score(features, *folded, True, logits=logits)
-    assert not clean
+    scores = kernels.folded_score(features, *folded, True, logits=logits)
     assert scores.isnan().nonzero()[:, 0].tolist() == [3, 5, 7, 11, 13]
 
 
@@ -115,9 +113,8 @@ def test_a_row_whose_norm_overflows_is_nan(monkeypatch, least, dtype, huge):
     monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", least)
     features, logits, folded = problem(3, 8, 4, dtype)
     features[1, 2] = huge
-    scores, clean = kernels.folded_score(features, *folded, True, logits=logits)
+    scores = kernels.folded_score(features, *folded, True, logits=logits)
     assert scores.isnan().tolist() == [False, True, False]
-    assert not clean
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**40])
@@ -145,13 +142,13 @@ def test_shapes_that_do_not_fit_are_refused_before_memory_is_touched():
 
 def test_strided_transposed_and_small_integer_inputs_score_like_their_copies(always):
     features, logits, folded = problem(30, 16, 5)
-    expected, _ = kernels.folded_score(features, *folded, True, logits=logits)
+    expected = kernels.folded_score(features, *folded, True, logits=logits)
     strided = torch.zeros(60, 32)
     strided[::2, ::2] = features
-    scores, _ = kernels.folded_score(strided[::2, ::2], *folded, True, logits=logits.T.contiguous().T)
+    scores = kernels.folded_score(strided[::2, ::2], *folded, True, logits=logits.T.contiguous().T)
     assert torch.equal(scores, expected)
     predicted = logits.argmax(dim=1).to(torch.uint8)
-    assert torch.equal(kernels.folded_score(features, *folded, True, predicted=predicted)[0], expected)
+    assert torch.equal(kernels.folded_score(features, *folded, True, predicted=predicted), expected)
 
 
 # Threads
@@ -167,7 +164,7 @@ def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
     results = []
     for count in (1, 2, 3):
         set_threads(count)
-        scores, _ = kernels.folded_score(features, *folded, True, logits=logits)
+        scores = kernels.folded_score(features, *folded, True, logits=logits)
         results.append((scores, kernels.column_sums(features)))
     for scores, sums in results[1:]:
         assert torch.equal(scores, results[0][0])
@@ -176,8 +173,8 @@ def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
 
 def test_each_row_is_scored_by_itself(always):
     features, logits, folded = problem(23, 64, 40)
-    together, _ = kernels.folded_score(features, *folded, True, logits=logits)
-    alone = [kernels.folded_score(features[i : i + 1], *folded, True, logits=logits[i : i + 1])[0] for i in range(23)]
+    together = kernels.folded_score(features, *folded, True, logits=logits)
+    alone = [kernels.folded_score(features[i : i + 1], *folded, True, logits=logits[i : i + 1]) for i in range(23)]
     assert torch.equal(torch.cat(alone), together)
 
 
@@ -232,7 +229,7 @@ def test_eight_python_threads_at_once_get_what_one_gets(always):
 
     def work(index):
         features, logits, folded = problems[index]
-        return kernels.folded_score(features, *folded, True, logits=logits)[0], kernels.column_sums(features)
+        return kernels.folded_score(features, *folded, True, logits=logits), kernels.column_sums(features)
 
     expected = [work(index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -290,8 +287,8 @@ def test_negated_views_are_scored_by_their_value(always):
     )  # a lazy −: the memory holds the opposite
     assert imaginary.is_neg()
     _, logits, folded = problem(4, 8, 3)
-    scores, _ = kernels.folded_score(imaginary, *folded, True, logits=logits)
-    expected, _ = kernels.folded_score(imaginary.resolve_neg().clone(), *folded, True, logits=logits)
+    scores = kernels.folded_score(imaginary, *folded, True, logits=logits)
+    expected = kernels.folded_score(imaginary.resolve_neg().clone(), *folded, True, logits=logits)
     assert torch.allclose(scores, expected)
 
 
@@ -299,10 +296,10 @@ def test_negated_views_are_scored_by_their_value(always):
 def test_recorded_graphs_hold_the_computation_and_not_its_result(always):
     features, logits, folded = problem(5, 8, 4)
     others, other_logits, _ = problem(5, 8, 4, seed=1)
-    expected, _ = kernels.folded_score(others, *folded, True, logits=other_logits)
+    expected = kernels.folded_score(others, *folded, True, logits=other_logits)
 
     def score(z, outputs):
-        return kernels.folded_score(z, *folded, True, logits=outputs)[0]
+        return kernels.folded_score(z, *folded, True, logits=outputs)
 
     for record in (
         lambda: torch.jit.trace(score, (features, logits)),
@@ -318,7 +315,7 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
     direction = torch.randn_like(features)
 
     def score(z):
-        return kernels.folded_score(z, *folded, True, logits=logits)[0]
+        return kernels.folded_score(z, *folded, True, logits=logits)
 
     gc.disable()  # torch parses its own source, and CPython 3.11 fails where a collection interrupts (gh-106905)
     try:
@@ -333,9 +330,9 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
 
 def test_the_default_device_of_the_program_does_not_matter(always):
     features, logits, folded = problem(5, 8, 4)
-    expected = kernels.folded_score(features, *folded, True, logits=logits)[0], kernels.column_sums(features)
+    expected = kernels.folded_score(features, *folded, True, logits=logits), kernels.column_sums(features)
     with torch.device("meta"):
-        assert torch.equal(kernels.folded_score(features, *folded, True, logits=logits)[0], expected[0])
+        assert torch.equal(kernels.folded_score(features, *folded, True, logits=logits), expected[0])
         assert torch.equal(kernels.column_sums(features), expected[1])
 
 

@@ -188,12 +188,12 @@ class Folded:
     def score(self, features: Tensor, predicted: Tensor) -> Tensor:
         """(N,) scores of (N, P) features whose predicted classes (N,) are known. Rows with a NaN or an infinity, and
         rows whose norm overflows the dtype, score NaN or −inf here: `FDBD.score` decides on those."""
-        return kernels.folded_score(self._real(features), *self._tensors(), self.divide, predicted=predicted)[0]
+        return kernels.folded_score(self._real(features), *self._tensors(), self.divide, predicted=predicted)
 
     def score_logits(self, features: Tensor, logits: Tensor) -> Tensor:
         """(N,) scores, the predicted class being the argmax of the logits (N, C)."""
         features, logits = self._real(features), self._real(logits)
-        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)[0]
+        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)
 
     def _real(self, values: Tensor) -> Tensor:
         """Half precision and integers in the folded dtype, which loses nothing of them."""

@@ -23,6 +23,7 @@ from fdbd.fitting import distributed
 from fdbd.fitting.driver import as_batch, fit_together
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
+from fdbd.kernels.threads import run_apart
 from fdbd.networks.classifier import Classifier, split_batch
 from fdbd.shaping import Shaping
 from fdbd.util.progress import track
@@ -411,8 +412,13 @@ class Guard(nn.Module):
 def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *, head: Any = None) -> Guard:
     """The guard in a file, around a model; without one it takes features.
 
-    Raises ArtifactError when the file is damaged, too new, or was made for another head.
+    Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading compiles nothing and
+    leaves no threads behind, so a process may load a guard and then fork.
     """
+    return run_apart(lambda: _load(path, model, head))
+
+
+def _load(path: str | os.PathLike[str], model: nn.Module | Head | None, head: Any) -> Guard:
     description, tensors = artifact.read(path)
     try:
         detector = from_config(description["detector"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fdbd import kernels
 from fdbd.core.batch import Batch, Head, as_tensor
 from fdbd.core.configuration import Configured, Needs, NotFittedError, Paper, Passes, from_config
 from fdbd.core.precision import autocasts, full_precision
@@ -47,6 +48,10 @@ class Detector(Configured):
     notices_bad_rows: bool = False
     """Whether the formula itself gives NaN for every row with a number that is not finite or too large, so that the
     base class need not read the batch a second time to look for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kernels.survive_forks()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

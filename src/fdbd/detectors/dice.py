@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.exponentials import logsumexp
+from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Mean
 
 

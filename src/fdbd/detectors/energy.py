@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fdbd.detectors.base import Paper
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.softmax import logsumexp
 
 
-class Energy(SoftmaxDetector):
+class Energy(Detector):
     """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) per sample.
 
     The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has none.
@@ -19,7 +20,7 @@ class Energy(SoftmaxDetector):
 
     name = "energy"
     paper = Paper("Energy-based Out-of-distribution Detection", "Liu et al.", "NeurIPS", 2020)
-    has_temperature = True
+    needs = Needs(features=False, logits=True, passes=0)
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -27,5 +28,6 @@ class Energy(SoftmaxDetector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def of_sums(self, sums: Sums) -> Tensor:
-        return sums.largest + self.temperature * sums.total.log()
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        return self.temperature * logsumexp(batch.logits / self.temperature)

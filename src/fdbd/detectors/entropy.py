@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fdbd.detectors.base import Paper
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, Needs, Paper
 
 
-class Entropy(SoftmaxDetector):
+class Entropy(Detector):
     """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) per sample.
 
     0 for a certain prediction, −log C for one that says nothing.
@@ -27,7 +27,9 @@ class Entropy(SoftmaxDetector):
         "ICCV",
         2021,
     )
+    needs = Needs(features=False, logits=True, passes=0)
 
-    def of_sums(self, sums: Sums) -> Tensor:
-        # Σ p log p with p = e^s / Σ e^s is Σ e^s s / Σ e^s − log Σ e^s: no p, no log p, and nothing to clip at 0
-        return sums.weighted / sums.total - sums.total.log()
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        log_p = batch.logits.log_softmax(dim=1)
+        return (log_p.exp() * log_p).sum(dim=1)

@@ -80,7 +80,7 @@ class FDBD(Detector):
             folded["floor"],
             self.normalizer is not None,
             logits=batch.logits,
-        )[0]
+        )
 
     def _score_nearest(self, batch: Batch) -> Tensor:
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)

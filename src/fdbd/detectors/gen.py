@@ -9,7 +9,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch
 from fdbd.core.configuration import at_least_one
 from fdbd.detectors.base import Detector, Needs, Paper
-from fdbd.detectors.exponentials import bound_, gaps
+from fdbd.detectors.softmax import bound_, gaps
 from fdbd.util.torch_compat import is_plain, tracing
 
 _NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.exponentials import bound_, gaps
+from fdbd.detectors.softmax import bound_, gaps
 from fdbd.fitting.statistics import ClassMeans, with_logits
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fdbd.detectors.base import Paper
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, Needs, Paper
 
 
-class MaxLogit(SoftmaxDetector):
+class MaxLogit(Detector):
     """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) per sample.
 
     >>> import torch
@@ -20,7 +20,8 @@ class MaxLogit(SoftmaxDetector):
 
     name = "maxlogit"
     paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
-    largest_alone = True
+    needs = Needs(features=False, logits=True, passes=0)
 
-    def of_sums(self, sums: Sums) -> Tensor:
-        return sums.largest
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        return batch.logits.amax(dim=1)

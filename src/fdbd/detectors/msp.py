@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fdbd.detectors.base import Paper
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums
+from fdbd.core.batch import Batch
+from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.softmax import largest_probability
 
 
-class MSP(SoftmaxDetector):
+class MSP(Detector):
     """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) per sample.
 
     Args:
@@ -22,7 +23,7 @@ class MSP(SoftmaxDetector):
         "ICLR",
         2017,
     )
-    has_temperature = True
+    needs = Needs(features=False, logits=True, passes=0)
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -30,5 +31,6 @@ class MSP(SoftmaxDetector):
             raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.temperature = temperature
 
-    def of_sums(self, sums: Sums) -> Tensor:
-        return sums.total.reciprocal()  # the largest logit's own term of the sum is e⁰
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        return largest_probability(batch.logits / self.temperature)

@@ -10,8 +10,8 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Head
 from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.exponentials import logsumexp
 from fdbd.detectors.knn import neighbours, require_samples, share_kept
+from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Bank, with_logits
 
 

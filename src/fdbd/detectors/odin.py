@@ -12,6 +12,7 @@ from fdbd.core.batch import Batch
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.detectors.base import Needs, Paper
 from fdbd.detectors.msp import MSP
+from fdbd.detectors.softmax import largest_probability
 
 
 class ODIN(MSP):
@@ -54,4 +55,4 @@ class ODIN(MSP):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.views is not None
-        return self.of_logits(self.head(batch.views[0]))
+        return largest_probability(self.head(batch.views[0]) / self.temperature)

@@ -12,7 +12,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
 from fdbd.core.geometry import squared_distances
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.exponentials import logsumexp
+from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import ClassMeans, in_float64, labels_of, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
 

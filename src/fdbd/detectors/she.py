@@ -52,7 +52,7 @@ class SHE(Detector):
         # fDBD's kernel with the patterns in place of the folded normals and nothing to divide by.
         return kernels.folded_score(
             batch.features, self.patterns, self.offsets, self.center, self.floor, False, logits=batch.logits
-        )[0]
+        )
 
 
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Needs, Paper, Passes
-from fdbd.detectors.exponentials import SoftmaxDetector, Sums, bound_, gaps
+from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.softmax import bound_, gaps, largest_probability
 from fdbd.fitting.statistics import Sum, in_float64, labels_of, with_logits
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
@@ -19,7 +19,7 @@ _NEIGHBOURHOOD = 1.05  # the second pass looks this far to either side of the fi
 _ELEMENTS_AT_A_TIME = 1 << 19  # float64 logits that are worked on at once: 4 MB
 
 
-class TemperatureScaling(SoftmaxDetector):
+class TemperatureScaling(Detector):
     """Log-probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
 
         score = log max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
@@ -39,7 +39,6 @@ class TemperatureScaling(SoftmaxDetector):
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
     needs = Needs(features=False, logits=True, labels=True, heldout=True)
     earlier_options = {"scale": "probability"}
-    has_temperature = True
     temperature: Annotated[Tensor, ""]
 
     def __init__(self, scale: Literal["log", "probability"] = "log") -> None:
@@ -58,16 +57,15 @@ class TemperatureScaling(SoftmaxDetector):
             best, is_found = minimum(around, fine.sum())
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
-    def of_logits(self, logits: Tensor) -> Tensor:
+    def score(self, batch: Batch) -> Tensor:
+        assert batch.logits is not None
+        logits = batch.logits
         if self.scale == "probability":
-            return super().of_logits(logits)
+            return largest_probability(logits / self.temperature)
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
         weights = bound_(gaps(logits) / self.temperature).exp()
         rest = weights.scatter(1, logits.argmax(dim=1, keepdim=True), 0).sum(dim=1)
         return -2 * torch.atanh(rest / (2 + rest))  # −log1p(rest), whose small values ONNX would round away
-
-    def of_sums(self, sums: Sums) -> Tensor:
-        return sums.total.reciprocal()
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:

@@ -12,7 +12,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
 from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks, of_products
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.exponentials import logsumexp
+from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Moments, Sum, check_finite
 
 VIM_PAPER = Paper("ViM: Out-Of-Distribution with Virtual-logit Matching", "Wang et al.", "CVPR", 2022)

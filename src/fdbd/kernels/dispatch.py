@@ -38,9 +38,8 @@ def folded_score(
     *,
     predicted: Tensor | None = None,
     logits: Tensor | None = None,
-) -> tuple[Tensor, bool]:
-    """(N,) folded scores, and whether all of them are numbers: rows with a NaN, an infinity or a norm that overflows
-    come back as NaN. While a graph is recorded nobody can look, and the second value is False.
+) -> Tensor:
+    """(N,) folded scores; NaN for rows with a NaN, an infinity or a norm that overflows.
 
     The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of `logits` (N, C).
     """
@@ -73,7 +72,7 @@ def folded_score(
         scores = _run_score(kernel, features, predicted, folded, divide)
     if logits is not None and not _all_finite(logits):
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
-    return scores, not tracing() and not bool(scores.isnan().any())
+    return scores
 
 
 def column_sums(features: Tensor) -> Tensor:

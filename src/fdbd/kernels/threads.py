@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 Span = tuple[int, int]
+T = TypeVar("T")
 
 
 def spans(rows: int, size: int) -> list[Span]:
@@ -44,6 +46,13 @@ def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
+
+
+def run_apart(function: Callable[[], T]) -> T:
+    """function() in a thread of its own. The threads that OpenMP starts for it end with that thread: the process may
+    fork afterwards, which it may not once its main thread has computed with several (see `survive_forks`)."""
+    with ThreadPoolExecutor(1) as alone:
+        return alone.submit(function).result()
 
 
 @cache
