@@ -27,7 +27,7 @@ def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(name: s
     models = experiment.settings.get("models", [])
     for model in models:
         assert "bundle" in model or {"model", "id", "ood"} <= set(model)
-        assert "train_with" in model or "pretrained" in model["model"], "where do the weights come from?"
+        assert "train_with" in model or model["model"].startswith("torchvision:"), "where do the weights come from?"
     theory = {"theorem-bound", "proposition-1", "proposition-2", "complexity"}
     assert bool(models) == (name not in theory)
 

@@ -164,3 +164,21 @@ def test_the_page_in_the_documentation_shows_every_experiment() -> None:
         assert f"## {name}\n" in text
     for shown in re.findall(r"\(paper/(\S+\.svg)\)", text):
         assert (source.with_suffix("") / shown).stat().st_size < 200_000
+
+
+def test_published_weights_that_are_missing_are_named_with_file_address_and_folder(
+    nowhere, tmp_path, capsys, monkeypatch
+) -> None:
+    pytest.importorskip("torchvision")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command(capsys, "table-vit", "--scale", "paper")
+    assert code == 2
+    assert "downloads are off: put vit_b_16-c867db91.pth from https://download.pytorch.org/models/" in err
+    assert str(tmp_path / "torch" / "hub" / "checkpoints") in err
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys) -> None:
+    code, _, err = command(capsys, "proposition-1", "--device", "cuda:99", "--out", str(tmp_path))
+    assert code == 2
+    assert "there is no device 'cuda:99' here" in err

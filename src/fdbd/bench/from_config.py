@@ -28,6 +28,7 @@ def benchmark_of(
     cache: FeatureCache | None = None,
     say: Say | None = None,
     *,
+    stage: Say | None = None,
     device: str | torch.device | None = "auto",
     trust: bool = False,
 ) -> Benchmark:
@@ -41,6 +42,7 @@ def benchmark_of(
         config: what to compare.
         cache: where features are kept; default: the user's cache folder.
         say: called with one line for each thing worth knowing; default: prints to standard error.
+        stage: called with one line before each pass of the network; default: `say`, off a terminal.
         device: where the network runs; "auto": a GPU where there is one.
         trust: the user's word that a model that the config's file names may run code.
     """
@@ -61,8 +63,8 @@ def benchmark_of(
         return config.batch_size or choose_batch_size(classifier, preprocess.size)
 
     def features_of(images: Images, title: str) -> FeatureSet:
-        if not sys.stderr.isatty():
-            say(f"{title}: {len(images):,} images")
+        if stage is not None or not sys.stderr.isatty():
+            (stage or say)(f"{title}: {len(images):,} images")
         with Bar(title, len(images)) as bar:
             found = cache.features(
                 classifier, images, preprocess, batch_size=batch_size, progress=lambda done, _: bar.update(done)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fdbd.commands.options import Device, Json
+
 
 def paper(
     name: Annotated[
@@ -18,7 +20,8 @@ def paper(
         str, typer.Option(help="small: the models and features of the package; paper: the paper's networks and data.")
     ] = "small",
     fresh: Annotated[bool, typer.Option("--fresh", help="With all: run what is finished, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """List the experiments of the fDBD paper, or run them: a table, a figure, and whether the claim holds here.
 
@@ -31,7 +34,7 @@ def paper(
         _list([find(each, scale) for each in names], as_json)
         return
     chosen = names if name == "all" else [name]
-    records = run_all(chosen, out, scale, fresh or name != "all", progress=not as_json)
+    records = run_all(chosen, out, scale, fresh or name != "all", progress=not as_json, device=device)
     if as_json:
         typer.echo(json.dumps(records if name == "all" else records[0]))
     else:

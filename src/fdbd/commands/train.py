@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fdbd.commands.options import Device, Json
+
 
 def train(
     preset: Annotated[str | None, typer.Argument(help="A recipe; left out, all are listed.")] = None,
@@ -23,7 +25,8 @@ def train(
     checkpoint_steps: Annotated[
         int, typer.Option(help="Also keep a checkpoint every so many steps; 0: each epoch.")
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Train a classifier: cross-entropy, SupCon or CSI, the paper's settings or a small version that runs in minutes.
 
@@ -42,7 +45,14 @@ def train(
     changes = _changes(recipe, override or [])
     folder = out or Path("runs") / preset
     result = training.train(
-        recipe, out=folder, log=log, resume=resume, checkpoint_steps=checkpoint_steps, progress=not as_json, **changes
+        recipe,
+        out=folder,
+        device=device,
+        log=log,
+        resume=resume,
+        checkpoint_steps=checkpoint_steps,
+        progress=not as_json,
+        **changes,
     )
     accuracy = result.test_accuracy
     found = {"preset": preset, "folder": str(folder), "test_accuracy": accuracy, "epochs": len(result.history)}

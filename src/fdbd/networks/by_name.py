@@ -23,7 +23,7 @@ from fdbd.networks.registry import create, list_models
 from fdbd.networks.torch_export import load_exported
 from fdbd.networks.zoo import list_zoo, zoo, zoo_card
 from fdbd.util.devices import choose_device
-from fdbd.util.files import data_roots
+from fdbd.util.files import data_roots, downloads_allowed
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,21 @@ def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bo
 
 
 def _download(published: Published) -> nn.Module:
+    place = published.place
+    put = (
+        f"get {place.file} from {place.url} and"
+        if place.folder is None
+        else (f"put {place.file} from {place.url} in {place.folder}, or")
+    )
+    how = f"{put} give the file with --checkpoint"
+    if not place.is_here and not downloads_allowed():
+        raise OSError(f"the published weights of {published.name} are not here, and downloads are off: {how}")
     try:
         return create(published.name, published.num_classes, **published.options)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise OSError(
-            f"the published weights of {published.name} cannot be downloaded here ({reason}): give a file of them with "
-            "--checkpoint"
+            f"the published weights of {published.name} cannot be downloaded here ({reason}): {how}"
         ) from None
 
 

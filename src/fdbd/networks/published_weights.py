@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.extras import require
+
+
+class Place(NamedTuple):
+    """Where weights are downloaded from, and the folder that their file may be put in by hand, if there is one."""
+
+    file: str
+    url: str
+    folder: Path | None
+    is_here: bool
 
 
 class Published(NamedTuple):
@@ -18,6 +30,7 @@ class Published(NamedTuple):
     options: dict[str, Any]
     preprocess: Preprocess
     class_names: tuple[str, ...]
+    place: Place
 
 
 def find_published(name: str) -> Published | None:
@@ -50,7 +63,9 @@ def _torchvision(name: str) -> Published | None:
         interpolation=transforms.interpolation.value,
     )
     names = tuple(weights.meta["categories"])
-    return Published(f"torchvision:{name}", len(names), {"weights": weights}, preprocess, names)
+    folder, file = Path(torch.hub.get_dir(), "checkpoints"), weights.url.rpartition("/")[2]
+    place = Place(file, weights.url, folder, (folder / file).is_file())
+    return Published(f"torchvision:{name}", len(names), {"weights": weights}, preprocess, names, place)
 
 
 def _timm(name: str) -> Published | None:
@@ -68,4 +83,8 @@ def _timm(name: str) -> Published | None:
         crop="none" if squashes else "centre",
         interpolation=config.interpolation,
     )
-    return Published(f"timm:{name}", config.num_classes, {"pretrained": True}, preprocess, ())
+    hub = require("huggingface_hub", "vision")
+    kept = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors") if config.hf_hub_id else None
+    url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
+    place = Place("model.safetensors", url, None, isinstance(kept, str))
+    return Published(f"timm:{name}", config.num_classes, {"pretrained": True}, preprocess, (), place)

@@ -35,6 +35,7 @@ class Experiment:
         scale: one of `SCALES`.
         settings: all other entries of the file, overridden by those of the scale's section.
         digest: SHA-256 of the file and the scale.
+        device: where networks run, as for `choose_device`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Experiment:
     scale: str
     settings: Mapping[str, Any]
     digest: str
+    device: str = "auto"
 
 
 def list_experiments() -> list[str]:
@@ -57,7 +59,7 @@ def list_experiments() -> list[str]:
     return sorted(files, key=lambda name: (files[name]["order"], name))
 
 
-def find(name: str, scale: str = "small") -> Experiment:
+def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     """The experiment of that name, or the one in the user's own .toml file.
 
     >>> find("proposition-1").kind
@@ -93,4 +95,5 @@ def find(name: str, scale: str = "small") -> Experiment:
         scale=scale,
         settings={**values, **sections[scale]},
         digest=hashlib.sha256(f"{scale}\n{text}".encode()).hexdigest(),
+        device=device,
     )

@@ -77,9 +77,7 @@ def _detector(model: EvaluatedModel, name: str, limit: int, say: Say) -> tuple[D
     classifier, preprocess = model.network
     if name == "odin":
         odin = ODIN(std=preprocess.std)
-        fit_together(
-            [odin], [model.benchmark.train.rows(slice(0, 2))], classifier.head
-        )  # `fit` wants a Guard around it
+        fit_together([odin], [model.benchmark.train.rows(slice(0, 2))], classifier.head.cpu())  # `fit` wants a Guard
         return odin, lambda inputs: odin.observe(inputs, classifier)
     if name != "csi":
         raise ValueError(f"images are for odin and csi, not {name!r}")
@@ -89,7 +87,7 @@ def _detector(model: EvaluatedModel, name: str, limit: int, say: Say) -> tuple[D
         return rotated(inputs, classifier)
 
     train = load(model.config.train, "train", limit=limit)
-    return CSI().fit(list(_batches(train, model, look)), classifier.head), look
+    return CSI().fit(list(_batches(train, model, look)), classifier.head.cpu()), look
 
 
 @torch.no_grad()
@@ -103,7 +101,7 @@ def _batches(images: Images, model: EvaluatedModel, look: Look) -> Iterator[Batc
     preprocess = model.network[1]
     for start in range(0, len(images), _BATCH):
         pixels = [images[row] for row in range(start, min(start + _BATCH, len(images)))]
-        yield look(preprocess.normalise_all([preprocess.fit(image) for image in pixels]))
+        yield look(preprocess.normalise_all([preprocess.fit(image) for image in pixels])).cpu()
 
 
 def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], model: EvaluatedModel) -> Row:
@@ -130,6 +128,6 @@ def _extra_seconds(detector: Detector, look: Look, images: Images, model: Evalua
             classifier(inputs)
         plain.append(time.perf_counter() - start)
         start = time.perf_counter()
-        detector.score(look(inputs))
+        detector.score(look(inputs).cpu())
         whole.append(time.perf_counter() - start)
     return max(0.0, min(whole) - min(plain)) / len(inputs)

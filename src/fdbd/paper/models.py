@@ -40,6 +40,7 @@ class EvaluatedModel:
     benchmark: Benchmark
     settings: Mapping[str, Any]
     config: Config
+    device: str = "auto"
 
     @cached_property
     def network(self) -> tuple[Classifier, Preprocess]:
@@ -90,7 +91,7 @@ def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel],
         say(f"loading {entry['title']}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            model = _load(entry, result.missing)
+            model = _load(entry, experiment.device, say, result.missing)
         if model is not None:
             models.append(model)
             result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
@@ -100,7 +101,7 @@ def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel],
     return models, result
 
 
-def _load(entry: Mapping[str, Any], missing: list[str]) -> EvaluatedModel | None:
+def _load(entry: Mapping[str, Any], device: str, say: Say, missing: list[str]) -> EvaluatedModel | None:
     title, bundle = entry["title"], entry.get("bundle")
     if bundle is not None:
         if bundle not in list_bundles() or bundle not in networks.list_zoo():
@@ -111,13 +112,14 @@ def _load(entry: Mapping[str, Any], missing: list[str]) -> EvaluatedModel | None
             return None
         benchmark = load_bundle(bundle)
         config = Config.from_dict({"model": f"zoo:{bundle}", "id": "cifar10", "ood": [s.name for s in benchmark.ood]})
-        return EvaluatedModel(title, benchmark, entry, config)
+        return EvaluatedModel(title, benchmark, entry, config, device)
     config = Config.from_dict({key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}, title)
     if config.checkpoint is not None and not Path(config.checkpoint).is_file():
         missing.append(f"{title}: no weights at {config.checkpoint}; run: {entry['train_with']}")
         return None
     try:
-        return EvaluatedModel(title, benchmark_of(config, say=missing.append), entry, config)
+        benchmark = benchmark_of(config, say=missing.append, stage=say, device=device)
     except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
         missing.append(f"{title}: {' '.join(str(error).split())}")
         return None
+    return EvaluatedModel(title, benchmark, entry, config, device)

@@ -22,6 +22,7 @@ from fdbd.paper.models import MissingData
 from fdbd.paper.page import summary
 from fdbd.paper.result import Record, Result
 from fdbd.paper.theorem import theorem
+from fdbd.util.devices import choose_device
 from fdbd.util.files import write_text
 from fdbd.util.version import __version__
 
@@ -43,17 +44,24 @@ PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
 """What runs an experiment, by the `kind` that its file gives."""
 
 
-def run(name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None) -> Record:
+def run(
+    name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None, device: str = "auto"
+) -> Record:
     """Run one experiment and write its files in `out`; returns what NAME.json holds.
 
     Raises:
         MissingData: when nothing of it can be run here.
     """
-    return _run(_checked(name, scale), Path(out), say)
+    return _run(_checked(name, scale, device), Path(out), say)
 
 
 def run_all(
-    names: Sequence[str], out: str | Path = "paper", scale: str = "small", fresh: bool = False, progress: bool = True
+    names: Sequence[str],
+    out: str | Path = "paper",
+    scale: str = "small",
+    fresh: bool = False,
+    progress: bool = True,
+    device: str = "auto",
 ) -> list[Record]:
     """Run experiments one after the other under one progress display; with several, README.md lists them.
 
@@ -66,9 +74,10 @@ def run_all(
         scale: one of `SCALES`.
         fresh: run everything again.
         progress: show the display.
+        device: where networks run, as for `choose_device`.
     """
     folder = Path(out)
-    experiments = [_checked(name, scale) for name in names]
+    experiments = [_checked(name, scale, device) for name in names]
     records = []
     with _display(len(experiments), progress) as show:
         for number, experiment in enumerate(experiments):
@@ -89,8 +98,9 @@ def run_all(
     return records
 
 
-def _checked(name: str, scale: str) -> Experiment:
-    experiment = find(name, scale)
+def _checked(name: str, scale: str, device: str) -> Experiment:
+    choose_device(device)  # an error now rather than in the middle
+    experiment = find(name, scale, device)
     if experiment.kind not in PROGRAMS:
         raise ValueError(f"{name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
     return experiment

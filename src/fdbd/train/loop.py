@@ -31,6 +31,7 @@ from fdbd.train.objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Ob
 from fdbd.train.pixels import normalise, to_float
 from fdbd.train.presets import Preset, preset
 from fdbd.train.schedule import learning_rate
+from fdbd.util.devices import choose_device
 
 
 @dataclass
@@ -51,7 +52,7 @@ def train(
     out: str | os.PathLike[str] | None = None,
     *,
     load: Callable[[str, str], Any] = datasets.load,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = "auto",
     log: str = "csv",
     progress: bool = True,
     resume: bool = True,
@@ -106,13 +107,12 @@ def _check(config: Preset) -> None:
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    if torch.cuda.is_available():
-        own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(own)
-        return own
-    return torch.device("cpu")
+    """Under torchrun each process has a GPU of its own."""
+    chosen = choose_device(device)
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(chosen)
+    return chosen
 
 
 def _seed(seed: int, stream: int, index: int) -> int:
