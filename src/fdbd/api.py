@@ -3,7 +3,9 @@
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import Batch, Head
 from fdbd.core.perturbation import InputPerturbation
-from fdbd.decision.guard import Decision, Explanation, Guard, NotCalibratedError, load
+from fdbd.decision.answers import Decision, Explanation, NotCalibratedError
+from fdbd.decision.guard import Guard
+from fdbd.decision.guard_file import load
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import (
     CSI,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fdbd
 from fdbd.core import artifact
-from fdbd.decision.guard import NotCalibratedError
+from fdbd.decision.answers import NotCalibratedError
 
 
 def make_model(seed: int = 0) -> nn.Module:
@@ -184,13 +184,105 @@ def test_the_warning_survives_saving(tmp_path) -> None:
         guard.calibrate(make_loader(200, 1))
 
 
-def test_non_finite_images_are_ood_whatever_the_threshold(guard: fdbd.Guard) -> None:
-    images = torch.randn(3, 3, 2, 2)
-    images[1, 0, 0, 0] = float("nan")
-    decision = guard(images)
-    assert decision.scores[1] == -torch.inf
-    assert decision.is_ood[1]
-    assert torch.isfinite(decision.scores[[0, 2]]).all()
+class Saturating(nn.Module):
+    """Turns any input into finite features, as ReLU6, tanh and the like do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(12, 4)
+
+    def forward(self, pixels: torch.Tensor, extra: torch.Tensor | None = None, mask: torch.Tensor | None = None):
+        pixels = pixels if extra is None else pixels + extra.view_as(pixels)
+        return self.fc(pixels.nan_to_num(0.0).tanh().flatten(1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("part", ["pixels", "extra", "tensor", "channels_last"])
+def test_non_finite_inputs_are_ood_even_if_the_network_hides_them(bad: float, part: str) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(100, 3, 2, 2)
+    inputs = {"pixels": images, "extra": torch.randn(100, 12).half(), "mask": torch.full((100, 4), -torch.inf)}
+    given = inputs if part in inputs else images
+    guard = fdbd.Guard(Saturating()).fit([given]).calibrate([given], alpha=0.02)
+    spoilt = copy.deepcopy(given)
+    if part == "channels_last":
+        spoilt = spoilt.to(memory_format=torch.channels_last)
+    row = (spoilt[part] if part in inputs else spoilt)[1]
+    row[(-1,) * row.ndim] = bad
+    decision, clean = guard(spoilt), guard(given)
+    assert (decision.scores[1], bool(decision.is_ood[1])) == (-torch.inf, True)
+    assert guard.score(spoilt)[1] == -torch.inf
+    others = torch.arange(100) != 1
+    assert torch.equal(decision.scores[others], clean.scores[others])
+    with pytest.raises(ValueError, match="row 1 of a training batch holds NaN or infinity"):
+        fdbd.Guard(Saturating()).fit([spoilt])
+    with pytest.raises(ValueError, match="calibration scores are not finite"):
+        guard.calibrate([spoilt])
+
+
+def test_huge_but_finite_inputs_are_not_taken_for_infinite_ones() -> None:
+    guard = fdbd.Guard(Saturating()).fit([torch.randn(100, 3, 2, 2)])
+    assert torch.isfinite(guard.score(torch.full((2, 3, 2, 2), 3e38))).all()
+
+
+class Boundless(fdbd.Detector):
+    """Has no name of its own, so that no list has it."""
+
+    def score(self, batch: fdbd.Batch) -> torch.Tensor:
+        return batch.features[:, 0] * torch.inf
+
+
+def test_a_score_of_plus_infinity_is_ood() -> None:
+    guard = fdbd.Guard(fdbd.Head(torch.randn(3, 2)), Boundless()).fit(fdbd.Batch(torch.ones(5, 2)))
+    guard.set_threshold(torch.arange(100.0))
+    decision = guard.decide(fdbd.Batch(torch.ones(2, 2)))
+    assert decision.is_ood.all()
+    assert not (decision.scores >= 0).any()
+
+
+def test_one_labelled_batch_and_numpy_arrays_are_taken_as_they_are() -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(100, 3, 2, 2), torch.arange(100) % 4
+    expected = fdbd.Guard(make_model(), "mds").fit([(images, labels)]).calibrate([images])(images[:5])
+    arrays = images.double().numpy(), labels.numpy()
+    for data in ((images, labels), [images, labels], arrays, [arrays]):
+        guard = fdbd.Guard(make_model(), "mds").fit(data).calibrate(images.numpy())
+        torch.testing.assert_close(guard(images[:5].numpy()).scores, expected.scores)
+    two_batches = fdbd.Guard(make_model()).fit((images, images))
+    assert two_batches.score(images).shape == (100,)
+
+
+def test_raw_pixels_are_refused_in_one_sentence() -> None:
+    pixels = torch.zeros(2, 3, 2, 2, dtype=torch.uint8)
+    with pytest.raises(TypeError, match=r"takes no images of torch.uint8 .*: prepare them first"):
+        fdbd.Guard(make_model()).fit([pixels])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (fdbd.Batch(torch.zeros(2, 3)), r"features have shape \(2, 3\), expected \(N, 16\)"),
+        (fdbd.Batch(torch.zeros(16)), r"features have shape \(16,\), expected \(N, 16\)"),
+        (fdbd.Batch(torch.zeros(2, 16), torch.zeros(2, 3)), r"logits have shape \(2, 3\), expected \(N, 4\)"),
+    ],
+)
+def test_features_of_another_width_are_one_sentence(guard: fdbd.Guard, batch: fdbd.Batch, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        guard.decide(batch)
+    with pytest.raises(ValueError, match=message):
+        fdbd.Guard(make_model()).fit([batch])
+
+
+def test_the_file_says_how_the_guard_was_calibrated(guard: fdbd.Guard, tmp_path) -> None:
+    guard.save(tmp_path / "guard.safetensors")
+    found = fdbd.load(tmp_path / "guard.safetensors").about["calibration"]
+    assert (found["kind"], found["target"], found["count"]) == ("quantile", 0.9, 100)
+
+
+def test_few_calibration_samples_draw_a_caution() -> None:
+    guard = fdbd.Guard(make_model()).fit(make_loader(64, 1))
+    with pytest.warns(UserWarning, match="only 12 calibration samples"):
+        guard.calibrate(make_loader(12, 2))
 
 
 def test_asking_before_calibrating_says_what_to_do() -> None:
@@ -201,8 +293,9 @@ def test_asking_before_calibrating_says_what_to_do() -> None:
 
 
 def test_asking_before_fitting_says_what_to_do() -> None:
-    with pytest.raises(fdbd.NotFittedError, match="not fitted"):
-        fdbd.Guard(make_model()).calibrate(make_loader(64, 1))
+    for ask in (fdbd.Guard.calibrate, fdbd.Guard.score, fdbd.Guard.explain, fdbd.Guard.__call__):
+        with pytest.raises(fdbd.NotFittedError, match=r"the guard is not fitted: call guard.fit\(loader\)"):
+            ask(fdbd.Guard(make_model()), torch.randn(3, 3, 2, 2))
 
 
 def test_both_targets_at_once_are_refused(guard: fdbd.Guard) -> None:
@@ -518,7 +611,7 @@ def test_the_default_device_of_the_program_does_not_matter(name: str) -> None:
     with torch.device("meta"):
         guard = fdbd.Guard(model, name).fit(fit).calibrate(known)
         found = guard(images)
-        fdbd.Guard(model, name)._warn_if_seen(guard._seen)
+        fdbd.Guard(model, name).warn_if_seen(guard.seen)
     for ours, theirs in zip(found, expected):
         assert torch.equal(ours, theirs)
 

@@ -31,8 +31,8 @@ tprs = st.sampled_from([0.01, 0.5, 0.55, 2 / 3, 0.9, 0.95, 0.99, 1.0])
 
 
 def p_by_counting(calibration: list[float], score: float) -> Fraction:
-    """The p-value as an exact fraction; no calibration score is at or below NaN."""
-    return Fraction(1 + sum(c <= score for c in calibration), len(calibration) + 1)
+    """The p-value as an exact fraction; a score that is not finite has none of them at or below it."""
+    return Fraction(1 + sum(c <= score < INF for c in calibration), len(calibration) + 1)
 
 
 def probes(calibration: Tensor) -> Tensor:
@@ -67,13 +67,13 @@ def test_p_values_and_standing_are_the_counted_ones(calibration: list[float], dt
     counted = [float(p_by_counting(scores.tolist(), s)) for s in asked.tolist()]
     torch.testing.assert_close(threshold.p_values(asked), torch.tensor(counted, dtype=dtype))
     torch.testing.assert_close(threshold.p_values_on_grid(asked), torch.tensor(counted, dtype=dtype))
-    below = [sum(c < s for c in scores.tolist()) / len(calibration) for s in asked.tolist()]
+    below = [sum(c < s < INF for c in scores.tolist()) / len(calibration) for s in asked.tolist()]
     torch.testing.assert_close(threshold.standing(asked), torch.tensor(below, dtype=dtype))
 
 
 @unhurried
 @given(calibrations, dtypes, dtypes, tprs, st.lists(st.floats(width=32), max_size=20))
-def test_one_search_decides_as_two_questions(
+def test_a_decision_is_the_p_value_and_the_answer(
     calibration: list[float], dtype: torch.dtype, asked: torch.dtype, tpr: float, others: list[float]
 ) -> None:
     threshold = Threshold.quantile(torch.tensor(calibration, dtype=dtype), tpr)
@@ -172,14 +172,41 @@ def test_a_class_without_samples_takes_the_common_quantile_and_says_so() -> None
             assert torch.equal(getattr(threshold, method)(asked, predicted), getattr(common, method)(asked))
 
 
-def test_minus_infinity_and_nan_are_always_ood() -> None:
+def test_scores_that_are_not_finite_are_always_ood() -> None:
     for threshold in (Threshold.quantile(torch.randn(50), 1.0), Threshold.conformal(torch.randn(50), 0.02)):
-        hopeless = torch.tensor([-INF, NAN])
+        hopeless = torch.tensor([-INF, NAN, INF])
         assert threshold.is_ood(hopeless).all()
-        assert threshold.p_values(hopeless).tolist() == pytest.approx([1 / 51] * 2)
-        assert threshold.standing(hopeless).tolist() == [0, 0]
-        assert not threshold.is_ood(torch.tensor([INF]))
-        assert threshold.p_values(torch.tensor([INF])) == 1
+        assert threshold.decide(hopeless)[1].all()
+        for p_values in (threshold.p_values(hopeless), threshold.p_values_on_grid(hopeless)):
+            assert p_values.tolist() == pytest.approx([1 / 51] * 3)
+        assert threshold.standing(hopeless).tolist() == [0, 0, 0]
+        assert not threshold.is_ood(torch.tensor([1e30]))
+        assert threshold.p_values(torch.tensor([1e30])) == 1
+
+
+@pytest.mark.parametrize("kind", ["tpr", "alpha"])
+@pytest.mark.parametrize("count", [30, 400])
+def test_the_acceptance_of_new_samples_is_what_many_draws_show(kind: str, count: int) -> None:
+    """The share of uniform scores at or above a threshold is one minus the threshold."""
+    draws = torch.rand(2000, count, generator=torch.Generator().manual_seed(0))
+    make = Threshold.quantile if kind == "tpr" else Threshold.conformal
+    target = 0.9 if kind == "tpr" else 0.1
+    shares = 1 - torch.stack([make(draw, target).value for draw in draws]).flatten()
+    mean, low, high = make(draws[0], target).acceptance()
+    assert shares.mean().item() == pytest.approx(mean, abs=5 * float(shares.std()) / 2000**0.5)
+    inside = ((shares >= low) & (shares <= high)).double().mean().item()
+    assert inside == pytest.approx(0.95, abs=0.02)
+
+
+def test_few_calibration_samples_draw_a_caution_with_what_they_can_promise() -> None:
+    caution = Threshold.quantile(torch.arange(12.0), 0.95).caution
+    assert caution is not None
+    # The lowest of 12 scores: a share below it of Beta(1, 12), whose 97.5 % point is 1 − 0.025^(1/12).
+    assert caution.startswith("only 12 calibration samples: 5 % of new in-distribution samples are to be rejected")
+    assert f"to {100 * (1 - 0.025 ** (1 / 12)):.2g} %" in caution
+    assert Threshold.quantile(torch.arange(200.0), 0.95).caution is None
+    by_class = Threshold.quantile(torch.arange(200.0), 0.95, labels=[0] * 195 + [1] * 5, per_class=True)
+    assert "only 5 calibration samples for the rarest predicted class" in str(by_class.caution)
 
 
 def test_a_float64_threshold_is_not_rounded_to_the_scores_dtype() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 import fdbd
 from fdbd import Batch, Guard, Head
+from fdbd.decision import onnx_export
 from fdbd.deploy import onnx as deploy
 from fdbd.detectors import Detector
 from fdbd.util.extras import MissingExtraError
@@ -315,10 +316,10 @@ def test_what_follows_from_the_score_is_compared_too(name):
     threshold = fdbd.Threshold.quantile(torch.arange(10.0))
     logits, scores = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([0.5, 7.0])
     right = dict(zip(deploy.OUTPUTS, (logits, logits.argmax(1), scores, *threshold(scores))))
-    deploy._compare(right, right, threshold, "a test")
+    onnx_export._compare(right, right, threshold, "a test")
     wrong = {**right, name: 1 - right[name].float()}
     with pytest.raises(deploy.ExportError, match=f"{name} differs"):
-        deploy._compare(wrong, right, threshold, "a test")
+        onnx_export._compare(wrong, right, threshold, "a test")
 
 
 def test_a_model_that_cannot_be_traced_is_refused_with_a_reason(tmp_path):
@@ -364,7 +365,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 
 def test_a_guard_beyond_the_size_of_an_onnx_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(deploy, "_LARGEST_FILE", 100)
+    monkeypatch.setattr(onnx_export, "_LARGEST_FILE", 100)
     with pytest.raises(deploy.ExportError, match="at most 2 GB"):
         head_guard().export_onnx(tmp_path / "guard.onnx", features(2, 0))
 

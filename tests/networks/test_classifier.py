@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch
-from fdbd.networks.classifier import Classifier, call_model, split_batch
+from fdbd.networks.classifier import Classifier
+from fdbd.networks.inputs import call_model, split_batch
 
 
 @pytest.fixture(autouse=True)
@@ -119,13 +120,21 @@ def test_larger_torchvision_models_give_features_and_logits(name: str) -> None:
     check_torchvision(name, *TORCHVISION_SLOW[name])
 
 
-def test_squeezenet_is_refused_because_a_relu_follows_its_head() -> None:
+def test_squeezenet_is_refused_because_it_pools_after_its_head() -> None:
     models = pytest.importorskip("torchvision.models")
     model = models.squeezenet1_1(weights=None).eval()
-    with pytest.raises(ValueError, match=r"ReLU follows 'classifier\.1'.*linear layers found"):
+    with pytest.raises(ValueError, match=r"SqueezeNet pools after 'classifier\.1'.*not supported"):
         Classifier(model)
     with pytest.raises(ValueError, match=r"\(2, 512, 3, 3\), expected \(N, 512\)"):
         Classifier(model, head="classifier.1")(images(2, 64))
+
+
+@pytest.mark.parametrize("head", [None, "roi_heads.box_predictor.cls_score"])
+def test_a_detection_model_is_no_classifier(head: str | None) -> None:
+    detection = pytest.importorskip("torchvision.models.detection")
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None).eval()
+    with pytest.raises(ValueError, match=r"FasterRCNN is no classifier of whole samples.*detection"):
+        Classifier(model, head)(images(2, 64))
 
 
 TIMM = [

@@ -40,19 +40,14 @@ def export(
 
     Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
     """
-    from fdbd.decision.guard import load
-    from fdbd.decision.guard_file import OpenedGuard, open_guard
+    from fdbd.decision.guard_file import open_guard
     from fdbd.deploy.onnx import OPSET, metadata
     from fdbd.deploy.onnx import export as export_onnx
     from fdbd.util.files import check_place, refuse_overlap
 
     check_place(out)
     refuse_overlap(out, [guard, example, checkpoint, model])
-    if features:
-        known = load(guard)
-        opened = OpenedGuard(known, None, tuple(map(str, known.about.get("class_names") or ())))
-    else:
-        opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu")
+    opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
     path = export_onnx(
         opened.guard,
         out,

@@ -36,7 +36,10 @@ def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: di
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other."""
+    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other.
+
+    The description has the checked SHA-256 of all that the file holds under ``sha256``.
+    """
     source = Path(path)
     if not source.is_file():
         raise FileNotFoundError(f"no guard at {str(source)!r}: no such file")
@@ -57,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         )
     if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
         raise ArtifactError(f"{str(source)!r} is corrupted: its content does not match its SHA-256; copy it again")
-    return description, tensors
+    return {**description, "sha256": metadata["sha256"]}, tensors
 
 
 def _parse(text: str, source: Path) -> dict[str, Any]:

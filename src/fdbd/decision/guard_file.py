@@ -1,4 +1,4 @@
-"""From a guard's file to a guard around the model that the file names."""
+"""From a guard's file to a guard: around a model that is given, or around the one that the file names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from fdbd.core import artifact
+from fdbd.core.batch import Head
+from fdbd.core.configuration import NotFittedError, from_config
+from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.preprocessing import Preprocess
-from fdbd.decision.guard import Guard, load
+from fdbd.decision.guard import Guard
+from fdbd.decision.threshold import Threshold
+from fdbd.detectors import Detector
+from fdbd.fitting.overlap import Sketch
+from fdbd.kernels.threads import run_apart
 from fdbd.networks.by_name import model_by_name, runs_code
+from fdbd.networks.classifier import HeadName
 
 
 class OpenedGuard(NamedTuple):
@@ -21,6 +30,17 @@ class OpenedGuard(NamedTuple):
     preprocess: Preprocess | None
     """None: the guard takes features."""
     class_names: tuple[str, ...]
+    sha256: str = ""
+    """Of everything that the file says: another guard has another."""
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *, head: HeadName = None) -> Guard:
+    """The guard in a file, around a model and on its device; without a model it takes features.
+
+    Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading compiles nothing and
+    leaves no threads behind, so a process may load a guard and then fork.
+    """
+    return run_apart(lambda: _assemble(path, *artifact.read(path), model, head))
 
 
 def open_guard(
@@ -30,6 +50,7 @@ def open_guard(
     checkpoint: str | os.PathLike[str] | None = None,
     trust: bool = False,
     device: str | torch.device | None = "auto",
+    features: bool = False,
 ) -> OpenedGuard:
     """A guard from its file, around the model that the file names; without a model where it was fitted on features.
 
@@ -40,14 +61,16 @@ def open_guard(
             file does not choose what code runs.
         checkpoint: where the weights lie now. Without it: where they lay at the fit, or beside the guard.
         trust, device: as for `model_by_name`.
+        features: leave the model out, for a guard that takes features.
 
     Raises:
         ArtifactError: the weights are not those of the fit, or the file is no guard.
     """
-    description, _ = artifact.read(path)
+    description, tensors = run_apart(lambda: artifact.read(path))
     about = _About(description, path)
-    if about.origin is None and model is None:
-        return OpenedGuard(load(path), None, about.class_names)
+    if features or (about.origin is None and model is None):
+        guard = run_apart(lambda: _assemble(path, description, tensors))
+        return OpenedGuard(guard, None, about.class_names, description["sha256"])
     origin = about.origin or {}
     if model is None:
         model = str(origin["name"])
@@ -70,7 +93,82 @@ def open_guard(
             f"neither {os.fspath(path)!r} nor {model} says how images are prepared; fit the guard with fdbd fit, and "
             "say there with --preprocess"
         )
-    return OpenedGuard(load(path, found.model), preprocess, about.class_names or found.class_names)
+    guard = run_apart(lambda: _assemble(path, description, tensors, found.model))
+    classes = guard.head.num_classes
+    if about.class_names and len(about.class_names) != classes:
+        raise artifact.ArtifactError(
+            f"{os.fspath(path)!r} names {len(about.class_names)} classes, its head has {classes}: fit a new guard"
+        )
+    return OpenedGuard(guard, preprocess, about.class_names or found.class_names, description["sha256"])
+
+
+def _assemble(
+    path: str | os.PathLike[str],
+    description: dict[str, Any],
+    tensors: dict[str, Tensor],
+    model: nn.Module | Head | None = None,
+    head: HeadName = None,
+) -> Guard:
+    try:
+        detector = from_config(description["detector"])
+        if not isinstance(detector, Detector):
+            raise ValueError(f"{description['detector']!r} is no detector")
+        detector.load_state_dict(_under("detector.", tensors))
+        perturb = description["perturb"] and InputPerturbation.from_config(description["perturb"])
+        classes = detector.head.num_classes
+        if description["threshold"] and description["threshold"]["num_classes"] not in (None, classes):
+            raise ValueError(f"its threshold is not for the {classes} classes of the head")
+        threshold = description["threshold"] and Threshold.from_state(
+            description["threshold"], _under("threshold.", tensors)
+        )
+        layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
+        seen = Sketch(tensors.get("seen"))
+        _check_names(layers, saved_head, head_name)
+        _try(detector, perturb or None, threshold or None)
+    except Exception as error:  # a forged file can make any of this raise nearly anything
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
+        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not hold a working guard: {reason}") from None
+    if model is not None and not isinstance(model, Head):
+        head = head or (head_name.split("+") if isinstance(head_name, str) else None)
+    guard = Guard(model, detector, perturb=perturb or None, head=head, layers=layers)
+    guard.threshold = threshold or None
+    about = description.get("about")
+    guard.about = about if isinstance(about, dict) else {}
+    guard.seen = seen if "seen" in tensors else None
+    if model is not None:
+        present = guard.head.fingerprint()
+        if present != saved_head:
+            raise artifact.ArtifactError(
+                f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
+                "load it with the model that it was fitted on, or fit a new guard"
+            )
+        if guard.classifier is not None:
+            guard.to(next(guard.classifier.parameters()).device)
+    return guard
+
+
+def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
+    """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
+    if detector.needs.network or perturb is not None:
+        return
+    batch = detector.example()
+    try:
+        answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
+    except NotFittedError:  # an ensemble that is not calibrated yet
+        return
+    if threshold is not None:
+        answers += threshold.decide(answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1]))
+    if any(answer.shape != (2,) for answer in answers):
+        raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
+
+
+def _check_names(layers: object, head: object, head_name: object) -> None:
+    if not isinstance(layers, list) or not all(isinstance(name, str) for name in [*layers, head, head_name or ""]):
+        raise ValueError("its head and layers are not named by texts")
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class _About:

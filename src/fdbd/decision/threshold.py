@@ -23,6 +23,9 @@ GRID_POINTS = 1024
 _GRID_LIMIT = 1 << 27
 """Points of all classes together: 1.6 GB in float32."""
 
+_WIDE = 2.5
+"""A threshold that may well reject more than so many times the share that was asked for draws a caution."""
+
 Kind = Literal["quantile", "conformal"]
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.onnx.is_in_onnx_export)
 
@@ -34,7 +37,8 @@ class Threshold(nn.Module):
     moves between devices, is saved, compiled and exported. Its dtype is that of the calibration scores and stays so
     when the module around it is cast to another: a rounded threshold is another threshold.
 
-    Calibration scores are finite, hence the threshold is, and −inf and NaN are always out-of-distribution.
+    The calibration samples are in-distribution, and seen by neither the network's training nor the fit. Their scores
+    are finite, hence the threshold is; a score that is not finite (−inf, +inf, NaN) is always out-of-distribution.
 
     Attributes:
         kind: "quantile" or "conformal".
@@ -77,6 +81,9 @@ class Threshold(nn.Module):
     ) -> Threshold:
         """The largest threshold that accepts at least a share `tpr` of the calibration scores.
 
+        Of new samples it accepts somewhat less on average, since the threshold is one of the scores: with n of them,
+        k/(n + 1) where k of n are accepted (see `acceptance`). `conformal` gives a bound on new samples instead.
+
         Args:
             scores: (n,) finite scores of in-distribution samples; tensor, array or list.
             tpr: the share to accept, a fraction in (0, 1].
@@ -111,11 +118,11 @@ class Threshold(nn.Module):
     ) -> Threshold:
         """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is at most `alpha`.
 
-        If the calibration samples and a new in-distribution sample are exchangeable, and the detector was fitted on
-        other data, the new sample is flagged with probability at most `alpha`, whatever the scores' distribution; the
-        probability is over the draw of the calibration samples too. By class, the same holds among the samples
-        predicted as each class. It takes 1/alpha − 1 calibration samples (of each class) at least. Vovk, Gammerman &
-        Shafer, "Algorithmic Learning in a Random World", 2005.
+        If the calibration samples and a new in-distribution sample are exchangeable, and neither the network nor the
+        detector has seen them before, the new sample is flagged with probability at most `alpha`, whatever the scores'
+        distribution; the probability is over the draw of the calibration samples too. By class, the same holds among
+        the samples predicted as each class. It takes 1/alpha − 1 calibration samples (of each class) at least. Vovk,
+        Gammerman & Shafer, "Algorithmic Learning in a Random World", 2005.
 
         Args:
             scores: (n,) finite scores of in-distribution samples; tensor, array or list.
@@ -132,23 +139,27 @@ class Threshold(nn.Module):
         return cls("conformal", alpha, *_runs(scores, labels, per_class, num_classes), per_class=per_class)
 
     def forward(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(N,) p-values and (N,) decisions."""
+        """`decide`."""
+        return self.decide(scores, predicted)
+
+    def decide(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(N,) `p_values` and (N,) `is_ood`."""
         return self.p_values(scores, predicted), self.is_ood(scores, predicted)
 
     def is_ood(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) bool: ``not (score >= threshold)``, so NaN is out-of-distribution; exact in exported graphs too.
+        """(N,) bool: ``not (score >= threshold)`` or not finite; exact in exported graphs too.
 
         `predicted` (N,) are the predicted classes, needed by class. For a conformal threshold this is p ≤ alpha.
         """
         classes = self._classes(scores, predicted)
         value = self.value if classes is None else self.value.index_select(0, classes)
-        return ~(scores >= value)
+        return ~((scores >= value) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), of either kind of threshold.
 
-        Small means out-of-distribution; −inf and NaN have the smallest, 1 / (n + 1). Their dtype is that of the
-        calibration scores. In an exported graph they come from `p_values_on_grid`.
+        Small means out-of-distribution; scores that are not finite have the smallest, 1 / (n + 1). The dtype is that of
+        the calibration scores. In an exported graph they come from `p_values_on_grid`.
         """
         if _is_exporting():
             return self.p_values_on_grid(scores, predicted)
@@ -156,14 +167,6 @@ class Threshold(nn.Module):
         if not self.per_class:
             return self.steps.index_select(0, above)
         return (size + 1 - above).to(self.calibration.dtype) / (size + 1)
-
-    def decide(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`p_values` and `is_ood` by one search, which a single score feels."""
-        if self.per_class or scores.dtype != self.calibration.dtype or _is_exporting():
-            return self.p_values(scores, predicted), self.is_ood(scores, predicted)
-        # The threshold is a calibration score: a score is below it just where more than `_most_above` are above.
-        above = torch.searchsorted(self.negated, -scores)
-        return self.steps.index_select(0, above), above > self._most_above
 
     def p_values_on_grid(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """`p_values` without binary search, as exported graphs compute them.
@@ -211,6 +214,40 @@ class Threshold(nn.Module):
         return (
             f"Flags at most {self.target:.4g} of in-distribution samples{within} that are exchangeable with the "
             f"{self.count} calibration samples, on average over the draw of the latter."
+        )
+
+    def acceptance(self, confidence: float = 0.95) -> tuple[float, float, float]:
+        """What share of new in-distribution samples is accepted: the mean over draws of the calibration samples, and
+        the interval that holds the share of this very threshold with probability `confidence`.
+
+        For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 − j). By class, it is
+        that of the class with the fewest samples.
+
+        >>> [round(share, 3) for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()]
+        [0.923, 0.735, 0.998]
+        """
+        from scipy.special import betaincinv
+
+        own = self.offsets.diff()
+        index = int(torch.where(own == 0, self.count + 1, own).argmin())
+        size = int(own[index])
+        rejected = self._mark(size, index) + 1
+        tail = (1 - confidence) / 2
+        low, high = (1 - float(betaincinv(rejected, size + 1 - rejected, q)) for q in (1 - tail, tail))
+        return 1 - rejected / (size + 1), low, high
+
+    @property
+    def caution(self) -> str | None:
+        """One sentence where the calibration samples are few for what is asked of them; None where they are not."""
+        asked = self.target if self.kind == "conformal" else 1 - self.target
+        _, low, high = self.acceptance()
+        if 1 - low <= max(_WIDE * asked, 0.01):
+            return None
+        where = " for the rarest predicted class" if self.per_class else ""
+        return (
+            f"only {int(self.sizes.min())} calibration samples{where}: {100 * asked:.3g} % of new in-distribution "
+            f"samples are to be rejected, and it may be {100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % "
+            "interval over the draw of the calibration data)"
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -275,7 +312,6 @@ class Threshold(nn.Module):
         }
         for name, tensor in derived.items():
             self.register_buffer(name, tensor, persistent=False)
-        self._most_above = int((pooled > derived["value"][0]).sum())
 
     def _mark(self, size: int, index: int) -> int:
         """Which of a class's ascending calibration scores is its threshold."""
@@ -303,7 +339,6 @@ class Threshold(nn.Module):
     def _above(self, scores: Tensor, predicted: Tensor | None, or_equal: bool) -> tuple[Tensor, Tensor | int]:
         """How many calibration scores are above each score (or equal), and of how many.
 
-        Searched among the negated scores: a binary search puts NaN last, which then means that all scores are above.
         By class it takes two searches: a calibration score c is above s if and only if #{negated ≤ −c} is at most
         #{negated < −s} (or equal: #{negated ≤ −s}), and a class and such a rank together are one integer key.
         """
@@ -322,9 +357,9 @@ class Threshold(nn.Module):
         return above, self.sizes.index_select(0, classes)
 
     def _comparable(self, scores: Tensor) -> Tensor:
-        """`scores` in a dtype that holds them and the calibration scores without rounding."""
-        dtype = self.calibration.dtype
-        return scores if scores.dtype == dtype else scores.to(torch.promote_types(scores.dtype, dtype))
+        """`scores` in a dtype that holds them and the calibration scores without rounding, −inf where not finite."""
+        scores = scores.to(torch.promote_types(scores.dtype, self.calibration.dtype))
+        return torch.where(scores < torch.inf, scores, -torch.inf)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Threshold:
         """Moves, but does not cast."""
@@ -409,7 +444,7 @@ def _as_scores(scores: Any) -> Tensor:
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.to(torch.float32)
     if tensor.ndim != 1:
-        raise ValueError(f"calibration scores have shape {tuple(tensor.shape)}, expected one a sample, (n,)")
+        raise ValueError(f"calibration scores have shape {tuple(tensor.shape)}, expected one per sample, (n,)")
     if not len(tensor):
         raise ValueError("there are no calibration scores; it takes at least one")
     bad = ~torch.isfinite(tensor)

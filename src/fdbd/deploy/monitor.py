@@ -14,7 +14,8 @@ import torch
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import as_tensor
-from fdbd.decision.guard import Decision, Guard, NotCalibratedError
+from fdbd.decision.answers import Decision, NotCalibratedError
+from fdbd.decision.guard import Guard
 from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from fdbd.data.labels import Agreement, as_classes
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.decision.threshold import Threshold
 from fdbd.jobs.scoring import Engine, check_engine
 from fdbd.networks.by_name import NamedModel
 
@@ -98,7 +98,7 @@ def fit_files(
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     rows = open_rows(data, split)
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
-    linear = guard._find_head()
+    linear = guard.head
     preprocess: Preprocess | None = None
     names: tuple[str, ...] = ()
     if isinstance(rows, ImageRows):
@@ -142,9 +142,11 @@ def fit_files(
         ray.fit_loaders(guard, training, calibrating, pool, tpr=tpr, alpha=alpha, per_class=per_class)
     else:
         guard.fit(training, progress=progress)
-        guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
+            guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
     is_held_out = calibration is None
-    guard.about["calibration"] = {
+    guard.about["calibration"] |= {
         "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
         "network_saw_them": "no, as the user says" if is_held_out else "not stated",
         "rows": calibrating.num_given,
@@ -152,7 +154,7 @@ def fit_files(
     if isinstance(source, NamedModel) and (own := preprocess or source.preprocess) is not None:
         guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
     seen, fresh = (guard.agreement.get(stage) for stage in ("fit", "calibration"))
-    cautions = [_few(guard.threshold), _memorised([seen, fresh], data) if is_held_out else None]
+    cautions = [guard.threshold and guard.threshold.caution, _memorised([seen, fresh], data) if is_held_out else None]
     return Fitted(
         guard,
         training.num_given,
@@ -162,28 +164,6 @@ def fit_files(
         None if fresh is None else fresh.accuracy,
         [*training.errors, *calibrating.errors],
         [caution for caution in cautions if caution],
-    )
-
-
-def _few(threshold: Threshold | None) -> str | None:
-    """What a small calibration set can promise, where that is little.
-
-    Of n scores the threshold rejects j; on new data it then rejects a share that is distributed as Beta(j + 1, n − j)
-    over the draw of the calibration data, for a continuous score.
-    """
-    from scipy.special import betaincinv
-
-    assert threshold is not None
-    asked = threshold.target if threshold.kind == "conformal" else 1 - threshold.target
-    n = int(threshold.sizes.min())
-    rejected = int(asked * n) if threshold.per_class else int((threshold.calibration < threshold.value[0]).sum())
-    low, high = (float(betaincinv(rejected + 1, max(1, n - rejected), level)) for level in (0.025, 0.975))
-    if high <= 2.5 * asked:
-        return None
-    where = " for the rarest predicted class" if threshold.per_class else ""
-    return (
-        f"only {n} calibration samples{where}: {100 * asked:.3g} % of new in-distribution samples are to be rejected, "
-        f"and it may be {100 * low:.2g} to {100 * high:.2g} % (95 % interval over the draw of the calibration data)"
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from fdbd.data.decoding import cut, in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.inputs import ImageRows, Rows, open_rows
-from fdbd.decision.guard import NotCalibratedError
+from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Decided, Output, Table, decide
 from fdbd.util.files import hash_file, refuse_overlap

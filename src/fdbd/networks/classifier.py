@@ -5,20 +5,24 @@ Finding the head is in `find_head`; here the model runs, once a call, and what i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, Head, as_tensor, two_rows
+from fdbd.core.batch import Batch, Head, two_rows
 from fdbd.networks.find_head import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
+from fdbd.networks.inputs import Inputs, call_model, count_samples, move, split_batch
 
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
+HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
+"""A head by its module's name or as a module; several that the model averages; None: to be found."""
 
 
 class Classifier(nn.Module):
@@ -47,6 +51,7 @@ class Classifier(nn.Module):
         layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean over tokens of
             (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models that say so (timm's
             ``output_fmt``, torchvision's Swin).
+        autocast: run the model in this lower precision (``torch.bfloat16``, say), for fast extraction; None: as it is.
 
     >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> classifier = Classifier(model, layers=["0"])
@@ -60,8 +65,10 @@ class Classifier(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        head: str | nn.Module | Sequence[str | nn.Module] | None = None,
+        head: HeadName = None,
         layers: Sequence[str] = (),
+        *,
+        autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -76,6 +83,7 @@ class Classifier(nn.Module):
         self._watched = (*heads.values(), *(get_layer(self.model, name) for name in self.layer_names))
         self._num_heads = len(heads)
         self._is_explicit = head is not None
+        self.autocast = autocast
         self._is_checked = False
         self._is_uncompiled = False
         self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
@@ -96,7 +104,7 @@ class Classifier(nn.Module):
         """The head's fingerprint."""
         return self.head.fingerprint()
 
-    def forward(self, inputs: Any) -> Batch:
+    def forward(self, inputs: Inputs) -> Batch:
         """Runs the model once.
 
         Args:
@@ -113,7 +121,8 @@ class Classifier(nn.Module):
                 raise RuntimeError("the model is in training mode; call model.eval() before it is compiled or exported")
             self._recorder.traced = calls
             try:
-                output = call_model(self.model, inputs)
+                with contextlib.nullcontext() if self.autocast is None else self._lower_precision():
+                    output = call_model(self.model, inputs)
             finally:
                 self._recorder.traced = None
             return self._collect(calls, output, labels)
@@ -129,7 +138,7 @@ class Classifier(nn.Module):
         if not self._is_checked and len(batch.features) and not batch.features.is_meta:
             rerun = functools.partial(self._run, inputs, [], self._is_uncompiled)
             self._is_checked = check_head(
-                self.model, self.head_name, self.head, batch, output, self._is_explicit, rerun
+                self.model, self.head_name, self.head, batch, output, self._is_explicit, count_samples(inputs), rerun
             )
         return batch
 
@@ -140,11 +149,22 @@ class Classifier(nn.Module):
         is_borrowed = _enter_eval(model)
         local.calls = calls
         try:
-            return call(model, inputs)
+            with contextlib.nullcontext() if self.autocast is None else self._lower_precision():
+                return call(model, inputs)
+        except RuntimeError as error:
+            if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
+                raise TypeError(
+                    f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]}): prepare them first, "
+                    'with fdbd.models.Preprocess.preset("imagenet") for instance'
+                ) from error
+            raise
         finally:
             local.calls = None
             if is_borrowed:
                 _leave_eval(model)
+
+    def _lower_precision(self) -> torch.autocast:
+        return torch.autocast(next(self.model.parameters()).device.type, self.autocast)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
         if len(calls) != len(self._watched):
@@ -207,7 +227,7 @@ class Classifier(nn.Module):
         if isinstance(inputs, Tensor) and inputs.device == _weight(self._watched[0]).device:
             return inputs
         # The first parameter decides: the head of a model spread over several devices may be elsewhere.
-        return _to(inputs, next(self.model.parameters()).device)
+        return move(inputs, next(self.model.parameters()).device)
 
     def _remove_hooks_at_end(self) -> None:
         weakref.finalize(self, _remove, self._handles).atexit = False
@@ -215,44 +235,6 @@ class Classifier(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._remove_hooks_at_end()
-
-
-def split_batch(batch: Any) -> tuple[Any, Tensor | None]:
-    """Splits what a loader yields into what the model takes and labels (N,), or None where there are none.
-
-    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out. A dict holds keyword
-    arguments for the model, and labels under ``labels`` or ``label``. Labels are class indices; a second element
-    that is no array (None, file names) is not taken for labels.
-
-    >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
-    >>> images.shape, labels
-    (torch.Size([2, 3, 8, 8]), tensor([4, 1]))
-    >>> split_batch({"input_ids": torch.ones(1, 2), "labels": [3]})
-    ({'input_ids': tensor([[1., 1.]])}, tensor([3]))
-    """
-    if isinstance(batch, Mapping):
-        inputs = {key: value for key, value in batch.items() if key not in ("labels", "label")}
-        labels = batch.get("labels", batch.get("label"))
-        return inputs, _as_labels(labels)
-    if isinstance(batch, (tuple, list)):
-        if not batch:
-            raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
-        if isinstance(batch[0], Mapping):
-            inputs, labels = split_batch(batch[0])
-            return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
-        return batch[0], _as_labels(batch[1]) if len(batch) > 1 else None
-    return batch, None
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as positional ones."""
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
 
 
 class _Local(threading.local):
@@ -344,30 +326,3 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
         or (type(module).__name__ == "SwinTransformer" and type(module).__module__.startswith("torchvision."))
         for module in path
     )
-
-
-def _as_labels(labels: Any) -> Tensor | None:
-    if labels is None or isinstance(labels, (str, bytes, Mapping)):
-        return None
-    if isinstance(labels, (tuple, list)) and not all(isinstance(label, (int, Tensor)) for label in labels):
-        return None
-    indices = as_tensor(labels)
-    if indices.ndim == 2 and indices.shape[1] == 1:
-        indices = indices[:, 0]
-    is_whole = not indices.is_floating_point() or bool((indices == indices.round()).all())
-    if indices.ndim != 1 or not is_whole:
-        raise ValueError(
-            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,); "
-            "give a loader of (inputs, labels), or of dicts when the model takes several inputs"
-        )
-    return indices.long()
-
-
-def _to(inputs: Any, device: torch.device) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, Mapping):
-        return {key: _to(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(_to(value, device) for value in inputs)
-    return inputs

@@ -98,16 +98,30 @@ def logits_of(output: Any) -> Tensor | None:
 
 @torch.no_grad()
 def check_head(
-    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_explicit: bool, rerun: Callable[[], Any]
+    model: nn.Module,
+    name: str,
+    head: Head,
+    batch: Batch,
+    output: Any,
+    is_explicit: bool,
+    count: int | None,
+    rerun: Callable[[], Any],
 ) -> bool:
     """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output.
 
     False says that this batch cannot tell, as it is not finite. A head that was named (`is_explicit`) may be
-    followed by more, but not by another number of classes. `rerun` runs the model again, to look for the right layer.
+    followed by more, but not by another number of classes. `count` is the number of samples that went in. `rerun` runs
+    the model again, to look for the right layer.
     """
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)
+    if given is None and count is not None and len(logits) != count:
+        raise ValueError(
+            f"{type(model).__name__} is no classifier of whole samples: it gives a {type(output).__name__}, and its "
+            f"linear layer {name!r} gives {len(logits)} rows for {count} samples; models for detection and "
+            "segmentation are not supported"
+        )
     if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
         given = given.reshape(len(logits), -1)
         given = two_rows(given) if head.is_binary else given
@@ -229,13 +243,19 @@ def _pair_in(module: nn.Module) -> list[nn.Module]:
 
 
 def _refuse_followers(model: nn.Module, name: str) -> None:
-    for follower in _followers(model, name):
-        if not isinstance(follower, _PASSIVE):
-            raise ValueError(
-                f"{type(model).__name__} does not end in a linear layer: {type(follower).__name__} follows {name!r}, "
-                f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
-                f"or name another layer; {describe_linear_layers(model)}"
-            )
+    followers = [module for module in _followers(model, name) if not isinstance(module, _PASSIVE)]
+    if not followers:
+        return
+    if any("Pool" in type(module).__name__ for module in followers):
+        raise ValueError(
+            f"{type(model).__name__} pools after {name!r}, its last linear layer, so no linear head gives one row of "
+            "logits per sample: this architecture is not supported"
+        )
+    raise ValueError(
+        f"{type(model).__name__} does not end in a linear layer: {type(followers[0]).__name__} follows {name!r}, "
+        f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
+        f"or name another layer; {describe_linear_layers(model)}"
+    )
 
 
 def _followers(model: nn.Module, name: str) -> Iterator[nn.Module]:

@@ -52,8 +52,8 @@ class Reader(Source):
         self.column = column
         self.is_features = guard.classifier is None or column == "features"
         self.preprocess, self.label = preprocess, label
-        self._width = guard._find_head().num_features
-        self._classes = guard._find_head().num_classes
+        self._width = guard.head.num_features
+        self._classes = guard.head.num_classes
 
     def __call__(self, table: Any) -> tuple[None, Items]:
         """All rows of a table, to fit or calibrate on; a row that cannot be read is an error."""

@@ -12,7 +12,8 @@ import torch
 from fdbd.core.batch import Head
 from fdbd.data.features import RowBatch
 from fdbd.data.preprocessing import Preprocess
-from fdbd.decision.guard import Guard, NotCalibratedError
+from fdbd.decision.answers import NotCalibratedError
+from fdbd.decision.guard import Guard
 from fdbd.detectors import Detector
 from fdbd.jobs.output import decide, schema
 from fdbd.jobs.ray.columns import INPUTS, Reader

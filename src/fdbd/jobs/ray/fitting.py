@@ -51,7 +51,7 @@ class Rows(Protocol):
 def fit_rows(guard: Guard, rows: Rows) -> None:
     """Fit a guard in place, with the result of `Guard.fit`. A network runs once over the rows; features are read anew
     for each pass."""
-    head, seen = guard._find_head(), Sketch()
+    head, seen = guard.head, Sketch()
     guard.threshold = None
     if not rows.source.is_features:
         with Spool() as spool:
@@ -61,7 +61,7 @@ def fit_rows(guard: Guard, rows: Rows) -> None:
                     seen.add_hashes(hashes)
             fit_together([guard.detector], spool, head)
     else:
-        guard._features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
+        guard.features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
 
         def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
             for sketch, *sums in rows.run(PartialSums([Sketch(), *statistics], head, asking, rows.source)):
@@ -71,7 +71,7 @@ def fit_rows(guard: Guard, rows: Rows) -> None:
             return statistics
 
         fit_by(sum_up, [guard.detector], head, rows.dtype)
-    guard._seen = seen
+    guard.seen = seen
 
 
 def calibrate_rows(guard: Guard, rows: Rows, **threshold: Any) -> None:
@@ -86,7 +86,7 @@ def calibrate_rows(guard: Guard, rows: Rows, **threshold: Any) -> None:
             known.add_hashes(hashes)
     if not scores:
         raise ValueError("the calibration data hold no samples; give a dataset with rows")
-    guard._warn_if_seen(known)
+    guard.warn_if_seen(known)
     guard.set_threshold(torch.cat(scores), torch.cat(labels), **threshold)
 
 
@@ -96,7 +96,7 @@ class Features(Work):
     def __call__(self, piece: Any) -> tuple[Any, list[tuple[Batch, Tensor]]]:
         note, items = self.source(piece)
         with torch.no_grad():
-            return note, [(self.guard._training_batch(*item).cpu(), sample_hashes(item[0])) for item in items]
+            return note, [(self.guard.training_batch(*item).cpu(), sample_hashes(item[0])) for item in items]
 
 
 class Scores(Work):
@@ -107,10 +107,9 @@ class Scores(Work):
         found = []
         with torch.no_grad():
             for inputs, _ in items:
-                plain, scored = self.guard._observe(inputs)
-                labels = self.guard._logits(plain).argmax(dim=1)
+                observed = self.guard.observe(inputs)
                 hashes = sample_hashes(inputs.features if isinstance(inputs, Batch) else inputs)
-                found.append((self.guard.detector.score(scored).cpu(), labels.cpu(), hashes))
+                found.append((self.guard.scores_of(observed).cpu(), observed.logits.argmax(dim=1).cpu(), hashes))
         return note, found
 
 
