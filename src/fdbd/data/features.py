@@ -28,10 +28,12 @@ from fdbd.util.files import check_unchanged, stamp, stamps
 CHUNK_ROWS = 8192
 """Rows that are read and scored at once."""
 SPARE_VALUES = 1 << 26
-"""Numbers that a Parquet row group may hold beyond those of rows of the right width: 256 MB in float32."""
-MAX_ROWS_A_BYTE = 64
+"""How many more numbers a Parquet row group may hold than rows of the right width would: 256 MB in float32. A group
+beyond that is refused, since it is read as a whole."""
 FREE_ROWS = 1 << 24
-"""A Parquet file may claim so many rows whatever its size, and `MAX_ROWS_A_BYTE` times its bytes more."""
+MAX_ROWS_PER_BYTE = 64
+"""A Parquet file is taken for damaged if its footer claims more than ``FREE_ROWS + MAX_ROWS_PER_BYTE · size`` rows, for
+a size in bytes: null rows take almost no space, so that a small file may well hold millions."""
 ABSENT = "its features are null"
 
 
@@ -182,7 +184,7 @@ class ParquetFeatures:
             )
         self._starts = [0, *itertools.accumulate(counts)]
         size = os.path.getsize(self.source)
-        if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_A_BYTE * size:
+        if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
             raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
         self._types = {name: schema.field(name).type for name in columns}
         self._values: dict[str, list[int]] = {}
