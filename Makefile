@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow elsewhere lint types format docs benchmarks clean
+.PHONY: help bench test slow faults elsewhere lint types format docs benchmarks clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: $(VENV)/.dev ## run the tests (slow ones aside)
 
 slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow
+
+faults: $(VENV)/.dev ## try kills, forged files, full disks, clusters (20 minutes), write docs/reliability.md
+	$(BIN)/python benchmarks/faults.py
 
 # The arithmetic of other machines: older instruction sets of torch, numpy (OpenBLAS) and numba, other numbers of threads.
 ELSEWHERE := "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic" \

@@ -504,7 +504,8 @@ def test_the_commands_on_the_page_run_as_they_stand(cluster, tmp_path, monkeypat
     features, labels = make_features(500)
     calibration, today = make_features(100, seed=2), make_features(300, seed=3)
     feature_guard(features).save("guard.safetensors")
-    for name, data in (("train", (features, labels)), ("calibration", calibration), ("today", today)):
+    tables = {"train": (features, labels), "calibration": calibration, "fresh": calibration, "today": today}
+    for name, data in tables.items():
         pq.write_table(features_table(*data), f"{name}.parquet", row_group_size=100)
     np.savez("head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
     arrays = {"features": features, "calibration": calibration[0], "weight": HEAD.weight, "bias": HEAD.bias}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -98,3 +99,20 @@ def test_a_lock_is_exclusive_and_falls_with_its_process(tmp_path: Path) -> None:
         process.wait()
     with files.lock(tmp_path / "lock", wait=False) as is_held:
         assert is_held
+
+
+def test_another_machine_takes_a_copy_for_the_same_file_and_notices_another(tmp_path, monkeypatch):
+    file = tmp_path / "data"
+    file.write_bytes(b"first")
+    known = files.stamp(file)
+    files.check_unchanged(file, known)
+    copy = tmp_path / "copy"
+    shutil.copy2(file, copy)
+    os.replace(copy, file)  # another inode
+    with pytest.raises(ValueError, match="changed or replaced"):
+        files.check_unchanged(file, known)
+    monkeypatch.setattr("platform.node", lambda: "elsewhere")
+    files.check_unchanged(file, known)
+    file.write_bytes(b"other")
+    with pytest.raises(ValueError, match="changed or replaced"):
+        files.check_unchanged(file, known)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -177,25 +178,29 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-    """What changes when a file is written anew or replaced: inode, size and times; empty where there is no file."""
+    """What changes when a file is written anew or replaced (size, times and inode), and the machine that says so; empty
+    where there is no file."""
     try:
         found = os.stat(path)
     except OSError:
         return ""
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino} {found.st_ctime_ns} {platform.node()}"
 
 
 def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
     """One sentence where a file no longer has the `stamp` that it had."""
-    if stamp(path) != expected:
+    now, before = stamp(path).split(" "), expected.split(" ")
+    if now[-1] != before[-1]:  # another machine knows the file, or its copy, by an inode of its own
+        now, before = now[:2], before[:2]
+    if now != before:
         raise ValueError(f"{os.fspath(path)} was changed or replaced while it was read; run the command again")
 
 
 def stamps(paths: Sequence[str | os.PathLike[str]]) -> str:
-    """SHA-256 over the paths and the `stamp` of each."""
+    """SHA-256 over the paths and the `stamp` of each, whatever the machine."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(f"{os.path.abspath(path)}\0{stamp(path)}\n".encode(errors="surrogateescape"))
+        digest.update(f"{os.path.abspath(path)}\0{stamp(path).rpartition(' ')[0]}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -1,0 +1,900 @@
+"""A trial of faults: kills, swapped inputs, forged files, hostile names, full disks, forks, Ctrl-C, clusters.
+
+Run ``python benchmarks/faults.py`` (about twenty minutes) or ``--quick`` (two); it prints a table and, without
+``--quick``, writes it to docs/reliability.md. A function is a fault; each try of it gets a folder of its own and a
+seeded random generator, and raises `Broken` where a promise does not hold. Commands run in forks of this process, which
+itself computes nothing and starts no thread: a fork costs nothing, a new interpreter seconds. Faults of a cluster come
+last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+import fdbd
+from fdbd.cli import main as fdbd_main
+from fdbd.core import artifact
+from fdbd.jobs import scoring
+
+PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+MARKS = ("<!-- the trial's table begins -->", "<!-- the trial's table ends -->")
+ROWS, WIDTH, CLASSES = 20_000, 8, 4
+HANG_SECONDS = 120.0
+CTRL_C_SECONDS = 2.0
+
+
+class Broken(Exception):
+    """A promise that did not hold."""
+
+
+class Fault(NamedTuple):
+    name: str
+    trial: Callable[[Path, random.Random], str | None]
+    tries: int
+    quick: int
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, tries: int, quick: int = 1) -> Callable[[Any], Any]:
+    """Adds a function to the trial, with the number of its tries."""
+
+    def add(trial: Callable[[Path, random.Random], str | None]) -> Any:
+        FAULTS.append(Fault(name, trial, tries, quick))
+        return trial
+
+    return add
+
+
+def expect(holds: Any, otherwise: str) -> None:
+    if not holds:
+        raise Broken(otherwise)
+
+
+# ── processes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Run(NamedTuple):
+    code: int
+    """Exit code, or minus the signal."""
+    text: str
+    """Standard output and error."""
+    seconds: float
+
+
+class Child:
+    """A fork of this process that does something in a folder, as a session of its own."""
+
+    def __init__(self, folder: Path, work: Callable[[], Any]) -> None:
+        self.log = folder / f"log-{time.monotonic_ns()}"
+        self.start = time.monotonic()
+        self.pid = os.fork()
+        if not self.pid:
+            code = 1
+            try:
+                os.setsid()
+                os.chdir(folder)
+                output = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+                for stream in (1, 2):
+                    os.dup2(output, stream)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                work()
+                code = 0
+            except SystemExit as left:
+                code = left.code if isinstance(left.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+
+    def is_alive(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def wait(self, seconds: float = HANG_SECONDS) -> Run:
+        """Its end; what hangs is killed, and is broken."""
+        while self.is_alive():
+            if time.monotonic() - self.start > seconds:
+                self.kill()
+                raise Broken(f"it hung for {seconds:.0f} s: {self.text()[-200:]}")
+            time.sleep(0.01)
+        seconds = time.monotonic() - self.start
+        return Run(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), self.text(), seconds)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="surrogateescape") if self.log.exists() else ""
+
+    def kill(self) -> None:
+        """-9, to it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def start_command(folder: Path, *words: object, before: Callable[[], Any] = lambda: None) -> Child:
+    """A command of fdbd, in a fork, with small parts."""
+
+    def work() -> None:
+        scoring.FEATURE_PART_ROWS, scoring.PART_ROWS = 200, 4
+        before()
+        fdbd_main([str(word) for word in words])
+
+    return Child(folder, work)
+
+
+def command(folder: Path, *words: object, **options: Any) -> Run:
+    """A command to its end, which is never a traceback."""
+    run = start_command(folder, *words, **options).wait()
+    expect("Traceback" not in run.text and run.code >= 0, f"exit code {run.code}: {run.text[-300:]}")
+    return run
+
+
+def aside(folder: Path, work: Callable[[], Any], seconds: float = HANG_SECONDS) -> str:
+    """Does something that would start threads in this process in a fork of it; gives what it printed."""
+
+    def told() -> None:
+        try:
+            work()
+        except Broken as broken:
+            print(broken)
+            sys.exit(3)
+
+    run = Child(folder, told).wait(seconds)
+    expect(run.code == 0, run.text.strip().splitlines()[-1] if run.code == 3 else f"code {run.code}: {run.text[-300:]}")
+    return run.text.strip()
+
+
+# ── what is worked on ──────────────────────────────────────────────────────────────────────────────────────────────
+
+SCORE = ("score", "guard.safetensors", "today.parquet", "--out", "scores.parquet")
+
+
+def features(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (rows,), generator=generator)
+    return torch.randn(rows, WIDTH, generator=generator) + labels[:, None], labels
+
+
+def head() -> fdbd.Head:
+    return fdbd.Head(torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)), torch.zeros(CLASSES))
+
+
+def write_table(path: Path, values: torch.Tensor, labels: torch.Tensor) -> None:
+    column = pa.FixedSizeListArray.from_arrays(values.numpy().ravel(), WIDTH)
+    pq.write_table(pa.table({"features": column, "label": labels.numpy()}), path, row_group_size=1000)
+
+
+def make_base(base: Path) -> None:
+    """Inputs, guards, and what is to come out."""
+    values, labels = features(2000, 1)
+    guard = fdbd.Guard(head(), "fdbd").fit([fdbd.Batch(values)], progress=False)
+    guard.calibrate([fdbd.Batch(features(500, 2)[0])], progress=False)
+    guard.save(base / "guard.safetensors")
+    write_table(base / "train.parquet", values, labels)
+    write_table(base / "calibration.parquet", *features(500, 2))
+    np.savez(base / "head.npz", weight=head().weight.numpy(), bias=head().bias.numpy())
+    for name, seed in (("today", 3), ("other", 4)):
+        values, labels = features(ROWS, seed)
+        write_table(base / f"{name}.parquet", values, labels)
+        np.save(base / f"{name}.npy", guard.decide(fdbd.Batch(values)).scores.numpy())
+    draw = np.random.default_rng(0)
+    for folder, count in (("photos", 24), ("known", 40)):
+        for number in range(count):
+            path = base / folder / "ab"[number % 2] / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(path)
+
+
+def copy_base(base: Path, place: Path, *names: str) -> None:
+    for name in names or ("guard.safetensors", "today.parquet"):
+        (shutil.copytree if (base / name).is_dir() else shutil.copy2)(base / name, place / name)
+
+
+def check_scores(place: Path, *names: str, out: str = "scores.parquet") -> None:
+    """The output has each row once, with the scores of one of these inputs."""
+
+    def check() -> None:
+        table = pq.read_table(place / out)
+        expect(table["row"].to_pylist() == list(range(ROWS)), f"{out} does not have each row once")
+        scores = table["score"].to_numpy()
+        known = [np.load(BASE / f"{name}.npy") for name in names]
+        expect(any(np.allclose(scores, each, rtol=1e-5, atol=1e-6) for each in known), f"{out} has other scores")
+
+    aside(place, check)
+
+
+def wait_for_parts(place: Path, child: Child, count: int) -> bool:
+    """Waits until so many parts of the output are there; False where the command ended before."""
+    while child.is_alive():
+        if len(list(place.glob("scores.parquet.parts/part-*.parquet"))) >= count:
+            return True
+        expect(time.monotonic() - child.start < HANG_SECONDS, "it makes no parts")
+        time.sleep(0.001)
+    return False
+
+
+BASE = Path()
+
+# ── kills and signals ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@fault("kill −9 while features are scored, then the same command again", 30, 2)
+def kill_scoring(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+    for _ in range(chance.randrange(1, 4)):
+        child = start_command(place, *SCORE)
+        wait_for_parts(place, child, chance.randrange(ROWS // 200))
+        child.kill()
+    run = command(place, *SCORE)
+    expect(run.code == 0, f"the second run: {run.text[-300:]}")
+    check_scores(place, "today")
+    left = [path.name for path in place.iterdir() if ".parts" in path.name or path.name.startswith(".")]
+    expect(not left, f"drafts are left: {left}")
+
+
+@fault("kill −9 while images are decoded and scored, then again", 5)
+def kill_images(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place, "photos", "images.safetensors")
+    words = ("score", "images.safetensors", "photos", "--out", "scores.parquet", "--workers", 2)
+    child = start_command(place, *words)
+    wait_for_parts(place, child, chance.randrange(1, 6))
+    os.kill(child.pid, signal.SIGKILL)  # alone: its decoders are to notice
+    child.wait()
+    deadline = time.monotonic() + 20
+    while (left := session(child.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    expect(not left, f"processes of the killed command are left: {left}")
+    run = command(place, *words)
+    expect(run.code == 0, f"the second run: {run.text[-300:]}")
+    aside(place, lambda: expect(len(pq.read_table(place / "scores.parquet")) == 24, "rows are lost or doubled"))
+
+
+def session(leader: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+            if int(number) == leader and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+@fault("kill −9 while a guard is fitted over an older one", 15)
+def kill_fit(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place, "guard.safetensors", "train.parquet", "calibration.parquet", "head.npz")
+    words = ("fit", "train.parquet", "--head", "head.npz", "--calibration", "calibration.parquet", "--detector", "mds")
+    child = start_command(place, *words, "--out", "guard.safetensors")
+    time.sleep(chance.uniform(0, 2.5))
+    child.kill()
+    aside(place, lambda: fdbd.load(place / "guard.safetensors").decide(fdbd.Batch(features(5, 3)[0])))
+
+
+@fault("kill −9 while a monitor is saved", 15)
+def kill_monitor(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+
+    def save_for_ever() -> None:
+        guard = fdbd.load("guard.safetensors")
+        monitor, values = fdbd.Monitor(guard), features(5, 3)[0]
+        while True:
+            monitor.update(guard.decide(fdbd.Batch(values)))
+            monitor.save("monitor.json")
+
+    child = Child(place, save_for_ever)
+    while not (place / "monitor.json").exists():
+        expect(child.is_alive(), f"no monitor: {child.text()[-300:]}")
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0, 0.3))
+    child.kill()
+
+    def load_and_save() -> None:
+        monitor = fdbd.Monitor.load("monitor.json", fdbd.load("guard.safetensors"))
+        monitor.save("monitor.json")
+
+    aside(place, load_and_save)
+    left = [path.name for path in place.iterdir() if path.name.startswith(".")]
+    expect(not left, f"drafts are left: {left}")
+
+
+@fault("Ctrl-C while scoring, once or twice, then the same command again", 10)
+def interrupt(place: Path, chance: random.Random) -> str:
+    copy_base(BASE, place)
+    code = "from fdbd.jobs import scoring; scoring.FEATURE_PART_ROWS = 50; from fdbd.cli import main; main()"
+    twice = chance.random() < 0.5
+    with open(place / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", code, *SCORE], cwd=place, stdout=log, stderr=log)
+        while process.poll() is None and not list(place.glob("scores.parquet.parts/part-*.parquet")):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.3))
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        if twice:
+            time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise Broken("it does not stop") from None
+    seconds, text = time.monotonic() - start, (place / "log").read_text()
+    is_done = (place / "scores.parquet").exists()  # before the signal came
+    expect(is_done or process.returncode == 130, f"exit code {process.returncode}: {text[-300:]}")
+    expect(is_done or "interrupted" in text, f"no word about it: {text[-300:]}")
+    expect("Traceback" not in text, f"a traceback: {text[-300:]}")
+    expect(command(place, *SCORE).code == 0, "the second run fails")
+    check_scores(place, "today")
+    expect(seconds < CTRL_C_SECONDS or os.getloadavg()[0] > 4, f"it took {seconds:.1f} s to stop")
+    return f"stopped within {seconds:.1f} s"
+
+
+@fault("two commands write one output at once", 8)
+def two_runs(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+    children = [start_command(place, *SCORE) for _ in range(2)]
+    runs = [child.wait() for child in children]
+    expect(any(run.code == 0 for run in runs), f"none of the two ends well: {runs[0].text[-200:]}")
+    expect(all(run.code in (0, 2) and "Traceback" not in run.text for run in runs), str([run.text for run in runs]))
+    check_scores(place, "today")
+
+
+# ── inputs and outputs ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@fault("the input is replaced by rename while it is scored", 15, 2)
+def swap_input(place: Path, chance: random.Random) -> str:
+    copy_base(BASE, place, "guard.safetensors", "today.parquet", "other.parquet")
+    child = start_command(place, *SCORE)
+    if wait_for_parts(place, child, chance.randrange(1, ROWS // 250)):
+        os.replace(place / "other.parquet", place / "today.parquet")
+    run = child.wait()
+    expect("Traceback" not in run.text, run.text[-300:])
+    if run.code:
+        expect(not (place / "scores.parquet").exists(), "an error, and yet an output")
+        return "refused"
+    check_scores(place, "today", "other")
+    return "scored as it was"
+
+
+@fault("the input is replaced between a kill and the next run", 8)
+def swap_between(place: Path, chance: random.Random) -> str:
+    copy_base(BASE, place, "guard.safetensors", "today.parquet", "other.parquet")
+    child = start_command(place, *SCORE)
+    is_half_done = wait_for_parts(place, child, chance.randrange(1, ROWS // 250))
+    child.kill()
+    os.replace(place / "other.parquet", place / "today.parquet")
+    run = command(place, *SCORE)
+    if run.code:
+        return "refused"
+    expect(not is_half_done, "the parts of another input were taken over")
+    return "scored anew"
+
+
+@fault("--out names an input: the same path, a link, the guard, a folder", 8, 4)
+def out_is_input(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+    os.symlink("today.parquet", place / "link.parquet")
+    os.link(place / "today.parquet", place / "hard.parquet")
+    (place / "folder.parquet").mkdir()
+    shutil.copy2(place / "guard.safetensors", place / "guard.parquet")
+    before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    out = ["today.parquet", "link.parquet", "hard.parquet", "folder.parquet", "guard.parquet"][chance.randrange(5)]
+    guard = "guard.parquet" if out == "guard.parquet" else "guard.safetensors"
+    run = command(place, "score", guard, "today.parquet", "--out", out)
+    expect(run.code == 2, f"--out {out}: exit code {run.code}")
+    for name, content in before.items():
+        expect((place / name).read_bytes() == content, f"--out {out}: {name} was changed")
+
+
+@fault("bytes of an input are changed or cut off: Parquet, NPZ, images", 40, 4)
+def garble(place: Path, chance: random.Random) -> str:
+    kind = chance.choice(["parquet", "npz", "png"])
+    if kind == "png":
+        copy_base(BASE, place, "photos", "images.safetensors")
+        path, data, guard = place / "photos" / "a" / "02.png", "photos", "images.safetensors"
+    else:
+        copy_base(BASE, place)
+        guard, data = "guard.safetensors", f"today.{kind}"
+        path = place / data
+        if kind == "npz":
+            np.savez(path, features=np.random.default_rng(0).standard_normal((500, WIDTH), dtype=np.float32))
+    content = bytearray(path.read_bytes())
+    for _ in range(chance.randrange(1, 30)):
+        content[chance.randrange(len(content))] = chance.randrange(256)
+    path.write_bytes(content[: chance.randrange(len(content))] if chance.random() < 0.3 else content)
+    run = command(place, "score", guard, data, "--out", "scores.parquet")
+    expect(run.code in (0, 2), f"exit code {run.code}: {run.text[-300:]}")
+    expect(len(run.text) < 2000, f"{len(run.text)} letters of complaint: {run.text[:300]}")
+    return "refused in a sentence" if run.code else "scored, damaged rows with an error"
+
+
+@fault("hostile names: control characters, formulas, no UTF-8, 250 letters", 4)
+def hostile_names(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place, "photos", "images.safetensors")
+    odd = b"\x1b[2J a\nb \x07 =1+1 @SUM(A1) -x +x \xff\xfe \xe2\x80\xae a,b\"c' %s{} <b> \r \t"
+    names = [name + b".png" for name in [*odd.split(b" "), b"x" * 246]]
+    for name in names:
+        (place / "photos" / "a" / os.fsdecode(name)).write_bytes((place / "photos" / "a" / "00.png").read_bytes())
+    (place / "photos" / "a" / "\x1b[31mbroken.png").write_bytes(b"no image")
+    os.rename(place / "photos" / "b", place / "photos" / "=b\x1b[0m")
+    for out in ("scores.parquet", "scores.csv"):
+        run = command(place, "score", "images.safetensors", "photos", "--out", out)
+        expect(run.code == 0, run.text[-300:])
+        bad = {letter for letter in run.text if ord(letter) < 32 and letter not in "\n"}
+        expect(not bad, f"control characters {bad} reach the terminal")
+    run = command(place, "score", "images.safetensors", "photos/a", "--out", "missing/\x1b[2J.parquet")
+    expect("\x1b" not in run.text, "control characters of an option reach the terminal")
+
+    def check() -> None:
+        import csv
+
+        with open(place / "scores.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        expect(len(rows) == 24 + len(names) + 1, f"{len(rows)} rows in CSV")
+        cells = [row["path"] for row in rows]
+        expect(not any(cell[0] in "=+-@\t\r" for cell in cells), "a cell of the CSV starts a formula")
+        paths = pq.read_table(place / "scores.parquet")["path"].to_pylist()
+        expect(len(set(paths)) == len(rows), "paths in Parquet are not told apart")
+
+    aside(place, check)
+
+
+@fault("FIFOs, sockets, devices, loops of links and 1,200 nested folders among the images", 3)
+def odd_files(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place, "photos", "images.safetensors")
+    folder = place / "photos" / "a"
+    os.mkfifo(folder / "fifo.png")
+    with contextlib.suppress(OSError):  # a path too long for a socket
+        socket.socket(socket.AF_UNIX).bind(os.path.relpath(folder / "socket.png"))
+    with contextlib.suppress(PermissionError):
+        os.mknod(folder / "zero.png", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    os.symlink("..", folder / "loop")
+    os.symlink("nowhere.png", folder / "dangling.png")
+    os.symlink(place / "photos" / "b", place / "photos" / "linked")
+    here = os.getcwd()
+    os.chdir(folder)
+    for _ in range(1200):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chdir(here)
+    run = command(place, "score", "images.safetensors", "photos", "--out", "scores.parquet")
+    expect(run.code == 0, run.text[-300:])
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+    def check() -> None:
+        paths = pq.read_table(place / "scores.parquet")["path"].to_pylist()
+        expect(24 <= len(paths) <= 37 and len(set(paths)) == len(paths), f"{len(paths)} rows for 24 images")
+        expect(not any("fifo" in path or "zero" in path or "socket" in path for path in paths), "a device is a row")
+
+    aside(place, check)
+    expect("passed over" in run.text, f"no word about what was skipped: {run.text[-300:]}")
+
+
+@fault("the disk is full while scores are written, then has room again", 12)
+def disk_full(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+    limit = chance.randrange(5_000, 400_000)
+
+    def no_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    run = command(place, *SCORE, before=no_room)
+    if run.code:
+        expect(not (place / "scores.parquet").exists(), "an error, and yet an output")
+        expect(command(place, *SCORE).code == 0, "the second run fails")
+    check_scores(place, "today")
+
+
+# ── numbers and files that lie ─────────────────────────────────────────────────────────────────────────────────────
+
+DETECTORS = ("fdbd", "knn", "mds", "vim", "she", "energy", "react+energy", "deviation")
+
+
+def forge(place: Path, chance: random.Random) -> None:
+    """A guard whose file was changed, with a checksum that fits, is refused or does not trust what is not finite."""
+    description, tensors = artifact.read(BASE / f"{chance.choice(DETECTORS)}.safetensors")
+    kind = chance.randrange(6)
+    if kind < 4:
+        name = chance.choice(sorted(tensors))
+        tensor = tensors[name].clone()
+        flat = tensor.reshape(-1)
+        if kind < 2 and tensor.is_floating_point() and len(flat):
+            flat[chance.randrange(len(flat))] = chance.choice([float("nan"), float("inf"), -float("inf")])
+        elif kind == 2:
+            tensor = flat[: chance.randrange(len(flat) + 1)].clone()
+        else:
+            tensor = chance.choice([tensor.double(), tensor.to(torch.int64), tensor[None], torch.cat([flat, flat])])
+        tensors[name] = tensor
+    else:
+        values = [10**9, -1, 0, float("nan"), float("inf"), "x", None, [], {}, 1e308, True, ["fdbd"] * 1000]
+        place_in = description
+        while (inner := [value for value in place_in.values() if isinstance(value, dict) and value]) and (
+            chance.random() < 0.7 or place_in is description
+        ):
+            place_in = chance.choice(inner)
+        place_in[chance.choice(sorted(place_in))] = chance.choice(values)
+    path = place / "forged.safetensors"
+    artifact.write(path, description, tensors)
+    signal.alarm(20)  # ends the process
+    try:
+        guard = fdbd.load(path)
+    except ValueError:
+        return
+    finally:
+        signal.alarm(0)
+    values, _ = features(16, 5)
+    values[3, 2], values[7, 1], values[11] = float("nan"), float("inf"), -float("inf")
+    try:
+        decision = guard.decide(fdbd.Batch(values))
+    except (ValueError, RuntimeError) as error:
+        raise Broken(f"a forged guard loads and then cannot decide: {error}") from None
+    trusted = ~decision.is_ood
+    expect(not trusted[[3, 7, 11]].any(), "a forged guard accepts a sample that is not finite")
+    expect(decision.scores[trusted].isfinite().all(), "a forged guard accepts a score that is not finite")
+
+
+@fault("forged guards with right checksums: numbers, lengths, types, options (100 per try)", 15, 1)
+def forged_guards(place: Path, chance: random.Random) -> None:
+    def many() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(100):
+            try:
+                forge(place, chance)
+            except Broken:
+                raise
+            except Exception as error:
+                raise Broken(f"forgery {number}: {type(error).__name__}: {error}") from None
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        expect(grown < 1500, f"loading took {grown:.0f} MB")
+
+    aside(place, many)
+
+
+@fault("NaN, infinity and 1e38 in features and logits of every detector (100 per try)", 10)
+def not_finite(place: Path, chance: random.Random) -> None:
+    def many() -> None:
+        guards = [fdbd.load(BASE / f"{name}.safetensors") for name in DETECTORS]
+        for _ in range(100 // len(guards) + 1):
+            values, _ = features(32, chance.randrange(10**6))
+            rows = chance.sample(range(32), 8)
+            for row in rows:
+                column = chance.randrange(WIDTH)
+                values[row, column] = chance.choice([float("nan"), float("inf"), -float("inf")])
+            huge = next(row for row in range(32) if row not in rows)
+            values[huge] *= chance.choice([1e30, 1e38, 1e-38])
+            for name, guard in zip(DETECTORS, guards):
+                decision = guard.decide(fdbd.Batch(values))
+                expect(decision.is_ood[rows].all(), f"{name} accepts a sample that is not finite")
+                expect(not decision.scores.isnan().any(), f"{name} scores NaN")
+
+    aside(place, many)
+
+
+@fault("infinite and NaN pixels into networks that saturate (ReLU6, tanh, sigmoid, hard-swish)", 8)
+def infinite_pixels(place: Path, chance: random.Random) -> None:
+    def ask() -> None:
+        activation = chance.choice([torch.nn.ReLU6(), torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Hardswish()])
+        layers = [torch.nn.Conv2d(3, 6, 3), activation, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+        model = torch.nn.Sequential(*layers, torch.nn.ReLU6(), torch.nn.Linear(6, 3)).eval()
+        images = torch.rand(200, 3, 8, 8)
+        guard = fdbd.Guard(model).fit([images[:100]], progress=False)
+        guard.calibrate([images[100:]], progress=False)
+        bad = torch.rand(20, 3, 8, 8)
+        for image in bad:
+            image.view(-1)[chance.randrange(192)] = chance.choice([float("nan"), float("inf"), -float("inf")])
+        expect(guard(bad).is_ood.all(), f"{type(activation).__name__}: an image that is not finite is accepted")
+
+    aside(place, ask)
+
+
+# ── forks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@fault("a guard is loaded, then the process forks or spawns workers that ask it", 8, 2)
+def fork_after_load(place: Path, chance: random.Random) -> None:
+    copy_base(BASE, place)
+    how = chance.choice(["fork", "spawn", "forkserver", "loader", "fork"])
+    # In a new interpreter: what is to be shown is that loading starts no threads.
+    run = subprocess.run(
+        [sys.executable, __file__, "--fork", how], cwd=place, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    expect(run.returncode == 0, f"{how}: {(run.stderr or run.stdout)[-300:]}")
+
+
+def ask_in_worker(guard: fdbd.Guard, values: torch.Tensor) -> int:
+    return int(guard.decide(fdbd.Batch(values)).is_ood.sum())
+
+
+class Asking(torch.utils.data.Dataset[int]):
+    """A dataset whose samples are what a guard says."""
+
+    def __init__(self, guard: fdbd.Guard, values: torch.Tensor) -> None:
+        self.guard, self.values = guard, values
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return ask_in_worker(self.guard, self.values)
+
+
+def fork_and_ask(how: str) -> None:
+    import multiprocessing
+
+    guard, (values, _) = fdbd.load("guard.safetensors"), features(5000, 7)
+    if how == "loader":
+        found = [
+            int(each) for batch in torch.utils.data.DataLoader(Asking(guard, values), num_workers=2) for each in batch
+        ]
+    else:
+        with multiprocessing.get_context(how).Pool(2) as pool:
+            found = pool.starmap(ask_in_worker, [(guard, values)] * 4)
+    assert set(found) == {ask_in_worker(guard, values)}
+
+
+# ── a cluster ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Nodes:
+    """A Ray cluster of two nodes with two CPUs each, on this machine, with other work on its cores."""
+
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+        size = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
+        death = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
+        self.size = size
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={**size, "include_dashboard": False, "_system_config": death}
+        )
+        self.cluster.add_node(**size)
+        ray.init(address=self.cluster.address, logging_level="ERROR", log_to_driver=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        self.load = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(max(1, (os.cpu_count() or 2) - 1))
+        ]
+
+    def close(self) -> None:
+        import ray
+
+        for process in self.load:
+            process.kill()
+            process.wait()
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+NODES: list[Nodes] = []
+
+
+def the_cluster() -> Nodes:
+    if not NODES:
+        NODES.append(Nodes())
+    return NODES[0]
+
+
+def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: None, **workers: Any) -> None:
+    """Some jobs at once, alternately over files and over a Dataset; each gives every row once."""
+    import ray
+
+    from fdbd.jobs import ray as on_ray
+
+    the_cluster()
+    copy_base(BASE, place)
+    failures: list[str] = []
+    guard, expected = fdbd.load(place / "guard.safetensors"), np.load(BASE / "today.npy")
+    pool = on_ray.Workers(**{"batch_size": 500, "patience": 60.0, **workers})
+
+    def job(number: int) -> None:
+        try:
+            if number % 2:
+                dataset = ray.data.read_parquet(str(place / "today.parquet"), override_num_blocks=8)
+                found = [row["score"] for row in on_ray.score(guard, dataset, workers=pool).iter_rows()]
+            else:
+                opened, rows = (
+                    scoring.open_guard(place / "guard.safetensors"),
+                    scoring.open_rows(place / "today.parquet"),
+                )
+                parts = list(enumerate(rows.spans(1000)))
+                tables = on_ray.file_tables(opened, rows, parts, pool)
+                found = [score for _, _, table in tables for score in table.scores.tolist()]
+            expect(len(found) == ROWS, f"{len(found)} rows of {ROWS}")
+            expect(np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores")
+        except BaseException as error:
+            failures.append(f"{type(error).__name__}: {str(error)[:300]}")
+
+    threads = [threading.Thread(target=job, args=(number,), daemon=True) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    deadline = time.monotonic() + HANG_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    expect(not any(thread.is_alive() for thread in threads), f"a job hung for {HANG_SECONDS:.0f} s")
+    expect(not failures, "; ".join(failures))
+
+
+@fault("Ray under load: a job over files", 10)
+def ray_files(place: Path, chance: random.Random) -> None:
+    on_cluster(place, 1)
+
+
+@fault("Ray under load: two jobs at once", 15)
+def ray_two_jobs(place: Path, chance: random.Random) -> None:
+    on_cluster(place, 2, count=chance.choice([None, 2, 4]))
+
+
+@fault("Ray under load: fractional CPUs, two jobs at once", 10)
+def ray_fractions(place: Path, chance: random.Random) -> None:
+    on_cluster(place, 2, count=2, cpus=chance.choice([0.5, 0.7, 1.5]))
+
+
+@fault("Ray under load: a foreign job holds three of four CPUs", 5)
+def ray_foreign(place: Path, chance: random.Random) -> None:
+    import ray
+
+    the_cluster()
+    holder = ray.remote(num_cpus=1.5)(type("Holder", (), {"ready": lambda self: True}))
+    holders = [holder.remote() for _ in range(2)]
+    ray.get([each.ready.remote() for each in holders])
+    try:
+        on_cluster(place, 1, cpus=0.5)
+        with contextlib.suppress(Broken), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            on_cluster(place, 1, cpus=1.0, patience=2.0)
+            raise AssertionError("a task got CPUs that are not free")
+    finally:
+        for each in holders:
+            ray.kill(each)
+
+
+@fault("Ray under load: a node is killed", 5)
+def ray_killed_node(place: Path, chance: random.Random) -> None:
+    lose_node(place, chance, signal.SIGKILL)
+
+
+@fault("Ray under load: a node is stopped", 5)
+def ray_stopped_node(place: Path, chance: random.Random) -> None:
+    lose_node(place, chance, signal.SIGSTOP)
+
+
+def lose_node(place: Path, chance: random.Random, how: signal.Signals) -> None:
+    """Two jobs, while a third node with its workers gets a signal."""
+    nodes = the_cluster()
+    node = nodes.cluster.add_node(**nodes.size)
+    nodes.cluster.wait_for_nodes()
+
+    def lose() -> None:
+        time.sleep(chance.uniform(0.5, 3.0))
+        [raylet] = [each.process.pid for each in node.all_processes["raylet"]]
+        workers = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(raylet)], capture_output=True, text=True, check=False
+        )
+        for process in (raylet, *map(int, workers.stdout.split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, how)
+
+    try:
+        on_cluster(place, 2, lose)
+    finally:
+        nodes.cluster.remove_node(node, allow_graceful=False)
+
+
+# ── the trial ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
+    """What came of so many tries of a fault, and whether the promise held."""
+    failures: list[str] = []
+    answers: dict[str, int] = {}
+    for number in range(tries):
+        place = folder / f"{each.trial.__name__}-{number}"
+        place.mkdir()
+        try:
+            if (answer := each.trial(place, random.Random(number))) is not None:
+                answers[answer] = answers.get(answer, 0) + 1
+        except Broken as broken:
+            failures.append(" ".join(str(broken).split()))
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+        subprocess.run(["rm", "-rf", str(place)], check=False)
+    if failures:
+        return f"**{len(failures)} of {tries} failed**: {failures[0][:300].replace('|', '/')}", False
+    if all(answer.startswith("stopped within") for answer in answers) and answers:
+        return f"held; {max(answers)}", True
+    told = ", ".join(f"{count} {answer}" for answer, count in sorted(answers.items()))
+    return f"held{': ' + told if told else ''}", True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="a few tries of each fault, and no cluster; writes no page"
+    )
+    parser.add_argument("--only", default="", help="functions whose name contains this; writes no page")
+    parser.add_argument("--fork", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.fork:
+        fork_and_ask(options.fork)
+        return 0
+    lines, held = ["| fault | tried | result |", "|---|---|---|"], True
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fdbd-faults-") as name:
+        folder = Path(name)
+        prepare(folder)
+        for each in FAULTS:
+            is_cluster = each.trial.__name__.startswith("ray_")
+            if options.only not in each.trial.__name__ or (options.quick and is_cluster):
+                continue
+            tries = each.quick if options.quick else each.tries
+            start = time.monotonic()
+            result, holds = try_fault(each, tries, folder)
+            held = held and holds
+            lines.append(f"| {each.name} | {tries} | {result} |")
+            print(f"{lines[-1]}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        for nodes in NODES:
+            nodes.close()
+    print("\n".join(lines))
+    if not options.quick and not options.only:
+        minutes = (time.monotonic() - begin) / 60
+        told = f"{time.strftime('%Y-%m-%d')}, {minutes:.0f} minutes on {os.cpu_count()} cores, fdbd {fdbd.__version__}."
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        table = "\n".join([MARKS[0], "", *lines, "", told, "", MARKS[1]])
+        PAGE.write_text(before + table + after, encoding="utf-8")
+    return 0 if held else 1
+
+
+def prepare(folder: Path) -> None:
+    """What all faults work on."""
+    global BASE
+    BASE = folder / "base"
+    BASE.mkdir()
+
+    def make() -> None:
+        make_base(BASE)
+        (values, labels), (calibration, _) = features(500, 1), features(200, 2)
+        for name in DETECTORS:
+            guard = fdbd.Guard(head(), name).fit([fdbd.Batch(values, None, labels)], progress=False)
+            guard.calibrate([fdbd.Batch(calibration)], progress=False)
+            guard.save(BASE / f"{name}.safetensors")
+
+    aside(BASE, make)
+    run = command(BASE, "fit", "cifar10-ce", "known", "--calibration", "photos", "--out", "images.safetensors")
+    expect(run.code == 0, run.text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
