@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -351,7 +352,8 @@ def check_saving(detector: Detector) -> None:
     loaded = copy.deepcopy(detector)
     loaded.load_state_dict(state)
     copies = [copy.deepcopy(learner), loaded]
-    if "<locals>" not in type(detector).__qualname__ and type(detector).__module__ != "__main__":
+    kinds = {type(module) for module in learner.modules()}
+    if all(getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind for kind in kinds):  # can be imported
         copies.append(pickle.loads(pickle.dumps(learner)))
     for other in copies:
         assert torch.equal(other.score(problem.queries), expected), "a copy or a loaded state scores otherwise"

@@ -1,4 +1,7 @@
-"""Every detector, by class and by name."""
+"""Every detector, by class and by name. A module of this package enters the registry by lying here."""
+
+import importlib
+import pkgutil
 
 from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper, fit_together
 from fdbd.detectors.csi import CSI
@@ -68,3 +71,7 @@ __all__ = [
     "list_detectors",
     "list_shapings",
 ]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    if not _module.name.endswith(".catalog"):  # a program of its own
+        importlib.import_module(_module.name)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -46,11 +44,6 @@ def render() -> str:
 
 
 def _registered() -> dict[str, type[Configured]]:
-    for name in ("fdbd.shaping", "fdbd.detectors"):
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
-            if module.name != "fdbd.detectors.catalog":  # which may be the program itself
-                importlib.import_module(module.name)
     return {name: kind for name, kind in Configured.registry.items() if kind.__module__.startswith("fdbd.")}
 
 

@@ -1,4 +1,8 @@
-"""Activation shaping: Batch in, Batch out, before any detector. One file per shaping."""
+"""Activation shaping: Batch in, Batch out, before any detector. One file per shaping, which enters the registry by
+lying here."""
+
+import importlib
+import pkgutil
 
 from fdbd.shaping.adascale import AdaSCALE
 from fdbd.shaping.ash import ASHB, ASHP, ASHS
@@ -9,3 +13,6 @@ from fdbd.shaping.scale import SCALE
 from fdbd.shaping.vra import VRA
 
 __all__ = ["ASHB", "ASHP", "ASHS", "LTS", "SCALE", "VRA", "AdaSCALE", "ReAct", "Shaping"]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
