@@ -202,6 +202,8 @@ def _is_initial(model: nn.Module) -> bool:
 
 
 def _find_checkpoint(path: str) -> str:
+    if "+" in path and not Path(path).is_file():  # backbone and head in files of their own
+        return "+".join(_find_checkpoint(part) for part in path.split("+"))
     places = [Path(path), *(root / path for root in data_roots())]
     found = next((place for place in places if place.is_file()), None)
     if found is None:

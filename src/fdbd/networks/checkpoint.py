@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fdbd.networks.checkpoint_names import under_names
 from fdbd.util.files import beside
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
@@ -22,12 +23,14 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under whi
 def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are unwrapped.
 
-    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`). Weights that do not
-    fit are a ValueError that names the keys; half-precision weights are converted to the model's type.
+    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`); two files joined by
+    ``+`` where the head is in a file of its own. Names of other implementations are translated (`under_names`).
+    Weights that do not fit are a ValueError that names the keys; half-precision weights are converted to the model's
+    type.
     """
     path = Path(path)
-    state = read_weights(path)
     own = model.state_dict()
+    state = under_names(read_weights(path), own.keys())
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
     if missing or unexpected:
@@ -50,8 +53,10 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, unwrapped."""
+    """The tensors of a weights file by name, unwrapped; ``encoder.pth+linear.pth`` joins two files."""
     path = Path(path)
+    if not path.is_file() and "+" in str(path):
+        return {key: value for part in str(path).split("+") for key, value in read_weights(part).items()}
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint file {path}")
     if path.suffix == ".safetensors":
