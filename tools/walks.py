@@ -1,8 +1,8 @@
 """Which modules a piece of work crosses: an image on its way to its row, a batch to its score, a config to its report.
 
 `python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts when one of its functions runs
-while the work is done. An image's walk begins where it is decoded: the command line, the guard's file and the list of
-files come before. `util` and the network's own architecture are left out.
+while the work is done: an image's walk begins with the guard and the list of files open. `util` and the network's own
+architecture are left out.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from typing import Any
 
 
 @contextmanager
-def watched(start: str | None = None) -> Iterator[list[str]]:
-    """Modules of fdbd whose functions run inside the block, in the order of their first call, threads included; from
-    the first call of the function `start` on."""
+def watched() -> Iterator[list[str]]:
+    """Modules of fdbd whose functions run inside the block, in the order of their first call, threads included."""
     found: list[str] = []
-    has_begun = start is None
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal has_begun
         name = frame.f_globals.get("__name__", "")
-        has_begun = has_begun or f"{name}.{frame.f_code.co_name}" == start
-        is_body = frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 0x2  # class bodies have no new locals
+        is_body = (
+            frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 0x2
+        )
         is_ours = name.startswith("fdbd.") and not name.startswith(("fdbd.util", "fdbd.networks.architectures"))
-        if event == "call" and has_begun and is_ours and not is_body and name not in found:
+        if event == "call" and is_ours and not is_body and name not in found:
             found.append(name)
 
     threading.setprofile(note)
@@ -43,13 +41,16 @@ def watched(start: str | None = None) -> Iterator[list[str]]:
 
 
 def image_to_row(folder: Path) -> list[str]:
-    """`fdbd score` on a folder of images, from the open guard to the Parquet file."""
+    """What `fdbd score` does with a folder of images once the guard and the folder are open, to the Parquet file."""
     import numpy as np
     import torch
     from PIL import Image
 
     import fdbd
-    from fdbd import cli
+    from fdbd.data.inputs import open_rows
+    from fdbd.decision.guard_file import open_guard
+    from fdbd.jobs import scoring
+    from fdbd.jobs.output import Output
     from fdbd.networks.by_name import model_by_name
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
@@ -61,9 +62,13 @@ def image_to_row(folder: Path) -> list[str]:
     guard = fdbd.Guard(named.model).fit([inputs[:100]]).calibrate([inputs[100:]])
     guard.about = {"model": named.origin, "preprocess": named.preprocess.to_dict() if named.preprocess else None}
     guard.save(folder / "guard.safetensors")
-    arguments = ["score", str(folder / "guard.safetensors"), str(folder / "images"), "--out", str(folder / "s.parquet")]
-    with watched("fdbd.data.images.decode") as found, _quiet():
-        cli.main(arguments)
+    opened = open_guard(folder / "guard.safetensors")
+    rows = open_rows(str(folder / "images"))
+    output = Output(folder / "scores.parquet", rows.names)
+    with watched() as found:  # decoded by threads of this process, where they can be watched
+        scoring._write_parts(
+            output, {}, rows, lambda todo: scoring.image_tables(opened, rows, todo, 16, 1, processes=False), False
+        )
     return found
 
 
@@ -79,15 +84,6 @@ def batch_to_score() -> list[str]:
     with watched() as found:
         guard.decide(fdbd.Batch(rows))
     return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    try:
-        yield
-    except SystemExit as end:
-        if end.code:
-            raise
 
 
 def main() -> None:
