@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults elsewhere lint types format docs benchmarks clean
+.PHONY: help bench test slow faults elsewhere coverage oldest lint types format docs architecture benchmarks release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# A stamp a set of extras: a second run starts at once, a changed pyproject.toml installs anew.
+# One stamp per set of extras: a second run starts at once, a changed pyproject.toml installs anew.
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -45,9 +45,10 @@ elsewhere: $(VENV)/.dev ## run the numerical tests with the arithmetic of other 
 	@for setting in $(ELSEWHERE); do \
 	  echo "numerical tests with $$setting"; env $$setting $(BIN)/python -m pytest $(NUMERICAL) || exit 1; done
 
-lint: $(VENV)/.dev ## check style and layout
+lint: $(VENV)/.dev ## check style, layout and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.dev ## check types, strictly
 	$(BIN)/mypy
@@ -55,6 +56,22 @@ types: $(VENV)/.dev ## check types, strictly
 format: $(VENV)/.dev ## lay the code out
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+architecture: $(VENV)/.dev ## print the rooms with their modules and lines, draw who imports whom
+	$(BIN)/python tools/architecture.py
+	$(BIN)/python tools/walks.py
+
+coverage: $(VENV)/.dev ## run the tests and say which lines they reach
+	$(BIN)/python -m pytest --cov=fdbd --cov-report=term:skip-covered
+
+oldest: ## run the tests with the oldest versions that pyproject.toml allows, in an environment of their own
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
+	.venv-oldest/bin/python -m pytest
+
+release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them as a stranger would
+	$(BIN)/python tools/release_check.py
 
 docs: $(VENV)/.dev ## write the generated pages of docs/
 	$(BIN)/python -m fdbd.detectors.catalog
@@ -70,4 +87,4 @@ benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.m
 	$(BIN)/python benchmarks/analysis.py
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json
+	rm -rf $(VENV) .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

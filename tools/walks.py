@@ -24,9 +24,7 @@ def watched() -> Iterator[list[str]]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_globals.get("__name__", "")
-        is_body = (
-            frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 0x2
-        )
+        is_body = frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 0x2
         is_ours = name.startswith("fdbd.") and not name.startswith(("fdbd.util", "fdbd.networks.architectures"))
         if event == "call" and is_ours and not is_body and name not in found:
             found.append(name)
