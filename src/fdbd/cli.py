@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -10,29 +9,39 @@ from typing import Any
 
 import typer
 
+from fdbd.commands.bench import bench
+from fdbd.commands.cache import cache
+from fdbd.commands.compare import compare
+from fdbd.commands.data import data
+from fdbd.commands.doctor import doctor
+from fdbd.commands.explain import explain
+from fdbd.commands.export import export
+from fdbd.commands.fit import fit
+from fdbd.commands.gallery import gallery
+from fdbd.commands.paper import paper
+from fdbd.commands.score import score
+from fdbd.commands.serve import serve
+from fdbd.commands.train import train
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts, printable
 
-COMMANDS = (
-    "bench",
-    "compare",
-    "fit",
-    "score",
-    "gallery",
-    "explain",
-    "export",
-    "serve",
-    "paper",
-    "data",
-    "cache",
-    "train",
-)
-"""Modules of `fdbd.commands`, in the order of `fdbd --help`; each has a function of its own name."""
+COMMANDS = (bench, compare, fit, score, gallery, explain, export, serve, paper, data, cache, train, doctor)
+"""In the order of `fdbd --help`."""
+FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a linear head
+
+  fdbd bench
+      compare all detectors on data in the package
+  fdbd fit timm:resnet50 ./train --calibration ./fresh --alpha 0.05
+      fit a guard and set its threshold: one file, guard.safetensors
+  fdbd score guard.safetensors ./inbox
+      decide on images or features: one row per file, scores.parquet
+
+fdbd --help lists all commands, fdbd COMMAND --help explains one, and
+fdbd doctor checks the installation."""
 STOPPING = "fdbd: stopping; what is finished is kept, run the same command again to go on from there"
 
 app = typer.Typer(
     name="fdbd",
     help="Out-of-distribution detection for any classifier with a linear head.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -41,7 +50,12 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def _options(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and leave.")
+) -> None:
+    if context.invoked_subcommand is None and not version:
+        typer.echo(FIRST_STEPS)
+        raise typer.Exit
     if version:
         from fdbd.util.version import __version__
 
@@ -49,8 +63,8 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
-for _name in COMMANDS:
-    app.command(_name)(getattr(importlib.import_module(f".commands.{_name}", __package__), _name))
+for _command in COMMANDS:
+    app.command(_command.__name__)(_command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,7 +18,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", [command.__name__ for command in cli.COMMANDS])
 def test_every_command_has_help_with_an_example(command: str, capsys) -> None:
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
@@ -155,3 +155,22 @@ def test_the_module_is_the_program() -> None:
     environment = {"PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-m", "fdbd", "--version"], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (0, f"{fdbd.__version__}\n")
+
+
+def test_without_arguments_a_newcomer_sees_three_commands(capsys) -> None:
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert all(f"fdbd {command}" in out for command in ("bench", "fit", "score"))
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_doctor_names_versions_devices_and_what_is_missing(capsys, monkeypatch) -> None:
+    from fdbd.commands import doctor
+
+    monkeypatch.setitem(doctor.EXTRAS, "vision", ("no_such_module",))
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    assert "missing no_such_module: pip install 'fdbd[vision]'" in out
+    found = json.loads(run(capsys, "doctor", "--json")[1])
+    assert torch.__version__.startswith(found["Versions"]["torch"])
+    assert found["Kernels"]["compiled"] == "yes"

@@ -1,0 +1,110 @@
+"""fdbd doctor: what is installed, what is missing, and where things are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fdbd.commands import options
+
+EXTRAS = {
+    "vision": ("torchvision", "timm", "PIL"),
+    "report": ("matplotlib", "pandas", "pyarrow", "jinja2"),
+    "knn": ("faiss",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "ray": ("ray",),
+    "serve": ("starlette", "uvicorn", "multipart", "prometheus_client"),
+}
+"""Modules of each extra."""
+
+
+def doctor(as_json: options.Json = False) -> None:
+    """Say what is installed, which extras are missing, which devices there are, and where files are kept.
+
+    Example: `fdbd doctor`
+    """
+    found = examine()
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for title, lines in found.items():
+        typer.echo(f"{title}")
+        for name, value in lines.items():
+            typer.echo(f"  {name:<14} {value}")
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """All findings, by chapter."""
+    import torch
+
+    from fdbd.util.devices import choose_device
+    from fdbd.util.files import cache_root, data_roots
+    from fdbd.util.version import __version__
+
+    versions = {"fdbd": __version__, "python": platform.python_version(), "system": platform.platform()}
+    versions |= {name: _version(name) for name in ("torch", "numpy", "numba", "scikit-learn", "safetensors")}
+    devices = {"in use": str(choose_device("auto")), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    extras = {}
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
+    roots = [str(root) for root in data_roots()]
+    folders = {
+        "cache": _folder(cache_root()),
+        "data": ", ".join(roots) or "none: FDBD_DATA names none",
+        "free here": _gigabytes(shutil.disk_usage(".").free),
+    }
+    return {
+        "Versions": versions,
+        "Devices": devices,
+        "Extras": extras,
+        "Folders": folders,
+        "Kernels": {"compiled": _kernels()},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _folder(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}, not there yet"
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    writable = "" if os.access(path, os.W_OK) else ", cannot be written"
+    return f"{path}, {_gigabytes(size)}{writable}"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _kernels() -> str:
+    """Whether the kernel of fDBD's score compiles here and agrees with its definition."""
+    import torch
+
+    from fdbd.kernels import dispatch, plain
+
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "no: NUMBA_DISABLE_JIT is set, plain torch does the work"
+    width, classes = 64, 3
+    features = torch.linspace(-1, 1, dispatch.WORTH_A_KERNEL).reshape(-1, width)
+    predicted = torch.arange(len(features)) % classes
+    folded = (torch.eye(classes, width), torch.zeros(classes), torch.zeros(width), torch.tensor(1e-6))
+    try:
+        score = dispatch.folded_score(features, *folded, True, predicted=predicted)
+        expected = plain.folded_score(features, predicted, *folded, True)
+    except Exception as error:  # whatever a broken compiler raises
+        return f"no: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return "yes" if torch.allclose(score, expected, rtol=1e-4, atol=1e-5) else "no: its results are wrong here"
