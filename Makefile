@@ -48,7 +48,7 @@ elsewhere: $(VENV)/.dev ## run the numerical tests with the arithmetic of other 
 lint: $(VENV)/.dev ## check style, layout and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.dev ## check types, strictly
 	$(BIN)/mypy
