@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import fdbd
+from fdbd.core import artifact
 from fdbd.data import features, npz
 from fdbd.jobs import output, scoring
+from fdbd.util import files
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -280,3 +282,22 @@ def test_control_characters_in_names_do_not_reach_the_terminal(place, run) -> No
     assert (code, "\x1b" in out + err) == (0, False)
     code, out, _ = run("score", "guard.safetensors", "\x1b[32m.parquet", "--out", "\x1b[33m.csv", "--json")
     assert json.loads(out)["out"] == "\x1b[33m.csv"
+
+
+def test_the_guards_file_is_read_once(place, result, monkeypatch) -> None:
+    write_parquet(place / "today.parquet", values(10))
+    opened: list[object] = []
+    original = artifact.safe_open
+    monkeypatch.setattr(artifact, "safe_open", lambda *given, **more: opened.append(given) or original(*given, **more))
+    monkeypatch.setattr(files, "hash_file", opened.append)
+    result("score", "guard.safetensors", "today.parquet")
+    assert len(opened) == 1
+
+
+def test_saving_removes_what_killed_saves_left(place) -> None:
+    draft, young = place / ".0badcafe.guard.safetensors", place / ".1badcafe.guard.safetensors"
+    draft.touch()
+    young.touch()
+    os.utime(draft, (0, 0))
+    fdbd.load("guard.safetensors").save("guard.safetensors")
+    assert (draft.exists(), young.exists()) == (False, True)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fdbd.util.files import beside
+from fdbd.util.files import beside, remove_drafts
 
 FORMAT = 1
 """Raised when a file written today could be misread by yesterday's library."""
@@ -32,6 +32,7 @@ def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: di
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
+        remove_drafts(Path(path))
         save_file(tensors, temporary, metadata)
 
 

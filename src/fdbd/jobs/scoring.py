@@ -21,7 +21,7 @@ from fdbd.data.inputs import ImageRows, Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Decided, Output, Table, decide
-from fdbd.util.files import hash_file, refuse_overlap
+from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
 PART_ROWS = 1024
@@ -100,7 +100,7 @@ def score_files(
     home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the workers
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
     _check_fit(opened, rows)
-    identity = {"guard": hash_file(guard), "data": rows.key, "rows": len(rows)}
+    identity = {"guard": opened.sha256, "data": rows.key, "rows": len(rows)}
     if engine == "ray":
         from fdbd.jobs import ray
 
