@@ -1,62 +1,61 @@
-"""Writes docs/results.md: what `fdbd bench` says of each config in configs/, on the data that FDBD_DATA holds.
+"""Measures the sections of docs/results.md: what `fdbd bench` says of the package's features and of each config.
 
-FDBD_DATA=FOLDER python benchmarks/results_page.py
+    FDBD_DATA=FOLDER python benchmarks/results_page.py [NAME …]
+
+With names (cifar10-ce, cifar10-resnet20, …) only their sections are measured anew, the others stay as they are.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from fdbd.bench import Benchmark, Config, Results, benchmark_of, load_bundle
+from fdbd.bench import Config, Results, benchmark_of, load_bundle
+from fdbd.bench.detector_specs import detectors_from
 from fdbd.networks import list_zoo
 from fdbd.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
-INTRODUCTION = """\
-# Results
-
-Measured by the commands below on the data and weights that each section names, by `python benchmarks/results_page.py`.
-Percent; ID samples are the positive ones; **bold** is the best, ~ marks what cannot be told from it at the 5 % level.
-The last columns are the score stage's microseconds a sample, and that as a share of the network's forward pass.
-`fdbd bench --format html` draws the same results as a page with histograms and curves.
-"""
 
 
-def section(command: str, results: Results, seconds: float) -> str:
-    """One benchmark as Markdown."""
-    title, _, table = _without_paths(results.to_markdown()).partition("\n")
-    count = len(results.finished)
-    return (
-        f"## {title.strip('*')}\n\n    {command}\n{table}\n{count} detectors in {seconds:.0f} s on cached features.\n"
-    )
+def section(name: str) -> str:
+    """One benchmark as Markdown, measured now."""
+    if name in list_zoo():
+        command, benchmark, detectors = f"fdbd bench --model {name}", load_bundle(name), None
+    else:
+        config = Config.from_file(ROOT / "configs" / f"{name}.toml")
+        command, benchmark = f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml", benchmark_of(config)
+        detectors = None if config.detectors is None else detectors_from(config.detectors)
+    started = time.perf_counter()
+    results = benchmark.run(detectors, latency=False)
+    return as_markdown(name, command, results, time.perf_counter() - started)
 
 
-def _without_paths(text: str) -> str:
-    """Names of files instead of one machine's paths."""
-    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+", "", text)
-
-
-def benchmarks() -> Iterator[tuple[str, Benchmark, tuple[str, ...] | None]]:
-    """Command, benchmark and detectors (None: all), the package's own features first."""
-    for name in list_zoo():
-        yield f"fdbd bench --model {name}", load_bundle(name), None
-    for path in sorted((ROOT / "configs").glob("*.toml")):
-        config = Config.from_file(path)
-        yield f"FDBD_DATA=FOLDER fdbd bench configs/{path.name}", benchmark_of(config), config.detectors
+def as_markdown(name: str, command: str, results: Results, seconds: float) -> str:
+    """A heading, the command, the table, and how long it took."""
+    text = re.sub(r"(?<![\w.:/])/(?:[\w.-]+/)+", "", results.to_markdown())  # names of files, not one machine's paths
+    title, _, table = text.partition("\n")
+    took = f"{len(results.finished)} detectors in {seconds:.0f} s on cached features."
+    return f"<!-- {name} -->\n## {title.strip('*')}\n\n    {command}\n{table}\n{took}\n"
 
 
 def main() -> None:
-    sections = [INTRODUCTION]
-    for command, benchmark, detectors in benchmarks():
-        started = time.perf_counter()
-        results = benchmark.run(detectors)
-        sections.append(section(command, results, time.perf_counter() - started))
-        print(sections[-1], flush=True)
-    write_text(PAGE, "\n".join(sections))
+    names = [*list_zoo(), *sorted(path.stem for path in (ROOT / "configs").glob("*.toml"))]
+    wanted = sys.argv[1:] or names
+    unknown = sorted(set(wanted) - set(names))
+    if unknown:
+        sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(names)}")
+    for name in wanted:  # each is written as soon as it is measured
+        measured = section(name)
+        introduction, *parts = PAGE.read_text(encoding="utf-8").split("<!-- ")
+        sections = {part.partition(" -->")[0]: f"<!-- {part}".rstrip() for part in parts}
+        sections[name] = measured.rstrip()
+        found = [sections[each] for each in names if each in sections]
+        write_text(PAGE, "\n\n".join([introduction.rstrip(), *found]) + "\n")
+        print(measured, flush=True)
 
 
 if __name__ == "__main__":
