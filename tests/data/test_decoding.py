@@ -123,3 +123,11 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["mean", "std", "scale"])
+def test_a_preprocessing_of_numbers_that_are_not_finite_is_refused(field: str, bad: float) -> None:
+    values = {field: bad if field == "scale" else (0.5, bad, 0.5)}
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        Preprocess(8, **values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import threading
 
@@ -313,6 +314,23 @@ def test_a_restored_monitor_goes_on_bit_for_bit(tmp_path):
         assert restored.update(part) == whole.update(part)
     assert restored._test.reference == whole._test.reference
     assert restored.alarm
+
+
+def test_drafts_of_killed_saves_are_removed(tmp_path):
+    old, young = tmp_path / ".00c0ffee.monitor.safetensors", tmp_path / ".00c0ffef.monitor.safetensors"
+    for draft in (old, young):
+        draft.write_bytes(b"half of a")
+    os.utime(old, (0, 0))
+    Monitor(calibrated()).save(tmp_path / "monitor.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "monitor.safetensors"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_ood_and_ranks_lowest(bad):
+    monitor = Monitor(calibrated())
+    for _ in range(30):
+        snapshot = monitor.update([bad])
+    assert (snapshot["ood"], snapshot["alarm"]) == (30, True)
 
 
 def test_a_state_of_another_guard_is_refused(tmp_path):

@@ -262,10 +262,10 @@ def test_a_model_of_several_inputs_keeps_their_names_and_its_training_mode(tmp_p
 
     torch.manual_seed(0)
 
-    def item(count: int) -> dict[str, torch.Tensor]:
+    def item(count: int, length: int = 7) -> dict[str, torch.Tensor]:
         return {
-            "input_ids": torch.randint(0, 30, (count, 7)),
-            "attention_mask": torch.ones(count, 7, dtype=torch.int64),
+            "input_ids": torch.randint(0, 30, (count, length)),
+            "attention_mask": torch.ones(count, length, dtype=torch.int64),
         }
 
     model = Tokens().train()
@@ -273,8 +273,24 @@ def test_a_model_of_several_inputs_keeps_their_names_and_its_training_mode(tmp_p
     guard.export_onnx(tmp_path / "guard.onnx", item(2))
     assert model.training
     assert model.dropout.training
-    new = item(5)
-    assert_same(run(tmp_path / "guard.onnx", **new), guard(new))
+    for length in (7, 4, 19):
+        new = item(5, length)
+        assert_same(run(tmp_path / "guard.onnx", **new), guard(new))
+
+
+def test_an_example_in_any_memory_layout_will_do(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    guard = model_guard(model, (3, 6, 6))
+    images = torch.randn(3, 3, 6, 6)
+    guard.export_onnx(tmp_path / "guard.onnx", images.to(memory_format=torch.channels_last))
+    assert_same(run(tmp_path / "guard.onnx", images=images), guard(images))
+
+
+def test_a_model_in_bfloat16_is_refused_in_one_sentence(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()
+    guard = Guard(model).fit([torch.randn(60, 6).bfloat16()]).calibrate([torch.randn(60, 6).bfloat16()])
+    with pytest.raises(deploy.ExportError, match=r"in bfloat16.*call model.float\(\)"):
+        guard.export_onnx(tmp_path / "guard.onnx", torch.randn(2, 6).bfloat16())
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -262,3 +262,18 @@ def test_scores_are_float64():
     model = OODDetector().fit(X.astype(np.float32), y)
     assert model.score_samples(X).dtype == np.float64
     assert model.detector_.head_weight.dtype == torch.float64
+
+
+def test_alpha_bounds_the_false_alarms_on_new_samples_on_average():
+    """Over draws of the data; a plain quantile of 20 scores rejects more than its share of new ones."""
+    rates = {"alpha": [], "tpr": []}
+    for seed in range(20):
+        X, y = make_blobs(500, centers=3, n_features=4, random_state=0, cluster_std=2.0)
+        order = np.random.default_rng(seed).permutation(500)
+        X, y = X[order], y[order]
+        for name, options in (("alpha", {"alpha": 0.1}), ("tpr", {"tpr": 0.9})):
+            model = OODDetector(calibration=0.2, random_state=seed, **options).fit(X[:100], y[:100])
+            assert model.threshold_.kind == ("conformal" if name == "alpha" else "quantile")
+            rates[name].append((model.predict(X[100:]) == -1).mean())
+    assert np.mean(rates["alpha"]) < 0.1 + 3 * np.std(rates["alpha"]) / 20**0.5
+    assert np.mean(rates["tpr"]) > np.mean(rates["alpha"])

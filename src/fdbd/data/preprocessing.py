@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,8 @@ class Preprocess:
             raise ValueError(f"images of {side} × {side} pixels have more than the limit of {MAX_PIXELS:,}")
         if len(self.mean) != 3 or len(self.std) != 3:
             raise ValueError(f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each")
+        if not all(map(math.isfinite, (*self.mean, *self.std, self.scale))):
+            raise ValueError(f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite numbers")
         if min(self.std) <= 0 or self.scale <= 0:
             raise ValueError(f"std is {self.std} and scale is {self.scale}, expected positive numbers")
         if self.crop not in CROPS:

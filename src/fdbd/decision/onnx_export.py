@@ -66,7 +66,7 @@ def export(
         path: where the file appears once it has been verified; whatever was there before stays until then.
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
             or an `fdbd.Batch` for a graph that takes features. Realistic, since the graph is verified on it and on
-            noisy copies. All sizes but the first are fixed by it.
+            noisy copies. All sizes but the first are fixed by it; of token ids and masks (N, T), the length T is not.
         class_names: one a class, for the metadata.
         opset: version of the ONNX operator set.
 
@@ -79,11 +79,12 @@ def export(
     _check(guard, class_names)
     graph, names, inputs = _prepare(guard, example)
     with beside(path) as temporary:  # first, so that a missing folder is told before the work
-        model = _trace(graph, names, inputs, opset)
+        shorter = _shorter(graph, inputs)
+        model = _trace(graph, names, inputs, opset, shorter is not None)
         _strip(model)
         onnx.helper.set_model_props(model, _metadata(graph.guard, class_names, opset))
         onnx.save_model(model, os.fspath(temporary))
-        _verify(graph, os.fspath(temporary), names, inputs)
+        _verify(graph, os.fspath(temporary), names, inputs, shorter)
     return Path(path)
 
 
@@ -142,6 +143,10 @@ def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
         raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one a class")
+    if any(tensor.dtype is torch.bfloat16 for tensor in guard.parameters()):
+        raise ExportError(
+            "the model is in bfloat16, which ONNX Runtime does not run on a CPU: call model.float(), and export that"
+        )
     size = sum(tensor.nbytes for tensor in (*guard.parameters(), *guard.buffers()))
     if size > _LARGEST_FILE:
         raise ExportError(
@@ -165,11 +170,27 @@ def _prepare(guard: Guard, example: Inputs | Batch) -> tuple[_Graph, list[str], 
     copied = copy.deepcopy(guard).cpu().eval()
     graph = _Graph(copied, names if isinstance(inputs, Mapping) else None, takes_features)
     rows = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size
-    return graph, names, tuple(tensor.detach().cpu()[rows] for tensor in tensors)
+    return graph, names, tuple(tensor.detach().cpu()[rows].contiguous() for tensor in tensors)
 
 
-def _trace(graph: _Graph, names: list[str], inputs: tuple[Tensor, ...], opset: int) -> Any:
-    batch = torch.export.Dim("N")
+def _shorter(graph: _Graph, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes any
+    length; None: all sizes but the first are fixed."""
+    if any(tensor.is_floating_point() or tensor.ndim != 2 or tensor.shape != inputs[0].shape for tensor in inputs):
+        return None
+    if inputs[0].shape[1] < 4:
+        return None
+    shorter = tuple(tensor[:, :-1].contiguous() for tensor in inputs)
+    try:
+        with torch.no_grad():
+            graph(*shorter)
+    except Exception:  # a model of one length raises what it likes
+        return None
+    return shorter
+
+
+def _trace(graph: _Graph, names: list[str], inputs: tuple[Tensor, ...], opset: int, any_length: bool) -> Any:
+    sizes = {0: torch.export.Dim("N"), **({1: torch.export.Dim("T")} if any_length else {})}
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the exporter's own, on how it registers operators
@@ -179,7 +200,7 @@ def _trace(graph: _Graph, names: list[str], inputs: tuple[Tensor, ...], opset: i
                 dynamo=True,
                 input_names=names,
                 output_names=list(OUTPUTS),
-                dynamic_shapes=(tuple({0: batch} for _ in inputs),),
+                dynamic_shapes=(tuple(sizes for _ in inputs),),
                 opset_version=opset,
                 verbose=False,
             )
@@ -222,7 +243,9 @@ def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> di
     return {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
 
 
-def _verify(graph: _Graph, path: str, names: list[str], inputs: tuple[Tensor, ...]) -> None:
+def _verify(
+    graph: _Graph, path: str, names: list[str], inputs: tuple[Tensor, ...], shorter: tuple[Tensor, ...] | None
+) -> None:
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
@@ -230,7 +253,8 @@ def _verify(graph: _Graph, path: str, names: list[str], inputs: tuple[Tensor, ..
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ExportError(f"ONNX Runtime cannot load the graph: {error}") from error
-    for what, tensors in _trials(inputs):
+    others = [] if shorter is None else [("shorter sequences", shorter)]
+    for what, tensors in (*_trials(inputs), *others):
         with torch.no_grad():
             expected = dict(zip(OUTPUTS, graph(*tensors)))
         try:

@@ -76,10 +76,10 @@ class DriftTest:
         self.restarts += 1
 
     def update(self, score: float) -> float:
-        """Rank one score, bet on its p-value, and return that; NaN counts as −inf, the lowest of all."""
+        """Rank one score, bet on its p-value, and return that; NaN and +inf count as −inf, the lowest of all."""
         if self.count == self.horizon:
             self.restart()
-        score = -math.inf if math.isnan(score) else float(score)
+        score = float(score) if score < math.inf else -math.inf
         below, up_to = bisect_left(self.reference, score), bisect_right(self.reference, score)
         u = 1.0 - self._random.random()
         p = (below + u * (1 + up_to - below)) / (1 + len(self.reference))

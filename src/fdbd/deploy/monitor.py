@@ -18,6 +18,7 @@ from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.guard import Guard
 from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
+from fdbd.util.files import remove_drafts
 
 
 class Monitor(StreamMonitor):
@@ -109,13 +110,15 @@ class Monitor(StreamMonitor):
         return collector
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as one safetensors file; `load` goes on from it bit for bit."""
+        """Write the state as one safetensors file; `load` goes on from it bit for bit. Drafts that saves left when they
+        were killed, an hour ago or more, are removed."""
         state = self.state()
         tensors = {
             "reference": torch.frombuffer(bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64),
             "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
         }
         artifact.write(path, {"kind": "monitor", **state}, tensors)
+        remove_drafts(Path(path))
 
     @classmethod
     def load(

@@ -29,15 +29,23 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     """A linear classifier that also says which samples it has no business classifying.
 
     Fits a clone of `classifier`, then a detector on its inputs and weights, then sets the threshold on a part of the
-    data that neither has seen, so that `predict` accepts a share `tpr` of new samples of the known classes. Sparse X is
-    made dense a chunk at a time. Scores are computed in float64.
+    data that neither has seen. Calibration data are seen by neither the classifier's training nor the fit, so what
+    holds for them holds for new samples of the known classes:
+
+    - with `tpr`, `predict` accepts that share of the n held-out samples, and of new ones k/(n + 1) on average, where k
+      is the smallest number with k/n ≥ tpr: 94.1 % for 50 held-out samples and ``tpr=0.95``;
+    - with `alpha`, it rejects at most that share of new samples, on average over the draw of the held-out ones.
+
+    Sparse X is made dense a chunk at a time. Scores are computed in float64.
 
     Args:
         classifier: any classifier with ``coef_`` and ``intercept_`` whose prediction is their argmax
             (LogisticRegression, LinearSVC, SGDClassifier, RidgeClassifier, …), or a Pipeline that ends in one: its
             earlier steps make the features. None: LogisticRegression.
         detector: a detector's name as in `fdbd.create`, or a detector, which is copied and never changed.
-        tpr: share of samples of the known classes to accept, a fraction in (0, 1].
+        tpr: share of held-out samples of the known classes to accept, a fraction in (0, 1].
+        alpha: instead, the largest share of false alarms, a fraction in (0, 1): a conformal threshold, which takes
+            1/alpha − 1 held-out samples at least. None: `tpr` decides.
         calibration: share of the samples, stratified by class, that is held out for the threshold; each class keeps at
             least one sample to train on. 0: none, and the threshold comes from the training scores, which are too
             good, so that more than 1 − tpr of new samples are rejected.
@@ -66,12 +74,14 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         detector: Detector | str = "fdbd",
         *,
         tpr: float = 0.95,
+        alpha: float | None = None,
         calibration: float = 0.2,
         random_state: Any = 0,
     ) -> None:
         self.classifier = classifier
         self.detector = detector
         self.tpr = tpr
+        self.alpha = alpha
         self.calibration = calibration
         self.random_state = random_state
 
@@ -98,7 +108,11 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.detector_, Ensemble):  # whose p-values need ID data of their own
             own, calibration = calibration.halves() if len(held) > 3 else (calibration, calibration)
             self.detector_.calibrate(own)
-        self.threshold_ = Threshold.quantile(self._scores(calibration), self.tpr)
+        scores = self._scores(calibration)
+        if self.alpha is None:
+            self.threshold_ = Threshold.quantile(scores, self.tpr)
+        else:
+            self.threshold_ = Threshold.conformal(scores, self.alpha)
         self.offset_ = float(self.threshold_.value[0])
         return self
 
@@ -199,7 +213,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     def _scores(self, chunks: _Chunks) -> NDArray[np.float64]:
         with torch.no_grad():
             scores = [self.detector_.score(batch).to(torch.float64).numpy() for batch in chunks]
-        return np.concatenate(scores) if scores else np.zeros(0)
+        found = np.concatenate(scores) if scores else np.zeros(0)
+        return np.where(found < np.inf, found, -np.inf)  # what is not finite is unfamiliar
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
