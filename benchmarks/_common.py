@@ -21,7 +21,7 @@ _TITLE = "# Benchmark results\n\nEach section is written by the script that it n
 
 
 class Timings:
-    """Seconds a call, by contender and round."""
+    """Seconds per call, by contender and round."""
 
     def __init__(self, rounds: dict[str, list[float]]) -> None:
         self.rounds = rounds

@@ -1,4 +1,4 @@
-"""The decision boundaries of a linear head: distances to them, all of them folded into one vector a class, and the
+"""The decision boundaries of a linear head: distances to them, all of them folded into one vector per class, and the
 exact projection on a decision region.
 
 Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
@@ -128,7 +128,7 @@ def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
 
 
 class Folded:
-    """All boundaries of a head folded into one vector and one number a class:
+    """All boundaries of a head folded into one vector and one number per class:
 
         U_k = 1/n_k Σ_c (w_k − w_c)/‖w_k − w_c‖        γ_k = 1/n_k Σ_c (b_k − b_c)/‖w_k − w_c‖
 
@@ -136,7 +136,7 @@ class Folded:
 
         regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
 
-    costs O(P) a sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
+    costs O(P) per sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
     float64, block by block.
 
     Args:

@@ -30,4 +30,6 @@ class Energy(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
+        if self.temperature == 1:
+            return logsumexp(batch.logits)
         return self.temperature * logsumexp(batch.logits / self.temperature)

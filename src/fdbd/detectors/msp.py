@@ -33,4 +33,4 @@ class MSP(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         assert batch.logits is not None
-        return largest_probability(batch.logits / self.temperature)
+        return largest_probability(batch.logits if self.temperature == 1 else batch.logits / self.temperature)

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from fdbd.util.torch_compat import tracing
+
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
 """Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""
 _FEW_CLASSES = 16
@@ -30,6 +32,9 @@ def bound_(exponents: Tensor) -> Tensor:
 
 def logsumexp(logits: Tensor) -> Tensor:
     """(N,) log Σ_c exp(logits_c)."""
+    if not tracing():
+        return logits.logsumexp(dim=1)
+    # Spelt out for exported graphs: no runtime then needs an operation of its own for it.
     return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
 
 

@@ -52,7 +52,7 @@ class Sketch:
 
 
 def sample_hashes(inputs: Any) -> Tensor:
-    """(N,) int64, one hash a sample of a batch; empty where there is no tensor in it."""
+    """(N,) int64, one hash per sample of a batch; empty where there is no tensor in it."""
     tensor = _first_tensor(inputs)
     if tensor is None or not tensor.ndim or not tensor.shape[0]:
         return torch.zeros(0, dtype=torch.int64, device="cpu")

@@ -47,7 +47,7 @@ class Spool:
             )
         rows = {name: len(part) for name, part in parts.items()}
         if len(set(rows.values())) > 1:
-            raise ValueError(f"the parts of a batch have different numbers of rows: {rows}; give one a sample")
+            raise ValueError(f"the parts of a batch have different numbers of rows: {rows}; give one row per sample")
         for name, part in parts.items():
             self._columns[name].append(part)
 
