@@ -24,7 +24,7 @@ class RMDS(Detector):
 
         d_c − d_0 = ‖u − u_c‖² − Σ_j u_j² / (1 + λ_j²)
 
-    so a sample costs O(min(C, P)·(C + P)) instead of O(CP²). Directions without variance within classes are left out of
+    so a score costs O(min(C, P)·(C + P)) instead of O(CP²). Directions without variance within classes are left out of
     both distances, and classes without samples out of the minimum.
     """
 
