@@ -5,6 +5,7 @@ The file appears only after ONNX Runtime has given torch's answers on the exampl
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
@@ -89,7 +90,8 @@ def export(
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What an exported file says of itself: version, opset, detector, head, threshold, class_names, p_value_resolution.
+    """What an exported file says of itself: version, opset, detector, head, threshold, class_names, p_value_resolution,
+    preprocess, promise, and calibration: the sorted scores, as base64 of little-endian float64.
 
     Reads the description alone: no graph is run. In other languages it is the model's custom metadata, JSON under keys
     that start with ``fdbd.``
@@ -238,6 +240,9 @@ def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> di
         "head": guard.detector.head.fingerprint(),
         "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
         "class_names": None if class_names is None else [str(name) for name in class_names],
+        "calibration": base64.b64encode(np.sort(threshold.calibration.double().numpy()).tobytes()).decode(),
+        "promise": threshold.guarantee,
+        "preprocess": guard.about.get("preprocess"),
         "p_value_resolution": 1 / GRID_POINTS if threshold.grid_is_coarse else 0.0,
     }
     return {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
