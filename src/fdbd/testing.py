@@ -247,9 +247,10 @@ def _scaled(batch: Batch, factor: float) -> Batch:
 
 def check_refuses_bad_training_data(detector: Detector) -> None:
     """A fit on a NaN is an error that names the batch and the row, and leaves the detector unfitted."""
-    if detector.needs.passes == 0 or detector.needs.network:
-        return
     problem = make_problem(detector)
+    learns = next(copy.deepcopy(detector).start(problem.head), None) is not None
+    if not learns or detector.needs.network:
+        return
     broken = problem.train.features.clone()
     broken[SAMPLES // 2 + 3, 1] = math.nan
     halves = [problem.train._replace(features=broken).rows(slice(*ends)) for ends in ((0, 60), (60, SAMPLES))]
