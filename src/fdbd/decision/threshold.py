@@ -431,7 +431,7 @@ def _runs(scores: Any, labels: Any, per_class: bool, num_classes: int | None) ->
     """Checked calibration scores, sorted (within each class), and where each class starts and ends."""
     scores = _as_scores(scores)
     if not per_class:
-        return scores.sort().values, torch.tensor([0, len(scores)], device=scores.device)
+        return scores.sort().values, torch.tensor([0, len(scores)], device="cpu").to(scores.device)
     labels = _as_labels(labels, scores, num_classes)
     order = scores.argsort()
     order = order[labels[order].argsort(stable=True)]

@@ -1,0 +1,133 @@
+"""Everything runs on the model's device: tried on a device on which any mixture with the CPU's memory is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fdbd
+from fdbd.util.devices import choose_device
+
+DEVICE = torch.device("privateuseone:0")
+
+
+class Elsewhere(Tensor):
+    """A tensor that says it is on another device; its numbers are in `inner`."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Elsewhere:
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=DEVICE
+        )
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return StrictDevice().__torch_dispatch__(func, types, args, kwargs)
+
+
+class StrictDevice(TorchDispatchMode):
+    """While it is active there is a device `DEVICE`, and an operation on tensors of it and of the CPU is refused."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        wrappers: dict[int, Elsewhere] = {}
+        here = there = False
+
+        def unwrap(value: Any) -> Any:
+            nonlocal here, there
+            if isinstance(value, Elsewhere):
+                there = True
+                wrappers[id(value.inner)] = value
+                return value.inner
+            here = here or (isinstance(value, Tensor) and value.ndim > 0)
+            return value
+
+        inner_args, inner_kwargs = pytree.tree_map(unwrap, (args, kwargs))
+        target = kwargs.get("device")
+        is_there = there if target is None else torch.device(target).type == DEVICE.type
+        if target is not None:
+            inner_kwargs["device"] = torch.device("cpu")
+        is_copy = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if here and there and not is_copy:
+            raise RuntimeError(f"{func} mixes tensors of two devices")
+        result = func(*inner_args, **inner_kwargs)
+        if is_copy and func is torch.ops.aten.copy_.default:
+            is_there = isinstance(args[0], Elsewhere)
+
+        def wrap(value: Any) -> Any:
+            if not is_there or not isinstance(value, Tensor):
+                return value
+            return wrappers[id(value)] if id(value) in wrappers else Elsewhere(value)
+
+        return pytree.tree_map(wrap, result)
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch takes no devices written in Python")
+    if not hasattr(torch, DEVICE.type):
+        backend_registration._setup_privateuseone_for_python_backend()
+    with StrictDevice():
+        yield DEVICE
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def data(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 2, 2, generator=generator), torch.arange(count) % 4
+
+
+def test_the_device_of_these_tests_refuses_a_mixture(device: torch.device) -> None:
+    there = torch.ones(3).to(device)
+    assert there.device == device
+    assert (there + there).device == device
+    assert torch.zeros(2, device=device).device == device
+    assert (there + 1).cpu().tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="mixes tensors of two devices"):
+        there + torch.ones(3)
+    with pytest.raises((RuntimeError, TypeError)):
+        there.numpy()
+
+
+def test_a_device_by_its_name_is_taken_as_it_is(device: torch.device) -> None:
+    assert choose_device(str(device)) == device
+
+
+@pytest.mark.parametrize("name", ["fdbd", "msp", "energy", "mds", "vim", "knn", "react+energy", "react+fdbd"])
+def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
+    name: str, device: torch.device, tmp_path
+) -> None:
+    new = data(9, 3)[0]
+    expected = fdbd.Guard(make_model(), name).fit([data(200, 1)]).calibrate([data(100, 2)])
+    guard = fdbd.Guard(make_model().to(device), name).fit([data(200, 1)]).calibrate([data(100, 2)])
+    decision = guard(new)
+    assert all(part.device == device for part in decision)
+    for there, here in zip(decision, expected(new)):
+        torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-3)
+    features = guard.classifier(new)
+    torch.testing.assert_close(guard.decide(fdbd.Batch(features.features.cpu())).scores.cpu(), decision.scores.cpu())
+    explanation = guard.explain(new)
+    assert explanation.shares.device == device
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = fdbd.load(tmp_path / "guard.safetensors").to(device)
+    assert torch.equal(loaded.decide(fdbd.Batch(features.features)).is_ood.cpu(), decision.is_ood.cpu())
