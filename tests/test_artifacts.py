@@ -11,27 +11,36 @@ from torch import nn
 
 import fdbd
 
-FOLDER = Path(__file__).parent / "artifacts" / "0.1.0"
-EXPECTED = load_file(FOLDER / "expected.safetensors")
-FEATURES = sorted({name.split("/")[0] for name in EXPECTED if "/" in name and not name.startswith("images")})
-IMAGES = sorted({name.split("/")[0] for name in EXPECTED if "/" in name and name.startswith("images")})
+RELEASES = sorted(folder for folder in (Path(__file__).parent / "artifacts").iterdir() if folder.is_dir())
+EXPECTED = {folder: load_file(folder / "expected.safetensors") for folder in RELEASES}
 
 
-def assert_as_written(name: str, decision: fdbd.Decision) -> None:
-    assert torch.equal(decision.labels, EXPECTED[f"{name}/labels"])
-    assert torch.equal(decision.is_ood, EXPECTED[f"{name}/is_ood"])
-    torch.testing.assert_close(decision.scores, EXPECTED[f"{name}/scores"], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(decision.p_values, EXPECTED[f"{name}/p_values"], rtol=0, atol=1e-6)
+def guards(of_images: bool) -> list:
+    """Each guard of each release, by its folder and name."""
+    return [
+        pytest.param(folder, name, id=f"{folder.name}-{name}")
+        for folder, tensors in EXPECTED.items()
+        for name in sorted({key.split("/")[0] for key in tensors if "/" in key})
+        if name.startswith("images-") == of_images
+    ]
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_a_guard_of_features_decides_as_when_it_was_written(name: str) -> None:
-    guard = fdbd.load(FOLDER / f"{name}.safetensors")
-    assert_as_written(name, guard.decide(fdbd.Batch(EXPECTED["probe"])))
+def assert_as_written(folder: Path, name: str, decision: fdbd.Decision) -> None:
+    expected = {key.split("/")[1]: value for key, value in EXPECTED[folder].items() if key.startswith(f"{name}/")}
+    assert torch.equal(decision.labels, expected["labels"])
+    assert torch.equal(decision.is_ood, expected["is_ood"])
+    torch.testing.assert_close(decision.scores, expected["scores"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(decision.p_values, expected["p_values"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_a_guard_of_images_decides_as_when_it_was_written(name: str) -> None:
+@pytest.mark.parametrize(("folder", "name"), guards(of_images=False))
+def test_a_guard_of_features_decides_as_when_it_was_written(folder: Path, name: str) -> None:
+    guard = fdbd.load(folder / f"{name}.safetensors")
+    assert_as_written(folder, name, guard.decide(fdbd.Batch(EXPECTED[folder]["probe"])))
+
+
+@pytest.mark.parametrize(("folder", "name"), guards(of_images=True))
+def test_a_guard_of_images_decides_as_when_it_was_written(folder: Path, name: str) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.ReLU(),
@@ -41,15 +50,16 @@ def test_a_guard_of_images_decides_as_when_it_was_written(name: str) -> None:
         nn.ReLU(),
         nn.Linear(6, 4),
     ).eval()
-    model.load_state_dict(load_file(FOLDER / "model-weights.safetensors"))
-    decision = fdbd.load(FOLDER / f"{name}.safetensors", model)(EXPECTED["images"])
-    assert_as_written(name, decision)
-    torch.testing.assert_close(decision.logits, EXPECTED[f"{name}/logits"])
+    model.load_state_dict(load_file(folder / "model-weights.safetensors"))
+    decision = fdbd.load(folder / f"{name}.safetensors", model)(EXPECTED[folder]["images"])
+    assert_as_written(folder, name, decision)
+    torch.testing.assert_close(decision.logits, EXPECTED[folder][f"{name}/logits"])
 
 
-def test_a_monitor_goes_on_where_it_was_saved() -> None:
-    monitor = fdbd.Monitor.load(FOLDER / "monitor.safetensors", fdbd.load(FOLDER / "monitored.safetensors"))
-    saved = json.loads((FOLDER / "monitor-snapshot.json").read_text())
+@pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
+def test_a_monitor_goes_on_where_it_was_saved(folder: Path) -> None:
+    monitor = fdbd.Monitor.load(folder / "monitor.safetensors", fdbd.load(folder / "monitored.safetensors"))
+    saved = json.loads((folder / "monitor-snapshot.json").read_text())
     snapshot = monitor.snapshot()
     for key, value in saved.items():
         if isinstance(value, float):
@@ -58,11 +68,12 @@ def test_a_monitor_goes_on_where_it_was_saved() -> None:
             assert snapshot[key] == value or list(snapshot[key]) == value, key
 
 
-def test_an_onnx_graph_decides_as_when_it_was_written() -> None:
+@pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
+def test_an_onnx_graph_decides_as_when_it_was_written(folder: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(str(FOLDER / "guard.onnx"))
-    guard = fdbd.load(FOLDER / "monitored.safetensors")
-    decision = guard.decide(fdbd.Batch(EXPECTED["probe"]))
-    answers = session.run(["score", "is_ood"], {session.get_inputs()[0].name: EXPECTED["probe"].numpy()})
+    session = runtime.InferenceSession(str(folder / "guard.onnx"))
+    guard, probe = fdbd.load(folder / "monitored.safetensors"), EXPECTED[folder]["probe"]
+    decision = guard.decide(fdbd.Batch(probe))
+    answers = session.run(["score", "is_ood"], {session.get_inputs()[0].name: probe.numpy()})
     torch.testing.assert_close(torch.from_numpy(answers[0]), decision.scores, rtol=1e-4, atol=1e-4)
     assert torch.equal(torch.from_numpy(answers[1]), decision.is_ood)
