@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -32,7 +33,6 @@ from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
 from fdbd.jobs.ray import pool  # noqa: E402
-from fdbd.jobs.ray.pool import Work  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
@@ -228,22 +228,19 @@ class Slow(nn.Module):
         return self.head(inputs)
 
 
-class Pieces(Work):
-    """Gives each piece back. The first process that meets the piece "stop" is stopped, as by a debugger."""
+def hand_back(marks: Path, piece: object) -> tuple[str, object]:
+    """Work that gives a piece back. The first process that meets the piece "stop" is stopped, as by a debugger."""
+    (marks / ray.get_runtime_context().get_node_id()).touch()
+    if piece == "stop" and not (marks / "stopped").exists():
+        (marks / "stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.1)
+    return "done", piece
 
-    def __init__(self, marks: Path) -> None:
-        self.marks = marks
 
-    def start(self, device: str) -> None:
-        pass
-
-    def __call__(self, piece: object) -> tuple[str, object]:
-        (self.marks / ray.get_runtime_context().get_node_id()).touch()
-        if piece == "stop" and not (self.marks / "stopped").exists():
-            (self.marks / "stopped").write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(0.1)
-        return "a note", piece
+def run_pieces(workers: on_ray.Workers, marks: Path, pieces: Sequence[object]) -> list[tuple[object, object]]:
+    """All pieces with their results."""
+    return list(workers.run(fdbd.Guard(HEAD), functools.partial(hand_back, marks), pieces))
 
 
 def processes_of(node) -> list[int]:
@@ -289,7 +286,7 @@ def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
         elif job == "score":
             rows.extend(on_ray.score(expected, dataset, column="inputs", workers=workers).iter_rows())
         else:
-            rows.extend({"id": piece, "note": note} for piece, note in workers.run(Pieces(tmp_path), range(600)))
+            rows.extend({"id": piece} for piece, _ in run_pieces(workers, tmp_path, range(600)))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -314,9 +311,9 @@ def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
 def test_work_that_a_stopped_process_keeps_is_done_by_another(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "LATE_SECONDS", 2.0)
     pieces = ["a", "b", "stop", "c"]
-    found = dict(on_ray.Workers(2).run(Pieces(tmp_path), pieces))
+    found = dict(run_pieces(on_ray.Workers(2), tmp_path, pieces))
     os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
-    assert found == {piece: ("a note", piece) for piece in pieces}
+    assert found == {piece: ("done", piece) for piece in pieces}
 
 
 @contextlib.contextmanager
@@ -344,7 +341,7 @@ def test_a_job_that_gets_no_resources_ends_with_a_sentence_that_names_them(clust
     guard, dataset = feature_guard(features), ray.data.from_arrow(features_table(features, labels)).materialize()
     with foreign_job():
         with pytest.raises(TimeoutError, match=r"a task needs 1.5 CPUs on one node, and 1 of 4"):
-            list(workers.run(Pieces(tmp_path), range(3)))
+            run_pieces(workers, tmp_path, range(3))
         with pytest.raises(TimeoutError, match=r"no result for 3 seconds: a task needs 1.5 CPUs on one node"):
             on_ray.calibrate(guard, dataset, workers=workers)
         with pytest.raises(ray.data.exceptions.ExecutionTimeoutError, match=r"task with 1.5 CPUs"):
@@ -355,14 +352,14 @@ def test_a_job_that_gets_no_resources_ends_with_a_sentence_that_names_them(clust
 @pytest.mark.timeout(120)
 def test_a_foreign_job_leaves_what_it_does_not_hold(cluster, tmp_path):
     with foreign_job():
-        found = dict(on_ray.Workers(cpus=0.5).run(Pieces(tmp_path), range(20)))
+        found = dict(run_pieces(on_ray.Workers(cpus=0.5), tmp_path, range(20)))
     assert sorted(found) == list(range(20))
 
 
 @pytest.mark.timeout(120)
 def test_a_task_that_fits_on_no_node_says_so(cluster, tmp_path):
     with pytest.raises(TimeoutError, match="none of which is large enough"):
-        list(on_ray.Workers(cpus=3, patience=1.0).run(Pieces(tmp_path), range(3)))
+        run_pieces(on_ray.Workers(cpus=3, patience=1.0), tmp_path, range(3))
 
 
 @SLOW
@@ -373,9 +370,9 @@ def test_two_jobs_at_once_share_the_cluster(cluster, cpus, tmp_path):
     guard, workers = feature_guard(features), on_ray.Workers(2, cpus=cpus, batch_size=64)
     path = write_features(tmp_path, features, labels, 3)
     results: list[list[int]] = [[], []]
+    dataset = ray.data.read_parquet(path, override_num_blocks=5)
 
     def work(ids: list[int]) -> None:
-        dataset = ray.data.read_parquet(path, override_num_blocks=5)
         ids.extend(row["id"] for row in on_ray.score(guard, dataset, workers=workers).iter_rows())
 
     threads = [threading.Thread(target=work, args=(ids,)) for ids in results]

@@ -135,7 +135,7 @@ class Guard(nn.Module):
                 fit_together([self.detector], spool, head, combine)
         if combine is not None:
             self.seen = combine(self.seen)
-        self._warn_of_labels("fit")
+        self.warn_of_labels("fit")
         return self
 
     def calibrate(
@@ -175,15 +175,15 @@ class Guard(nn.Module):
                 known.add(inputs)
                 scores.append(self.scores_of(observed))
                 predicted.append(observed.logits.argmax(dim=1))
-                self._compare("calibration", labels, predicted[-1])
+                self.compare("calibration", labels, predicted[-1])
         if not scores:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
         self.warn_if_seen(known)
-        self._warn_of_labels("calibration")
+        self.warn_of_labels("calibration")
         self.set_threshold(torch.cat(scores), torch.cat(predicted), tpr=tpr, alpha=alpha, per_class=per_class)
         return self
 
-    def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
+    def compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
         if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
             self.agreement.setdefault(stage, Agreement(self.head.num_classes)).add(labels, predicted)
@@ -194,9 +194,10 @@ class Guard(nn.Module):
             # A product that the fit itself may not need: the first batch is enough.
             logits = head(batch.features.to(head.weight))
         if logits is not None and len(logits):
-            self._compare("fit", batch.labels, logits.argmax(dim=1))
+            self.compare("fit", batch.labels, logits.argmax(dim=1))
 
-    def _warn_of_labels(self, stage: str) -> None:
+    def warn_of_labels(self, stage: str) -> None:
+        """Warn where the labels of a stage ("fit", "calibration") agree with predictions no better than chance."""
         names = self.about.get("class_names") or ()
         if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
             warnings.warn(text, stacklevel=3)
@@ -364,7 +365,7 @@ class Guard(nn.Module):
             self.seen.add(inputs)
             batch = self.training_batch(inputs, labels)
             if batch.logits is not None:
-                self._compare("fit", batch.labels, batch.logits.argmax(dim=1))
+                self.compare("fit", batch.labels, batch.logits.argmax(dim=1))
             yield batch
 
     def _logits(self, batch: Batch) -> Tensor:

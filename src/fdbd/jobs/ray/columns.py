@@ -15,14 +15,14 @@ from fdbd.data.features import matrix
 from fdbd.data.images import Pixels, decode
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
-from fdbd.jobs.ray.fitting import Items, Source
+from fdbd.jobs.ray.fitting import Items
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")
 """Columns that hold samples, in the order in which they are looked for."""
 
 
-class Reader(Source):
+class Reader:
     """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs.
 
     Args:
@@ -35,12 +35,7 @@ class Reader(Source):
     """
 
     def __init__(
-        self,
-        guard: Guard,
-        dataset: Any,
-        column: str | None,
-        preprocess: Preprocess | None,
-        label: str | None = None,
+        self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None, label: str | None = None
     ) -> None:
         columns = dataset.columns() or []
         if column is None:
@@ -55,15 +50,13 @@ class Reader(Source):
         self._width = guard.head.num_features
         self._classes = guard.head.num_classes
 
-    def __call__(self, table: Any) -> tuple[None, Items]:
+    def __call__(self, table: Any) -> Items:
         """All rows of a table, to fit or calibrate on; a row that cannot be read is an error."""
         inputs, errors = self.read(table)
         for reason in errors.values():
             raise ValueError(f"a row cannot be read: {reason}")
         labels = _labels_in(table, self.label)
-        if isinstance(inputs, Batch):
-            return None, [(inputs._replace(labels=labels), None)]
-        return None, [(inputs, labels)]
+        return [(inputs._replace(labels=labels) if isinstance(inputs, Batch) else inputs, labels)]
 
     def read(self, table: Any) -> tuple[Any, dict[int, str]]:
         """Inputs of the readable rows, and what is wrong with the others by their number."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,8 +18,8 @@ from fdbd.decision.guard import Guard
 from fdbd.detectors import Detector
 from fdbd.jobs.output import decide, schema
 from fdbd.jobs.ray.columns import INPUTS, Reader
-from fdbd.jobs.ray.fitting import calibrate_rows, fit_rows
-from fdbd.jobs.ray.pool import Work, Workers, plain_errors
+from fdbd.jobs.ray.fitting import Items, Run, calibrate_rows, fit_rows
+from fdbd.jobs.ray.pool import Workers, plain_errors
 from fdbd.util.extras import require
 
 ROWS_PER_SUM = 16_384
@@ -59,7 +60,11 @@ def fit(
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
     pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess, label)
-    fit_rows(guard, _DatasetRows(dataset, pool, reader, ROWS_PER_SUM if reader.is_features else pool.batch_size))
+    dtype = None
+    if reader.is_features:
+        tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
+        dtype = next((reader.read(table)[0].features.dtype for table in tables), torch.float32)
+    fit_rows(guard, _runner(dataset, pool, reader, ROWS_PER_SUM if reader.is_features else pool.batch_size), dtype)
     return guard
 
 
@@ -79,8 +84,8 @@ def calibrate(
     if tpr is not None and alpha is not None:
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess)
-    rows = _DatasetRows(dataset, pool, reader, pool.batch_size)
-    calibrate_rows(guard, rows, tpr=tpr, alpha=alpha, per_class=per_class)
+    run = _runner(dataset, pool, reader, pool.batch_size)
+    calibrate_rows(guard, run, tpr=tpr, alpha=alpha, per_class=per_class)
     return guard
 
 
@@ -124,16 +129,23 @@ def score(
             raise ValueError(
                 f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
             )
-    pool = Workers.of(workers)
-    return _mapped(dataset, pool, Decisions(guard, reader, tuple(keep), tuple(class_names)), pool.batch_size)
+    pool, work = Workers.of(workers), partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
+    return _mapped(dataset, pool, guard, work, pool.batch_size)
 
 
-def _mapped(dataset: Any, workers: Workers, work: Work, batch_size: int) -> Any:
+def _decide_table(guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any) -> Any:
+    inputs, errors = reader.read(table)
+    decided = decide(guard, RowBatch(range(table.num_rows), inputs, errors), class_names).to_arrow()
+    own = {name: decided.column(name) for name in decided.column_names[1:]}
+    return require("pyarrow", "ray").table({**{name: table.column(name) for name in keep}, **own})
+
+
+def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], Any], batch_size: int) -> Any:
     """The dataset of the results of the work on its tables, which is done when it is read."""
-    shared = workers.shared(work)
+    shared = workers.shared(guard, work)
 
     def task(table: Any) -> Any:
-        return shared(table)[1]
+        return shared(table)
 
     task.__name__ = f"task with {workers.needs}"  # so Ray Data calls it where it makes no progress
     mapped = dataset.map_batches(
@@ -150,55 +162,21 @@ def _mapped(dataset: Any, workers: Workers, work: Work, batch_size: int) -> Any:
     return mapped
 
 
-class _DatasetRows:
-    """The rows of a Dataset, so many at a time."""
+def _runner(dataset: Any, workers: Workers, reader: Reader, batch_size: int) -> Run:
+    """Work on the rows of a Dataset, so many at a time."""
 
-    def __init__(self, dataset: Any, workers: Workers, source: Reader, batch_size: int) -> None:
-        self.dataset, self.workers, self.source, self.batch_size = dataset, workers, source, batch_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        tables = self.dataset.limit(1).iter_batches(batch_format="pyarrow")
-        return next((self.source.read(table)[0].features.dtype for table in tables), torch.float32)
-
-    def run(self, work: Work) -> Iterator[Any]:
-        mapped = _mapped(self.dataset, self.workers, _Pickled(work), self.batch_size)
+    def run(guard: Guard, work: Callable[[Items], Any]) -> Iterator[Any]:
+        mapped = _mapped(dataset, workers, guard, partial(_pickled, reader, work), batch_size)
         try:
             with plain_errors():
                 for row in mapped.iter_rows():
-                    yield pickle.loads(row[_PICKLE])
+                    yield pickle.loads(row["result"])
         except require("ray.data.exceptions", "ray").ExecutionTimeoutError:
-            waits_for = self.workers.waits_for()
-            raise TimeoutError(f"no result for {self.workers.patience:g} seconds: {waits_for}") from None
+            raise TimeoutError(f"no result for {workers.patience:g} seconds: {workers.waits_for()}") from None
+
+    return run
 
 
-_PICKLE = "pickle"
-
-
-class _Pickled(Work):
-    """Work whose results are no tables: each becomes a table of one row."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-
-    def start(self, device: str) -> None:
-        self.work.start(device)
-
-    def __call__(self, table: Any) -> tuple[Any, dict[str, Any]]:
-        note, result = self.work(table)
-        return note, {_PICKLE: np.array([pickle.dumps(result)], dtype=object)}
-
-
-class Decisions(Work):
-    """Puts a guard's decisions beside the columns to keep."""
-
-    def __init__(self, guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str]) -> None:
-        super().__init__(guard, reader)
-        self.keep, self.class_names = keep, class_names
-
-    def __call__(self, table: Any) -> tuple[None, Any]:
-        inputs, errors = self.source.read(table)
-        decided = decide(self.guard, RowBatch(range(table.num_rows), inputs, errors), self.class_names).to_arrow()
-        kept = {name: table.column(name) for name in self.keep}
-        own = {name: decided.column(name) for name in decided.column_names[1:]}
-        return None, require("pyarrow", "ray").table({**kept, **own})
+def _pickled(reader: Reader, work: Callable[[Items], Any], table: Any) -> dict[str, Any]:
+    """A result that is no table, as a table of one row."""
+    return {"result": np.array([pickle.dumps(work(reader(table)))], dtype=object)}

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -35,26 +35,6 @@ LATE_SECONDS, LATE_TIMES = 60.0, 10
 a second time: its process may have been stopped, which Ray does not notice."""
 _RAYS_ADVICE = "\nFailed to apply UDF transform"
 """How a text begins that Ray Data appends to the errors of workers."""
-
-
-class Work:
-    """What a process of the cluster does with one piece of work after another.
-
-    Args:
-        guard: that is asked; it goes to the device of the process.
-        source: reads a piece of work.
-    """
-
-    def __init__(self, guard: Guard, source: Any = None) -> None:
-        self.guard, self.source = guard, source
-
-    def start(self, device: str) -> None:
-        """Called once in each process."""
-        self.guard.to(device)
-
-    def __call__(self, piece: Any) -> tuple[Any, Any]:
-        """A note for the driver, and the result."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -95,15 +75,18 @@ class Workers:
         """So many workers on a device as torch names it; each on a GPU of its own where that is "cuda"."""
         return cls(count, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
 
-    def shared(self, work: Work) -> Shared:
-        """The work for the processes of the cluster."""
-        return Shared([require("ray", "ray").put(work)], max(1, int(self.cpus)), "cuda" if self.gpus else "cpu")
+    def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
+        """Work for the processes of the cluster, in each of which its guard goes to a device once."""
+        together = require("ray", "ray").put((guard, work))  # so that they share the guard there, too
+        return Shared([together], max(1, int(self.cpus)), "cuda" if self.gpus else "cpu")
 
-    def run(self, work: Work, pieces: Iterable[Any]) -> Generator[tuple[Any, tuple[Any, Any]], None, None]:
-        """Do all pieces of work.
+    def run(
+        self, guard: Guard, work: Callable[[Any], Any], pieces: Iterable[Any]
+    ) -> Generator[tuple[Any, Any], None, None]:
+        """Do all pieces of some work with a guard.
 
         Yields:
-            a piece, with its note and result; each piece once, in the order in which they get ready.
+            a piece and its result; each piece once, in the order in which they get ready.
 
         Raises:
             TimeoutError: there was no result for `patience` seconds.
@@ -111,7 +94,7 @@ class Workers:
         ray = require("ray", "ray")
         size = {"num_cpus": self.cpus, "num_gpus": self.gpus}
         task = ray.remote(**size, max_calls=0, max_retries=TASK_RETRIES)(_do)
-        shared, waiting = self.shared(work), iter(pieces)
+        shared, waiting = self.shared(guard, work), iter(pieces)
         pending: dict[Any, _Pending] = {}
         progress, slowest, notice = time.monotonic(), 0.0, min(NOTICE_SECONDS, self.patience)
         try:
@@ -192,7 +175,7 @@ class Shared(NamedTuple):
     threads: int
     device: str
 
-    def __call__(self, piece: Any) -> tuple[Any, Any]:
+    def __call__(self, piece: Any) -> Any:
         """Do a piece of the work, in a process of the cluster."""
         [reference] = self.references
         key = reference.hex()
@@ -200,13 +183,12 @@ class Shared(NamedTuple):
             if _HELD.get("key") != key:
                 _HELD.clear()
                 torch.set_num_threads(self.threads)
-                work = require("ray", "ray").get(reference)
-                work.start(self.device)
+                guard, work = require("ray", "ray").get(reference)
+                guard.to(self.device)
                 _HELD.update(key=key, work=work)
                 threading.Thread(target=_drop_when_idle, args=(key,), daemon=True).start()
             try:
-                done: tuple[Any, Any] = _HELD["work"](piece)
-                return done
+                return _HELD["work"](piece)
             finally:
                 _HELD["used"] = time.monotonic()
 
@@ -228,7 +210,7 @@ def _drop_when_idle(key: str) -> None:
                 return
 
 
-def _do(shared: Shared, piece: Any) -> tuple[Any, Any]:
+def _do(shared: Shared, piece: Any) -> Any:
     return shared(piece)
 
 
