@@ -61,7 +61,7 @@ def cluster():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := ray_processes() - before) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, "processes of the cluster are left behind"
