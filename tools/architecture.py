@@ -1,8 +1,8 @@
 """`make architecture`: the rooms of the library from the ground up, with their modules and lines, and who imports whom.
 
-Prints the table and writes docs/architecture.md and docs/architecture.svg from the code, so that the page cannot lie:
-tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms below it, is the
-import-linter contract in pyproject.toml, from which the order of the rooms is read.
+Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code, so that the
+page cannot lie: tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms below
+it, is the import-linter contract in pyproject.toml, from which the order of the rooms is read.
 """
 
 from __future__ import annotations
@@ -56,11 +56,7 @@ def rooms() -> list[Room]:
 
 def page(found: list[Room]) -> str:
     """docs/architecture.md."""
-    total = sum(room.lines for room in found)
-    rows = [
-        f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} | {room.lines:,} |"
-        for room in reversed(found)
-    ]
+    rows = [f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} |" for room in reversed(found)]
     return "\n".join(
         [
             "# The rooms of the library",
@@ -69,10 +65,9 @@ def page(found: list[Room]) -> str:
             "",
             "![Rooms and their imports](architecture.svg)",
             "",
-            "| room | what is in it | modules | lines |",
-            "|---|---|---|---:|",
+            "| room | what is in it | modules |",
+            "|---|---|---|",
             *rows,
-            f"| | | {sum(max(1, len(room.modules)) for room in found)} modules | {total:,} |",
             "",
         ]
     )
@@ -107,7 +102,7 @@ def drawing(found: list[Room]) -> str:
 
 def _size(room: Room) -> str:
     count = len(room.modules) or 1
-    return f"{count} module{'s' if count > 1 else ''}, {room.lines:,} lines"
+    return f"{count} module{'s' if count > 1 else ''}"
 
 
 def _layers() -> list[list[str]]:
