@@ -1,8 +1,8 @@
 """`make architecture`: the rooms of the library from the ground up, with their modules and lines, and who imports whom.
 
 Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code, so that the
-page cannot lie: tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms below
-it, is the import-linter contract in pyproject.toml, from which the order of the rooms is read.
+page cannot lie: tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms
+below it, is the import-linter contract in pyproject.toml, from which the order of the rooms is read.
 """
 
 from __future__ import annotations
