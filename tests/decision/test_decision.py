@@ -1,10 +1,12 @@
 """Decisions of a guard on features: rows that cannot be trusted, strided memory, subclasses, perturbed images."""
 
+import numpy as np
 import pytest
 import torch
 
 import fdbd
 from fdbd import FDBD, Batch, Guard, Head
+from fdbd.decision.answers import Decision, discovery_cutoff
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector
 
@@ -84,3 +86,46 @@ def test_a_folded_head_whose_shapes_disagree_is_refused(part: str) -> None:
     detector = fitted()
     with pytest.raises(ValueError, match=f"{part} of FDBD has shape"):
         detector.load_state_dict({**detector.state_dict(), part: torch.zeros(3)})
+
+
+def decided(p_values: torch.Tensor) -> Decision:
+    count = len(p_values)
+    return Decision(torch.zeros(count, 2), torch.zeros(count).long(), torch.zeros(count), p_values, p_values < 0.05)
+
+
+@pytest.mark.parametrize("q", [0.05, 0.1, 0.3])
+def test_discoveries_are_those_of_the_definition(q: float) -> None:
+    p_values = torch.rand(200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3
+    ordered = p_values.sort().values
+    ranks = torch.arange(1, 201, dtype=torch.float64)
+    largest = max(rank for rank, p in enumerate(ordered.tolist(), 1) if p <= q * rank / 200)
+    found = decided(p_values).discoveries(q)
+    assert found.sum() == largest
+    assert torch.equal(found, p_values <= ordered[largest - 1])
+    values, counts = np.unique(p_values.numpy(), return_counts=True)
+    assert discovery_cutoff(values, counts, q) == ordered[largest - 1]
+    assert (ordered > q * ranks / 200).any()
+
+
+def test_the_false_discovery_rate_is_kept_on_exchangeable_data() -> None:
+    """A share of 0.8 of the samples is in-distribution; 400 draws of calibration and test data."""
+    generator = torch.Generator().manual_seed(1)
+    q, wrong, power = 0.2, [], []
+    for _ in range(400):
+        threshold = Threshold.conformal(torch.randn(500, generator=generator), alpha=0.1)
+        scores = torch.randn(100, generator=generator)
+        scores[80:] -= 3.5
+        p_values, is_ood = threshold.decide(scores, None)
+        named = Decision(torch.zeros(100, 2), torch.zeros(100).long(), scores, p_values, is_ood).discoveries(q)
+        wrong.append(named[:80].sum().item() / max(1, named.sum().item()))
+        power.append(named[80:].double().mean().item())
+    error = np.std(wrong) / len(wrong) ** 0.5
+    assert np.mean(wrong) - 3 * error <= 0.8 * q  # Bates et al. 2023: at most q times the share of in-distribution
+    assert np.mean(power) > 0.5, "the procedure finds something"
+
+
+def test_nothing_is_discovered_among_nothing_and_a_rate_is_a_fraction() -> None:
+    assert decided(torch.zeros(0)).discoveries(0.1).shape == (0,)
+    assert discovery_cutoff(np.zeros(0), np.zeros(0, np.int64), 0.1) == -1
+    with pytest.raises(ValueError, match=r"false discovery rate is 1\.5"):
+        decided(torch.zeros(3)).discoveries(1.5)

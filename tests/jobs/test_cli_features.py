@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import fdbd
+from fdbd.report.gallery import read_scores
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -289,3 +291,32 @@ def test_a_lack_of_memory_is_one_clear_sentence(run, monkeypatch) -> None:
     code, _, err = run("score", "guard.safetensors", "new.parquet")
     assert code == 2
     assert err.startswith("fdbd: there is not enough memory (Unable to allocate 9 PiB): give a smaller --batch-size")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(ending, guard, place, result, run) -> None:
+    values = features(300, seed=1)
+    many = torch.from_numpy(features(5000, seed=2))
+    values[:40] = many[guard.score(fdbd.Batch(many)).argsort()[:40]]  # the most suspicious
+    values[7] = np.nan
+    write(place / "new.parquet", group=40, features=fixed(values))
+    found = result("score", "guard.safetensors", "new.parquet", "--out", f"s.{ending}", "--nearest", "--fdr", "0.2")
+    why = guard.explain(fdbd.Batch(torch.from_numpy(values)))
+    expected = why.decision.discoveries(0.2)
+    assert 0 < expected.sum() < 300
+    assert found["discoveries"] == expected.sum()
+    if ending == "csv":
+        rows = list(csv.DictReader(Path("s.csv").read_text(encoding="utf-8").splitlines()))
+        nearest, named = [row["nearest"] or None for row in rows], [row["discovery"] == "true" for row in rows]
+    else:
+        table = pq.read_table("s.parquet")
+        nearest, named = table["nearest"].to_pylist(), table["discovery"].to_pylist()
+    assert nearest == [None if row == 7 else str(label) for row, label in enumerate(why.nearest.tolist())]
+    assert named == expected.tolist()
+    gallery = read_scores(place / f"s.{ending}")
+    assert {row.name: row.nearest for row in gallery} == {str(row): label for row, label in enumerate(nearest)}
+    result("score", "guard.safetensors", "new.parquet", "--out", "plain.parquet")
+    assert {"nearest", "discovery"}.isdisjoint(pq.read_schema("plain.parquet").names)
+    code, _, err = run("score", "guard.safetensors", "new.parquet", "--out", "folder", "--fdr", "0.2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "not a folder" in err

@@ -34,6 +34,16 @@ def score(
     device: options.Device = "auto",
     trust_model: options.TrustModel = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw unfinished scores of other data away.")] = False,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="Also write the class beyond the nearest decision boundary of each row.")
+    ] = False,
+    fdr: Annotated[
+        float | None,
+        typer.Option(
+            help="Also write which rows are OOD at this false discovery rate, such as 0.1: of those named, the share "
+            "that is wrong on average."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Score images or features: one row of output for each row of input, in order. A killed run goes on where it ended.
@@ -59,6 +69,8 @@ def score(
         batch_size=batch_size,
         workers=workers,
         restart=restart,
+        nearest=nearest,
+        fdr=fdr,
     )
     if as_json:
         found = {"out": str(out), **summary._asdict(), "rate": summary.rate}
@@ -67,7 +79,8 @@ def score(
     rows = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
     before = summary.rows - summary.computed
     resumed = f", {before:,} of them by an earlier run" if before else ""
+    named = "" if summary.discoveries is None else f", {summary.discoveries:,} at a false discovery rate of {fdr}"
     options.say(
-        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}), "
+        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}){named}, "
         f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s{describe_skipped(summary.skipped)}"
     )

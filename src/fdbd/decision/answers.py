@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.stats import false_discovery_control
 from torch import Tensor
 
 from fdbd.core import geometry
@@ -32,6 +35,52 @@ class Decision(NamedTuple):
     """(N,) share of calibration scores at or below, (1 + #)/(n + 1)."""
     is_ood: Tensor
     """(N,) bool."""
+
+    def discoveries(self, q: float) -> Tensor:
+        """(N,) bool: which samples are out-of-distribution when, of all that are named so, a share of at most `q` is to
+        be wrong on average (the false discovery rate), by Benjamini and Hochberg's procedure over the p-values.
+
+        The threshold bounds false alarms among in-distribution samples; this bounds them among the alarms, and so
+        depends on the whole batch: ask about all samples at once. It holds where the in-distribution samples among
+        these N are independent, and exchangeable with the calibration samples (Bates, Candès, Lei, Romano & Sesia,
+        "Testing for outliers with conformal p-values", Annals of Statistics 2023, theorem 2). With n calibration
+        samples the smallest p-value is 1/(n + 1), so that few of many samples can only be named where n is large.
+
+        >>> p_values = torch.tensor([0.001, 0.012, 0.3, 0.9])
+        >>> Decision(torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5).discoveries(0.1)
+        tensor([ True,  True, False, False])
+        """
+        check_rate(q)
+        p_values = self.p_values.detach().double().cpu().numpy()
+        if not len(p_values):
+            return torch.zeros(0, dtype=torch.bool, device=self.p_values.device)
+        return torch.from_numpy(_at_most(false_discovery_control(p_values), q)).to(self.p_values.device)
+
+
+def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q: float) -> float:
+    """The largest p-value that Benjamini and Hochberg's procedure names at the false discovery rate `q`; −1: none.
+
+    Args:
+        p_values: the distinct ones, ascending.
+        counts: how many samples have each.
+        q: the rate.
+    """
+    check_rate(q)
+    below = counts.cumsum()
+    named = np.flatnonzero(_at_most(p_values * below[-1:] / below, q))
+    return float(p_values[named[-1]]) if len(named) else -1.0
+
+
+def check_rate(q: float) -> None:
+    """One sentence where a false discovery rate is none."""
+    if not 0 < q < 1:
+        raise ValueError(f"the false discovery rate is {q}, expected a fraction between 0 and 1")
+
+
+def _at_most(adjusted: NDArray[np.float64], q: float) -> NDArray[np.bool_]:
+    """p-values are ratios of integers: one that is equal to q must not be above it by its last bit."""
+    found: NDArray[np.bool_] = adjusted <= q * (1 + 1e-6)
+    return found
 
 
 class Explanation(NamedTuple):

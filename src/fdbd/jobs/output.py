@@ -8,10 +8,14 @@ path, row  string,  the image's path below its folder, with bytes that are no UT
            int64    have no files, their number from 0
 label      int64    predicted class; null where the row could not be read
 class      string   its name, where names are known
+nearest    string   the class beyond the nearest decision boundary, by its name or else its number; null where there is
+                    none. Only where asked for
 score      double   higher is more in-distribution; −inf where a number was not finite; null if unread
 p_value    double   share of calibration scores at or below; null if unread
 is_ood     bool     true for every row that could not be read
 error      string   why the row could not be read or scored, else null
+discovery  bool     whether the row is OOD at the false discovery rate that was asked for; null if unread. Only where
+                    asked for, and not in parts
 =========  =======  ====================================================================================
 
 In CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
@@ -35,6 +39,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch
 from fdbd.data.features import Names, RowBatch
+from fdbd.decision.answers import check_rate, discovery_cutoff
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
@@ -61,6 +66,8 @@ class Decided(NamedTuple):
     errors: Mapping[int, str]
     """By place."""
     class_names: Sequence[str]
+    nearest: NDArray[np.int64] | None = None
+    """The class beyond the nearest decision boundary, −1 where there is none; None: not asked for."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,7 +81,10 @@ class Decided(NamedTuple):
         if isinstance(first.names, range):
             names = range(first.names.start, first.names.start + starts[-1])
         labels, scores, p_values, is_ood, is_read = (np.concatenate(c) for c in zip(*(table[1:6] for table in tables)))
-        return cls(names, labels, scores, p_values, is_ood, is_read, errors, first.class_names)
+        nearest = None
+        if first.nearest is not None:
+            nearest = np.concatenate([table.nearest for table in tables if table.nearest is not None])
+        return cls(names, labels, scores, p_values, is_ood, is_read, errors, first.class_names, nearest)
 
     @property
     def _has_label(self) -> NDArray[np.bool_]:
@@ -90,50 +100,69 @@ class Decided(NamedTuple):
             pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
             label,
             classes,
+            *([] if self.nearest is None else [_texts(list(self._nearest_names()))]),
             pa.array(self.scores, pa.float64(), mask=~self.is_read),
             pa.array(self.p_values, pa.float64(), mask=~self.is_read),
             pa.array(self.is_ood, pa.bool_()),
             _texts(list(map(self.errors.get, range(len(names))))) if self.errors else pa.nulls(len(names), pa.string()),
         ]
-        return pa.Table.from_arrays(columns, schema=schema(names))
+        return pa.Table.from_arrays(columns, schema=schema(names, self.nearest is not None))
+
+    def _nearest_names(self) -> Iterator[str | None]:
+        assert self.nearest is not None
+        for label in self.nearest.tolist():
+            yield None if label < 0 else self.class_names[label] if self.class_names else str(label)
 
     def to_rows(self) -> Iterator[list[Any]]:
         """Row by row, for CSV."""
         known = self._has_label.tolist()
         values = zip(self.labels.tolist(), self.scores.tolist(), self.p_values.tolist(), self.is_ood.tolist())
+        nearest = [] if self.nearest is None else list(self._nearest_names())
         for place, (label, score, p_value, is_ood) in enumerate(values):
             is_read = self.is_read[place]
             name = self.class_names[label] if known[place] and self.class_names else None
             numbers = [score, p_value] if is_read else [None, None]
-            yield [self.names[place], label if known[place] else None, name, *numbers, is_ood, self.errors.get(place)]
+            names = [name, *nearest[place : place + 1]]
+            yield [self.names[place], label if known[place] else None, *names, *numbers, is_ood, self.errors.get(place)]
 
 
 Table = Union[Decided, Any]
 """Decisions, or a `pyarrow.Table` of them that comes from another process."""
 
 
-def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = ()) -> Decided:
-    """The guard's decision on every row of the batch, in order; it fails closed row by row."""
+def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
+    """The guard's decision on every row of the batch, in order; it fails closed row by row. With `nearest`, also the
+    class beyond the nearest decision boundary of each."""
     count = len(batch.names)
     is_read = np.ones(count, bool)
     is_read[list(batch.errors)] = False
-    found = _ask(guard, batch.inputs)
+    found = _ask(guard, batch.inputs, nearest)
     if len(found[0]) != is_read.sum():
         raise ValueError(f"{len(found[0])} decisions on {is_read.sum()} readable rows of {count}")
     labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
-    for column, values in zip((labels, scores, p_values, is_ood), found):
+    others = np.full(count, -1, np.int64)
+    for column, values in zip((labels, scores, p_values, is_ood, others), found):
         column[is_read] = values
     errors = dict.fromkeys(np.flatnonzero(is_read & ~np.isfinite(scores)).tolist(), NOT_FINITE) | dict(batch.errors)
     is_ood[list(errors)] = True
-    return Decided(batch.names, labels, scores, p_values, is_ood, is_read, errors, class_names)
+    return Decided(
+        batch.names, labels, scores, p_values, is_ood, is_read, errors, class_names, others if nearest else None
+    )
 
 
-def schema(names: Names) -> Any:
-    """The `pyarrow.Schema` of the output: it depends on whether rows have paths or numbers."""
+def schema(names: Names, nearest: bool = False) -> Any:
+    """The `pyarrow.Schema` of parts: it depends on whether rows have paths or numbers."""
     pa = require("pyarrow", "report")
-    kinds = (pa.int64(), pa.string(), pa.float64(), pa.float64(), pa.bool_(), pa.string())
-    key = ("row", pa.int64()) if isinstance(names, range) else ("path", pa.string())
-    return pa.schema([key, *zip(COLUMNS, kinds)])
+    kinds = {"label": pa.int64(), "score": pa.float64(), "p_value": pa.float64(), "is_ood": pa.bool_()}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in _columns(names, nearest)[1:]]).insert(
+        0, pa.field("row", pa.int64()) if isinstance(names, range) else pa.field("path", pa.string())
+    )
+
+
+def _columns(names: Names, nearest: bool) -> list[str]:
+    label, name, *others = COLUMNS
+    key = "row" if isinstance(names, range) else "path"
+    return [key, label, name, *(["nearest"] if nearest else []), *others]
 
 
 class Counts(NamedTuple):
@@ -142,6 +171,8 @@ class Counts(NamedTuple):
     rows: int
     ood: int
     unreadable: int
+    discoveries: int | None = None
+    """Rows that are OOD at the false discovery rate; None: not asked for."""
 
 
 class Output:
@@ -151,14 +182,24 @@ class Output:
         out: a ``.parquet`` or ``.csv`` file; anything without an ending is a folder.
         names: of the rows; they decide the first column.
         restart: throw parts of another run away; without it they are an error.
+        nearest: tables have the column `nearest`.
+        fdr: a false discovery rate, for the column `discovery`.
     """
 
-    def __init__(self, out: Path, names: Names, restart: bool = False) -> None:
+    def __init__(
+        self, out: Path, names: Names, restart: bool = False, *, nearest: bool = False, fdr: float | None = None
+    ) -> None:
         suffix = out.suffix.lower()
         if suffix not in ("", ".parquet", ".csv"):
             raise ValueError(f"--out is {str(out)!r}, expected a .parquet or .csv file, or a folder")
-        self.out, self._restart = out, restart
+        self.out, self._restart, self._fdr = out, restart, fdr
         self.is_folder = not suffix
+        if fdr is not None:
+            check_rate(fdr)
+            if self.is_folder:
+                raise ValueError(
+                    "--fdr looks at all rows together: give --out as a .parquet or .csv file, not a folder"
+                )
         if not self.is_folder:
             check_place(out)
         elif not out.absolute().parent.is_dir():
@@ -166,7 +207,7 @@ class Output:
         elif out.exists() and not out.is_dir():
             raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        self._format = _Csv(names) if suffix == ".csv" else _Parquet(names)
+        self._format = _Csv(names, nearest) if suffix == ".csv" else _Parquet(names, nearest)
         self.settings: dict[str, Any] = {}
 
     @property
@@ -237,10 +278,20 @@ class Output:
         parts = [self.path(number) for number in range(count)]
         if self.is_folder:
             return _checked(self._format.join(parts, None), total)
+        cutoff = None if self._fdr is None else self._cutoff(parts, self._fdr)
         with beside(self.out) as draft:
-            counts = _checked(self._format.join(parts, draft), total)
+            counts = _checked(self._format.join(parts, draft, cutoff), total)
         shutil.rmtree(self.folder)
         return counts
+
+    def _cutoff(self, parts: Sequence[Path], fdr: float) -> float:
+        """The p-value up to which rows are discoveries. Counts of distinct values: memory does not grow with rows."""
+        values, counts = np.zeros(0), np.zeros(0, np.int64)
+        for part in parts:
+            found, number = np.unique(self._format.p_values(part), return_counts=True)
+            values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
+            counts = np.bincount(places, np.concatenate([counts, number]), len(values)).astype(np.int64)
+        return discovery_cutoff(values, counts, fdr)
 
 
 class _Parquet:
@@ -248,8 +299,8 @@ class _Parquet:
 
     ending = ".parquet"
 
-    def __init__(self, names: Names) -> None:
-        self.schema = schema(names)
+    def __init__(self, names: Names, nearest: bool) -> None:
+        self.schema = schema(names, nearest)
 
     def count(self, part: Path) -> int | None:
         try:
@@ -261,17 +312,29 @@ class _Parquet:
         arrow = [table.to_arrow() if isinstance(table, Decided) else table for table in tables]
         require("pyarrow.parquet", "report").write_table(require("pyarrow", "report").concat_tables(arrow), path)
 
-    def join(self, parts: Sequence[Path], out: Path | None) -> Counts:
+    def p_values(self, part: Path) -> NDArray[np.float64]:
+        """Those of the rows that were read."""
+        table = require("pyarrow.parquet", "report").read_table(part, columns=["p_value"])
+        found: NDArray[np.float64] = table["p_value"].drop_null().to_numpy()
+        return found
+
+    def join(self, parts: Sequence[Path], out: Path | None, cutoff: float | None = None) -> Counts:
         parquet, compute = require("pyarrow.parquet", "report"), require("pyarrow.compute", "report")
-        counts = Counts(0, 0, 0)
+        pa = require("pyarrow", "report")
+        whole = self.schema if cutoff is None else self.schema.append(pa.field("discovery", pa.bool_()))
+        counts, discoveries = Counts(0, 0, 0), 0
         tables = (parquet.read_table(part, schema=self.schema) for part in parts)
-        with contextlib.nullcontext() if out is None else parquet.ParquetWriter(out, self.schema) as writer:
+        with contextlib.nullcontext() if out is None else parquet.ParquetWriter(out, whole) as writer:
             for table in tables if writer is None else _regrouped(tables):
+                if cutoff is not None:
+                    named = compute.less_equal(table["p_value"], cutoff)
+                    table = table.append_column("discovery", named)
+                    discoveries += compute.sum(named).as_py() or 0
                 if writer is not None:
                     writer.write_table(table)
                 ood, unreadable = compute.sum(table["is_ood"]).as_py() or 0, len(table) - table["error"].null_count
                 counts = Counts(counts.rows + len(table), counts.ood + ood, counts.unreadable + unreadable)
-        return counts
+        return counts if cutoff is None else counts._replace(discoveries=discoveries)
 
 
 class _Csv:
@@ -279,8 +342,8 @@ class _Csv:
 
     ending = ".csv"
 
-    def __init__(self, names: Names) -> None:
-        self.header = ("row" if isinstance(names, range) else "path", *COLUMNS)
+    def __init__(self, names: Names, nearest: bool) -> None:
+        self.header = _columns(names, nearest)
 
     def count(self, part: Path) -> int | None:
         try:
@@ -295,22 +358,33 @@ class _Csv:
                 rows = table.to_rows() if isinstance(table, Decided) else map(dict.values, table.to_pylist())
                 writer.writerows([_cell(value) for value in row] for row in rows)
 
-    def join(self, parts: Sequence[Path], out: Path | None) -> Counts:
-        ood = unreadable = count = 0
+    def p_values(self, part: Path) -> NDArray[np.float64]:
+        """Those of the rows that were read."""
+        return np.array([float(row[-3]) for row in self._rows(part) if row[-3]])
+
+    def _rows(self, part: Path) -> Iterator[list[str]]:
+        with open(part, newline="", encoding="utf-8") as file:
+            for row in csv.reader(file, strict=True):
+                if len(row) != len(self.header):
+                    raise ValueError(f"{part} is damaged")
+                yield row
+
+    def join(self, parts: Sequence[Path], out: Path | None, cutoff: float | None = None) -> Counts:
+        ood = unreadable = count = discoveries = 0
         with contextlib.ExitStack() as stack:
-            target = None if out is None else stack.enter_context(open(out, "wb"))
-            if target is not None:
-                target.write((",".join(self.header) + "\r\n").encode())
-            for part in parts:
-                with open(part, newline="", encoding="utf-8") as file:
-                    for row in csv.reader(file, strict=True):
-                        if len(row) != len(self.header):
-                            raise ValueError(f"{part} is damaged")
-                        count, ood, unreadable = count + 1, ood + (row[-2] == "true"), unreadable + bool(row[-1])
+            target = None
+            if out is not None:
+                target = csv.writer(stack.enter_context(open(out, "w", newline="", encoding="utf-8")))
+                target.writerow([*self.header, *([] if cutoff is None else ["discovery"])])
+            for row in (row for part in parts for row in self._rows(part)):
+                count, ood, unreadable = count + 1, ood + (row[-2] == "true"), unreadable + bool(row[-1])
+                if cutoff is not None:
+                    named = _cell(float(row[-3]) <= cutoff) if row[-3] else ""
+                    discoveries += named == "true"
+                    row.append(named)
                 if target is not None:
-                    with open(part, "rb") as content:
-                        shutil.copyfileobj(content, target)
-        return Counts(count, ood, unreadable)
+                    target.writerow(row)
+        return Counts(count, ood, unreadable, None if cutoff is None else discoveries)
 
 
 def _cell(value: Any) -> Any:
@@ -355,10 +429,19 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _ask(guard: Guard, inputs: Tensor | Batch) -> tuple[Any, ...]:
-    """Labels, scores, p-values and decisions as arrays; none for no rows, without asking the model."""
+def _ask(guard: Guard, inputs: Tensor | Batch, nearest: bool) -> tuple[Any, ...]:
+    """Labels, scores, p-values, decisions and, asked for, nearest classes as arrays; none for no rows, without asking
+    the model."""
     if not len(inputs.features if isinstance(inputs, Batch) else inputs):
-        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, bool)
+        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, bool), np.zeros(0, np.int64)
+    others = []
     with torch.inference_mode():
-        decision = guard(inputs)
-    return tuple(part.cpu().numpy() for part in (decision.labels, decision.scores, decision.p_values, decision.is_ood))
+        if nearest:
+            why = guard.explain(inputs)
+            decision = why.decision
+            is_there = torch.isfinite(why.nearest_distance) & torch.isfinite(decision.scores)
+            others = [torch.where(is_there, why.nearest, -1)]
+        else:
+            decision = guard(inputs)
+    parts = (decision.labels, decision.scores, decision.p_values, decision.is_ood, *others)
+    return tuple(part.cpu().numpy() for part in parts)

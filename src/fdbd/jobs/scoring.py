@@ -50,6 +50,8 @@ class Summary(NamedTuple):
     """Of scoring, without the time to load the model."""
     skipped: dict[str, int]
     """Entries of a folder that were passed over, by reason."""
+    discoveries: int | None = None
+    """Rows that are OOD at the false discovery rate that was asked for."""
 
     @property
     def rate(self) -> float:
@@ -72,6 +74,8 @@ def score_files(
     batch_size: int = 128,
     workers: int | None = None,
     restart: bool = False,
+    nearest: bool = False,
+    fdr: float | None = None,
     progress: bool = True,
 ) -> Summary:
     """Score a folder of images, an NPZ file, a dataset, or Parquet/NPZ features, into Parquet or CSV.
@@ -91,23 +95,35 @@ def score_files(
         workers: processes that decode images, None: one per core; on Ray, tasks that run the model at once, None: as
             many as the cluster has room for.
         restart: throw away what an earlier run with another guard or other data left unfinished.
+        nearest: also write the class beyond the nearest decision boundary of each row.
+        fdr: also write which rows are OOD at this false discovery rate, as `Decision.discoveries` finds them.
         progress: show a bar when it takes more than two seconds.
     """
     check_engine(engine, address, batch_size, workers)
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split)
-    output = Output(Path(out), rows.names if isinstance(rows, ImageRows) else range(0), restart)
+    names = rows.names if isinstance(rows, ImageRows) else range(0)
+    output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr)
     home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the workers
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
     _check_fit(opened, rows)
-    identity = {"guard": opened.sha256, "data": rows.key, "rows": len(rows)}
+    identity = {"guard": opened.sha256, "data": rows.key, "rows": len(rows), **({"nearest": True} if nearest else {})}
     if engine == "ray":
         from fdbd.jobs import ray
 
         ray.connect(address)
         pool = ray.Workers.on(device, workers, batch_size)
-        return _write_parts(output, identity, rows, lambda todo: ray.file_tables(opened, rows, todo, pool), progress)
-    return _write_parts(output, identity, rows, lambda todo: _tables(opened, rows, todo, batch_size, workers), progress)
+
+        def tables(todo: Sequence[Part]) -> Tables:
+            return ray.file_tables(opened, rows, todo, pool, nearest)
+    else:
+
+        def tables(todo: Sequence[Part]) -> Tables:
+            if isinstance(rows, ImageRows):
+                return image_tables(opened, rows, todo, batch_size, workers, nearest=nearest)
+            return _feature_tables(opened, rows, todo, nearest)
+
+    return _write_parts(output, identity, rows, tables, progress)
 
 
 def _write_parts(
@@ -144,7 +160,10 @@ def _write_parts(
                     collected = []
         seconds = time.perf_counter() - start
         skipped = rows.skipped if isinstance(rows, ImageRows) else {}
-        return Summary(*output.finish(len(rows), len(spans)), waiting, seconds, skipped)
+        counts = output.finish(len(rows), len(spans))
+        return Summary(
+            counts.rows, counts.ood, counts.unreadable, waiting, seconds, skipped, discoveries=counts.discoveries
+        )
 
 
 def check_engine(engine: str, address: str | None, batch_size: int, workers: int | None) -> None:
@@ -174,13 +193,6 @@ def _check_fit(opened: OpenedGuard, rows: Rows) -> None:
         rows.check(Widths.of(opened.guard.detector.head))
 
 
-def _tables(opened: OpenedGuard, rows: Rows, todo: Sequence[Part], batch_size: int, workers: int | None) -> Tables:
-    """Decisions on all rows of the parts, in order: number and rows of the part, and a table of some of its rows."""
-    if isinstance(rows, ImageRows):
-        return image_tables(opened, rows, todo, batch_size, workers)
-    return _feature_tables(opened, rows, todo)
-
-
 def image_tables(
     opened: OpenedGuard,
     rows: ImageRows,
@@ -188,6 +200,7 @@ def image_tables(
     batch_size: int,
     workers: int | None,
     processes: bool = True,
+    nearest: bool = False,
 ) -> Tables:
     """Decisions on the images of these parts, in order; `workers` decode them ahead, in processes or in threads."""
     assert opened.preprocess is not None
@@ -199,18 +212,18 @@ def image_tables(
         for (number, span, piece), batch in zip(pieces, batches):
             errors = {failure.row - piece.start: failure.reason for failure in batch.failures}
             named = RowBatch(rows.names[piece.start : piece.stop], batch.inputs, errors)
-            yield number, span, decide(opened.guard, named, opened.class_names)
+            yield number, span, decide(opened.guard, named, opened.class_names, nearest)
 
 
-def feature_table(opened: OpenedGuard, rows: FeatureRows, span: range) -> Decided:
+def feature_table(opened: OpenedGuard, rows: FeatureRows, span: range, nearest: bool = False) -> Decided:
     """Decisions on the features of a span."""
     batches = rows.read(span, Widths.of(opened.guard.detector.head))
-    return Decided.concat([decide(opened.guard, batch, opened.class_names) for batch in batches])
+    return Decided.concat([decide(opened.guard, batch, opened.class_names, nearest) for batch in batches])
 
 
-def _feature_tables(opened: OpenedGuard, rows: FeatureRows, todo: Sequence[Part]) -> Tables:
+def _feature_tables(opened: OpenedGuard, rows: FeatureRows, todo: Sequence[Part], nearest: bool) -> Tables:
     def decide_part(part: Part) -> Decided:
-        return feature_table(opened, rows, part[1])
+        return feature_table(opened, rows, part[1], nearest)
 
     # Each thread reads and scores a part by itself: torch's own threads would only get in their way.
     threads, workers = torch.get_num_threads(), 1 if rows.is_sequential else FEATURE_THREADS

@@ -71,7 +71,7 @@ def create_app(backend: Backend, settings: Settings | None = None, watch: Watch 
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        service.start()
+        await service.start()
         yield
         await service.stop()
 
@@ -115,9 +115,9 @@ class Service:
         )
         self.is_ready = False
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self.batcher.start()
-        self.watch.start(lambda: self.batcher.waiting)
+        await run_in_threadpool(self.watch.start, lambda: self.batcher.waiting)
         self.is_ready = True
 
     async def stop(self) -> None:
@@ -265,7 +265,7 @@ class Service:
                 "classes": list(backend.class_names),
                 "calibration": _quantiles(backend.calibration),
                 "thresholds": [_finite(value) for value in backend.thresholds[:1]],
-                "monitor": self.watch.view(),
+                "monitor": await run_in_threadpool(self.watch.view),
                 "history": self.watch.history(),
                 "samples": self.samples.latest(),
                 "waiting": self.batcher.waiting,
@@ -273,7 +273,8 @@ class Service:
         )
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self.watch.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await run_in_threadpool(self.watch.exposition)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request) -> bytes:
         try:

@@ -11,13 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fdbd.jobs.ray import connect
 from fdbd.serve.run import Service, application, backend_of
 from fdbd.util.extras import require
 
 LEDGER = "fdbd-watch"
 NAMESPACE = "fdbd"
-_STALE_SECONDS = 5.0
-"""A slot that was not written for so long is free: its replica saves every second while it lives."""
+_STALE_SECONDS = 4.0
+"""A slot that was not written for so long is free: its replica beats every second while it lives."""
+_PATIENCE_SECONDS = 15.0
+"""How long a new replica waits for the slot of a dead one before it takes one beyond the stated number."""
 
 
 class Ledger:
@@ -27,11 +30,14 @@ class Ledger:
         self._states: dict[int, dict[str, Any]] = {}
         self._written: dict[int, float] = {}
 
-    def claim(self) -> int:
+    def claim(self, most: int | None) -> int | None:
+        """A slot that no living replica has; None where each of the first `most` is taken."""
         now = time.monotonic()
         slot = 0
         while slot in self._written and now - self._written[slot] < _STALE_SECONDS:
             slot += 1
+        if most is not None and slot >= most:
+            return None
         self._written[slot] = now
         return slot
 
@@ -50,13 +56,19 @@ class Ledger:
 
 
 class LedgerStore:
-    """The ledger as the `Store` of one replica. A ledger that is gone is made anew and filled by the replicas."""
+    """The ledger as the `Store` of one of `replicas`. A ledger that is gone is made anew and filled by the replicas."""
 
-    def __init__(self) -> None:
-        self._ray = require("ray", "ray")
+    def __init__(self, replicas: int) -> None:
+        self._ray, self._replicas = require("ray", "ray"), replicas
 
     def claim(self) -> int:
-        slot: int = self._ask("claim")
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        most: int | None = self._replicas  # each tests for drift at delta/replicas: more would break the promise
+        while (slot := self._ask("claim", most)) is None:
+            time.sleep(0.5)
+            if time.monotonic() > deadline:
+                most = None
+        assert isinstance(slot, int)
         threading.Thread(target=self._beat, args=(slot,), daemon=True).start()
         return slot
 
@@ -107,7 +119,7 @@ def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None 
         folder = tempfile.mkdtemp(prefix="fdbd-serve-")
         path = Path(folder, name)
         path.write_bytes(content)
-        return application(replace(settings, guard=str(path)), store=LedgerStore(), processes=most)
+        return application(replace(settings, guard=str(path)), store=LedgerStore(most), processes=most)
 
     scaling: dict[str, Any] = {"num_replicas": replicas}
     if most > replicas:
@@ -125,10 +137,9 @@ def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None 
 
 def run_on_ray(service: Service, host: str, port: int, address: str | None) -> None:
     """Deploy on a cluster, or on Ray on this machine, and stay until told to end."""
-    ray, serve = require("ray", "ray"), require("ray.serve", "ray")
+    serve = require("ray.serve", "ray")
     backend = backend_of(service)  # an error ends here, before anything is deployed
-    if not ray.is_initialized():
-        ray.init(address=address, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+    connect(address)
     serve.start(http_options={"host": host, "port": port})
     serve.run(
         deployment(service, replicas=service.workers, max_replicas=service.max_workers), name="fdbd", route_prefix="/"

@@ -21,19 +21,21 @@ from fdbd.jobs.ray.pool import Workers
 from fdbd.jobs.scoring import Part, Tables, feature_table, image_tables
 
 
-def file_tables(opened: OpenedGuard, rows: Rows, todo: Sequence[Part], workers: Workers) -> Tables:
+def file_tables(
+    opened: OpenedGuard, rows: Rows, todo: Sequence[Part], workers: Workers, nearest: bool = False
+) -> Tables:
     """Decisions on the rows of these parts of `score_files`' output, one table per part, in the order in which they get
     ready. A part is one piece of work."""
-    work = partial(_score_part, opened, rows, workers.batch_size)
+    work = partial(_score_part, opened, rows, workers.batch_size, nearest)
     for (number, span), table in workers.run(opened.guard, work, todo):
         yield number, span, table
 
 
-def _score_part(opened: OpenedGuard, rows: Rows, batch_size: int, part: Part) -> Decided:
+def _score_part(opened: OpenedGuard, rows: Rows, batch_size: int, nearest: bool, part: Part) -> Decided:
     if not isinstance(rows, ImageRows):
-        return feature_table(opened, rows, part[1])
+        return feature_table(opened, rows, part[1], nearest)
     # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
-    found = image_tables(opened, rows, [part], batch_size, 1, processes=False)
+    found = image_tables(opened, rows, [part], batch_size, 1, processes=False, nearest=nearest)
     return Decided.concat([table for _, _, table in found])
 
 

@@ -1,0 +1,116 @@
+"""The service on a real Ray cluster of two nodes: one view of all monitors, no request lost when a replica dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import fdbd
+
+ray = pytest.importorskip("ray")
+serve = pytest.importorskip("ray.serve")
+Cluster = pytest.importorskip("ray.cluster_utils").Cluster
+
+from fdbd.serve import ray_engine  # noqa: E402
+from fdbd.serve.run import Service  # noqa: E402
+
+pytestmark = pytest.mark.slow
+ROW = {"features": [[0.3, -0.2, 0.9, 0.1, -0.7, 0.4]]}
+CLIENTS, REQUESTS = 6, 60
+
+
+@pytest.fixture
+def url(feature_guard: fdbd.Guard, tmp_path: Path) -> Iterator[str]:
+    """The service with one replica on each of two nodes."""
+    if ray.is_initialized():
+        pytest.skip("needs a cluster of its own")
+    feature_guard.save(tmp_path / "guard.safetensors")
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    try:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        service = Service(str(tmp_path / "guard.safetensors"), workers=2, device="cpu")
+        serve.run(ray_engine.deployment(service, replicas=2), name="fdbd", route_prefix="/")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def replicas() -> dict[int, str]:
+    """Process id to node of the living replicas."""
+    living = [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
+    return {a["Pid"]: a["Address"]["NodeID"] for a in living if "ServeReplica" in a["ActorClassName"]}
+
+
+def test_a_slot_is_taken_over_only_when_its_replica_has_gone_silent(monkeypatch) -> None:
+    ledger = ray_engine.Ledger()
+    assert [ledger.claim(2), ledger.claim(2), ledger.claim(2)] == [0, 1, None]
+    ledger.put(1, {"slot": 1})
+    monkeypatch.setattr(ray_engine, "_STALE_SECONDS", 0.0)
+    assert ledger.claim(2) == 0
+    assert ledger.states() == [{"slot": 1}]
+
+
+def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(url: str) -> None:
+    expected = httpx.post(f"{url}/decide", json=ROW, timeout=60).json()
+    before = replicas()
+    assert len(before) == 2
+    assert len(set(before.values())) == 2, "one replica on each node"
+    failures, answered = [], []
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for _ in range(REQUESTS):
+                for _ in range(100):
+                    try:
+                        answer = client.post("/decide", json=ROW)
+                    except httpx.HTTPError as error:
+                        failures.append(repr(error))
+                    else:
+                        if answer.status_code == 200:
+                            answered.append(answer.json())
+                            break
+                        failures.append(str(answer.status_code))
+                    time.sleep(0.2)
+
+    threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    while len(answered) < CLIENTS * REQUESTS // 4:
+        time.sleep(0.05)
+    time.sleep(2.5)  # the ledger has what was counted but for the last second
+    victim = next(iter(before))
+    os.kill(victim, signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert len(answered) == CLIENTS * REQUESTS, "each request has its answer"
+    assert all(answer == expected for answer in answered)
+    assert all(failure.startswith("5") for failure in failures), failures
+
+    deadline = time.monotonic() + 120
+    while (victim in replicas() or len(replicas()) < 2) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert len(replicas()) == 2, "the dead replica was replaced"
+    time.sleep(3)
+    views = [httpx.get(f"{url}/status", timeout=60).json()["monitor"] for _ in range(6)]
+    assert {view["processes"] for view in views} == {2}
+    assert len({view["samples"] for view in views}) == 1, "all replicas show the same sum"
+    lost = CLIENTS * REQUESTS + 1 - views[0]["samples"]
+    assert lost <= CLIENTS * REQUESTS // 2, "only what the dead replica counted in its last second is missing"
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    assert f'fdbd_samples_total{{class="",label="{expected["decisions"][0]["label"]}"}} {views[0]["samples"]}' in text
