@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import at_least_one
-from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
+from fdbd.core.linear_algebra import largest_products, unit
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.fitting.statistics import Bank
 from fdbd.util.torch_compat import tracing
@@ -57,19 +58,12 @@ class KNN(Detector):
 
     def passes(self, head: Head) -> Passes:
         self._built = None
-        bank = yield Bank(self.alpha)
+        bank = yield Bank(self.alpha, partial(_directions, self.fit_dtype))
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
-        without_direction = 0
-
-        def norms(rows: Tensor, _: Tensor) -> Tensor:
-            nonlocal without_direction
-            found: Tensor = torch.linalg.vector_norm(rows, dim=1)
-            without_direction += int((found < SMALLEST_NORM).sum())
-            return found.clamp_min(SMALLEST_NORM)
-
-        samples = bank.samples(self.fit_dtype, norms)
-        if without_direction:
-            samples = samples[samples.square().sum(dim=1) > 0.5]
+        samples = bank.samples(self.fit_dtype)
+        has_direction = torch.linalg.vector_norm(samples, dim=1) > 0.5
+        if not has_direction.all():
+            samples = samples[has_direction]
             require_samples(len(samples), self.k, self.alpha)
         self._set_buffer("bank", samples)
 
@@ -113,6 +107,10 @@ class KNN(Detector):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}  # copies and pickles build their own
+
+
+def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
+    return unit(batch.features.to(dtype))
 
 
 def neighbours(k: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
+from fdbd.core.linear_algebra import largest_products, unit
 from fdbd.detectors.base import Detector, Needs, Paper, Passes
 from fdbd.detectors.knn import neighbours, require_samples, share_kept
 from fdbd.detectors.softmax import logsumexp
@@ -39,9 +40,9 @@ class NNGuide(Detector):
         self.alpha = share_kept(alpha)
 
     def passes(self, head: Head) -> Passes:
-        bank = yield from with_logits(Bank(self.alpha, beside=_energies), head)
+        bank = yield from with_logits(Bank(self.alpha, partial(_guides, self.fit_dtype)), head)
         require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
-        self._set_buffer("bank", bank.samples(self.fit_dtype, _norms_over_energies))
+        self._set_buffer("bank", bank.samples(self.fit_dtype))
 
     def check_buffers(self) -> None:
         super().check_buffers()
@@ -53,11 +54,7 @@ class NNGuide(Detector):
         return logsumexp(batch.logits) * products.mean(dim=1)
 
 
-def _energies(batch: Batch) -> Tensor:
+def _guides(dtype: torch.dtype, batch: Batch) -> Tensor:
+    """(N, P) directions of the samples, each times the sample's energy."""
     assert batch.logits is not None
-    return logsumexp(batch.logits)
-
-
-def _norms_over_energies(rows: Tensor, energies: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms.clamp_min(SMALLEST_NORM) / energies
+    return unit(batch.features.to(dtype)).mul_(logsumexp(batch.logits.to(dtype))[:, None])

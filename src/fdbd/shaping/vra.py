@@ -61,7 +61,7 @@ class VRA(Shaping):
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = self.fitted("alpha").to(features.device), self.fitted("beta").to(features.device)
         is_kept = features.detach().clone().ge_(alpha)  # 1 or 0 as floats, which multiply faster than booleans select
-        return torch.minimum(features, beta) * is_kept
+        return torch.minimum(features, beta).mul_(is_kept)
 
 
 class _FeatureBins:
