@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.main import get_command
 
 from fdbd import cli
 
@@ -23,6 +25,15 @@ def test_every_command_has_help_with_an_example(command: str, capsys) -> None:
     code, out, _ = run(capsys, command, "--help")
     assert code == 0
     assert f"fdbd {command}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("command", [command.__name__ for command in cli.COMMANDS])
+def test_help_cuts_off_no_option_in_80_columns(command: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, command, "--help")
+    program: Any = get_command(cli.app)
+    options = [name for each in program.commands[command].params for name in each.opts if name.startswith("--")]
+    assert [name for name in options if name not in out.split()] == []
 
 
 def test_the_version_is_the_packages(capsys) -> None:
@@ -55,6 +66,25 @@ def test_bad_input_ends_in_exit_code_2_and_no_traceback(
     assert "Traceback" not in err
     assert err.strip()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("bench", "--model", "timm:resnet18"), "write a config with fdbd bench --init my.toml"),
+        (
+            ("fit", "cifar10-ce", "photos", "--calibration", "fresh", "--detector", "mine:Mine"),
+            "fdbd bench --detectors mine:Mine",
+        ),
+    ],
+)
+def test_what_another_command_does_is_said(
+    arguments: tuple[str, ...], sentence: str, capsys, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert sentence in err
 
 
 def test_an_example_config_is_written_once(capsys, tmp_path) -> None:

@@ -54,7 +54,7 @@ def fit(
         typer.Option(help="Share of the calibration data to accept; 0.95 where neither tpr nor alpha is given."),
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Instead: the largest share of false alarms (conformal).")] = None,
-    per_class: Annotated[bool, typer.Option(help="A threshold for each predicted class.")] = False,
+    per_class: Annotated[bool, typer.Option("--per-class", help="A threshold for each predicted class.")] = False,
     calibration: Annotated[
         str | None,
         typer.Option(help="Data for the threshold, seen by neither the network's training nor the fit."),
@@ -90,6 +90,11 @@ def fit(
     from fdbd.networks.by_name import NamedModel, model_by_name
     from fdbd.util.files import check_place, refuse_overlap
 
+    if ":" in detector:
+        raise ValueError(
+            f"--detector is {detector!r}, but a guard's file cannot name code: a detector of your own is compared with "
+            f"fdbd bench --detectors {detector}, and fitted in Python with fdbd.Guard(model, detector)"
+        )
     check_place(out)
     refuse_overlap(out, [model, data, calibration, checkpoint, head])
     if holdout is not None and (calibration is not None or not network_never_saw_data):

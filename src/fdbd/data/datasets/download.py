@@ -1,4 +1,7 @@
-"""Downloads that resume, are verified, and appear whole; and tarballs from the npm registry."""
+"""Downloads that resume, are verified, and appear whole; and tarballs from the npm registry.
+
+Resuming, a limit of bytes and a lock between processes are why this is not pooch, whose downloads start over.
+"""
 
 from __future__ import annotations
 
