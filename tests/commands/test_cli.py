@@ -71,7 +71,7 @@ def test_bad_input_ends_in_exit_code_2_and_no_traceback(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("bench", "--model", "timm:resnet18"), "write a config with fdbd bench --init my.toml"),
+        (("bench", "--model", "timm:resnet18"), "config with fdbd bench --init my.toml"),
         (
             ("fit", "cifar10-ce", "photos", "--calibration", "fresh", "--detector", "mine:Mine"),
             "fdbd bench --detectors mine:Mine",

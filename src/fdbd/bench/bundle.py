@@ -38,8 +38,8 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
     """The benchmark of a zoo model on its bundle."""
     if name not in list_bundles():
         raise ValueError(
-            f"the package has no features of {name!r}, only of {', '.join(list_bundles())}; for any other model write a "
-            "config with fdbd bench --init my.toml"
+            f"the package has no features of {name!r}, only of {', '.join(list_bundles())}; for any other model write "
+            "a config with fdbd bench --init my.toml"
         )
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
