@@ -6,7 +6,7 @@ Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ def pairwise_norms(head: Head) -> Tensor:
             [5., 0.]], dtype=torch.float64)
     """
     norms = np.empty((head.num_classes, head.num_classes))
-    for start, block in _norm_blocks(_float64(head.weight)):
+    for start, block in _norm_blocks(_float64(head.weight).numpy()):
         norms[start : start + len(block)] = block
     return torch.from_numpy(norms)
 
@@ -62,8 +62,9 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
         yield start, block
 
 
-def _float64(values: Tensor) -> Any:
-    return values.detach().to("cpu", torch.float64).numpy()
+def _float64(values: Tensor) -> Tensor:
+    """On the CPU: not every device has float64."""
+    return values.detach().cpu().to(torch.float64)
 
 
 def distances(
@@ -93,24 +94,25 @@ def distances(
     """
     logits = head(features) if logits is None else logits
     predicted = logits.argmax(dim=1) if predicted is None else predicted
-    norm = _norms_of(predicted, head) if norms is None else norms.to(features.device)[predicted]
+    row = predicted
+    if norms is None:
+        classes, row = predicted.unique(return_inverse=True)
+        norms = _norms_of(classes.tolist(), head)
+    norm = norms.to(logits.dtype).to(features.device)[row]
     own = logits.gather(1, predicted[:, None])
-    norm = norm.to(logits.dtype)
     none = norm == 0
     gap = (own - logits) / norm.masked_fill(none, 1)  # 0/0 would give the gradient a NaN even where it is masked
     gap = gap.masked_fill(none, torch.inf)
     return gap.scatter(1, predicted[:, None], torch.nan)
 
 
-def _norms_of(predicted: Tensor, head: Head) -> Tensor:
-    """(N, C) float64 norms ‖w_k − w_c‖ for the predicted classes alone."""
-    weight = head.weight.to(predicted.device, torch.float64)
-    classes, inverse = predicted.unique(return_inverse=True)
+def _norms_of(classes: Sequence[int], head: Head) -> Tensor:
+    """(K, C) float64 norms ‖w_k − w_c‖ for K of the classes."""
+    weight = _float64(head.weight)
     norms = weight.new_empty(len(classes), head.num_classes)
-    for row, k in zip(norms, classes.tolist()):
+    for row, k in zip(norms, classes):
         torch.linalg.vector_norm(weight[k] - weight, dim=1, out=row)
-    of_samples: Tensor = norms[inverse]
-    return of_samples
+    return norms
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +180,7 @@ class Folded:
             if mean.shape != (head.num_features,):
                 raise ValueError(f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the head")
             # The center is rounded to the dtype first, so that offsets fit the center that is subtracted.
-            center = mean.to("cpu", dtype).to(torch.float64)
+            center = mean.cpu().to(dtype).to(torch.float64)
         self.normals = normals.to(dtype)
         self.offsets = (self.normals.to(torch.float64) @ center + gammas).to(dtype)
         self.center = center.to(dtype)
@@ -206,7 +208,7 @@ class Folded:
 
 def fold(head: Head) -> tuple[Tensor, Tensor]:
     """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`."""
-    weight, bias = _float64(head.weight), _float64(head.bias)
+    weight, bias = _float64(head.weight).numpy(), _float64(head.bias).numpy()
     normals, gammas = np.empty_like(weight), np.empty_like(bias)
     for start, norms in _norm_blocks(weight):
         stop = start + len(norms)
@@ -232,8 +234,8 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
     below `distances`, and equal to it at the nearest boundary.
     """
-    z = features.detach().to("cpu", torch.float64)
-    exact_head = Head(head.weight.to("cpu", torch.float64), head.bias.to("cpu", torch.float64))
+    z = _float64(features)
+    exact_head = Head(_float64(head.weight), _float64(head.bias))
     logits = exact_head(z)
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
     closed = distances(z, exact_head, logits=logits, predicted=predicted)

@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
     Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading compiles nothing and
     leaves no threads behind, so a process may load a guard and then fork.
     """
-    return run_apart(lambda: _assemble(path, *artifact.read(path), model, head))
+    return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
 
 
 def open_guard(
@@ -93,7 +93,7 @@ def open_guard(
             f"neither {os.fspath(path)!r} nor {model} says how images are prepared; fit the guard with fdbd fit, and "
             "say there with --preprocess"
         )
-    guard = run_apart(lambda: _assemble(path, description, tensors, found.model))
+    guard = _beside_model(run_apart(lambda: _assemble(path, description, tensors, found.model)))
     classes = guard.head.num_classes
     if about.class_names and len(about.class_names) != classes:
         raise artifact.ArtifactError(
@@ -142,9 +142,12 @@ def _assemble(
                 f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
                 "load it with the model that it was fitted on, or fit a new guard"
             )
-        if guard.classifier is not None:
-            guard.to(next(guard.classifier.parameters()).device)
     return guard
+
+
+def _beside_model(guard: Guard) -> Guard:
+    """The guard with all of it on its model's device."""
+    return guard if guard.classifier is None else guard.to(next(guard.classifier.parameters()).device)
 
 
 def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:

@@ -214,10 +214,11 @@ class Detector(Configured):
         finite = torch.stack([torch.isfinite(values).all(dim=1) for values in self._read(given)]).all(dim=0)
         rescued = (doubtful & finite).nonzero()[:, 0]
         if prepared.features.dtype != torch.float64 and len(rescued):
-            exact = copy.deepcopy(self).double().score(given.rows(rescued).to(dtype=torch.float64))
+            # Rare, hence on the CPU: not every device has float64.
+            exact = copy.deepcopy(self).cpu().double().score(given.rows(rescued).cpu().to(dtype=torch.float64))
             limits = torch.finfo(scores.dtype)
             exact = torch.where(exact.isfinite(), exact.clamp(limits.min, limits.max), exact)
-            scores = scores.index_copy(0, rescued, exact.to(scores.dtype))
+            scores = scores.index_copy(0, rescued, exact.to(scores.dtype).to(scores.device))
         return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
 
     def prepare(self, batch: Batch) -> Batch:

@@ -61,7 +61,7 @@ def check_finite(values: Tensor, what: str) -> None:
 def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
     """(N, …) values in pieces of at most `rows` rows, as float64 on the CPU."""
     for piece in values.detach().split(rows):
-        yield piece.to("cpu", torch.float64)
+        yield piece.cpu().to(torch.float64)  # in this order: not every device has float64
 
 
 class Count:

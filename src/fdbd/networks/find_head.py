@@ -182,7 +182,7 @@ def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], Any]) ->
 def _is_close(a: Tensor, b: Tensor) -> bool:
     """Equal up to the rounding of their dtype; TensorFloat-32 counts as float32."""
     is_single = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
-    a, b = a.double(), b.double()
+    a, b = a.cpu().double(), b.cpu().double()  # not every device has float64
     return bool((a - b).abs().max() <= (1e-3 if is_single else 2e-2) * b.abs().max())
 
 

@@ -45,7 +45,7 @@ class EvaluatedModel:
     @cached_property
     def network(self) -> tuple[Classifier, Preprocess]:
         """The network and the preprocessing of its images."""
-        named = network_of(self.config)
+        named = network_of(self.config, device=self.device)
         return Classifier(named.model, self.config.head), preprocess_of(self.config, named)
 
     def images(self, features: FeatureSet, step: int) -> Images:

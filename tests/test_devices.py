@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,11 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fdbd
+from fdbd.bench import benchmark_of
+from fdbd.bench.cache import FeatureCache
+from fdbd.bench.config import Config
+from fdbd.paper.image_detectors import image_results
+from fdbd.paper.models import EvaluatedModel
 from fdbd.util.devices import choose_device
 
 DEVICE = torch.device("privateuseone:0")
@@ -35,6 +42,9 @@ class Elsewhere(Tensor):
     def tolist(self) -> Any:
         return self.inner.tolist()
 
+    def __deepcopy__(self, memo: Any) -> Elsewhere:
+        return Elsewhere(self.inner.clone())
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return StrictDevice().__torch_dispatch__(func, types, args, kwargs)
@@ -42,6 +52,9 @@ class Elsewhere(Tensor):
 
 class StrictDevice(TorchDispatchMode):
     """While it is active there is a device `DEVICE`, and an operation on tensors of it and of the CPU is refused."""
+
+    has_float64 = True
+    """Without it no operation may read or give float64 there, nor cast to it on the way to the CPU, as on Apple's."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -66,6 +79,10 @@ class StrictDevice(TorchDispatchMode):
         if here and there and not is_copy:
             raise RuntimeError(f"{func} mixes tensors of two devices")
         result = func(*inner_args, **inner_kwargs)
+        if not self.has_float64 and (there or is_there):
+            for value in pytree.tree_leaves((inner_args, inner_kwargs, result)):
+                if getattr(value, "dtype", value) is torch.float64:
+                    raise TypeError(f"{func} with float64, which this device does not have")
         if is_copy and func is torch.ops.aten.copy_.default:
             is_there = isinstance(args[0], Elsewhere)
 
@@ -77,8 +94,11 @@ class StrictDevice(TorchDispatchMode):
         return pytree.tree_map(wrap, result)
 
 
-@pytest.fixture
-def device() -> Iterator[torch.device]:
+@pytest.fixture(params=["with float64", "without float64"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    monkeypatch.setattr(StrictDevice, "has_float64", request.param == "with float64")
+    # Tensors written in Python know no inference mode.
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode))
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch takes no devices written in Python")
     if not hasattr(torch, DEVICE.type):
@@ -107,6 +127,11 @@ def test_the_device_of_these_tests_refuses_a_mixture(device: torch.device) -> No
         there + torch.ones(3)
     with pytest.raises((RuntimeError, TypeError)):
         there.numpy()
+    if not StrictDevice.has_float64:
+        for ask in (there.double, lambda: there.to("cpu", torch.float64), lambda: torch.ones(1).double().to(device)):
+            with pytest.raises(TypeError, match="float64"):
+                ask()
+        assert there.cpu().double().dtype == torch.float64
 
 
 def test_a_device_by_its_name_is_taken_as_it_is(device: torch.device) -> None:
@@ -115,7 +140,7 @@ def test_a_device_by_its_name_is_taken_as_it_is(device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["fdbd", "msp", "energy", "mds", "vim", "knn", "react+energy", "react+fdbd"])
 def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
-    name: str, device: torch.device, tmp_path
+    name: str, device: torch.device, tmp_path: Path
 ) -> None:
     new = data(9, 3)[0]
     expected = fdbd.Guard(make_model(), name).fit([data(200, 1)]).calibrate([data(100, 2)])
@@ -129,5 +154,57 @@ def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
     explanation = guard.explain(new)
     assert explanation.shares.device == device
     guard.save(tmp_path / "guard.safetensors")
+    around = fdbd.load(tmp_path / "guard.safetensors", make_model().to(device))
+    torch.testing.assert_close(around(new).scores.cpu(), decision.scores.cpu())
     loaded = fdbd.load(tmp_path / "guard.safetensors").to(device)
     assert torch.equal(loaded.decide(fdbd.Batch(features.features)).is_ood.cpu(), decision.is_ood.cpu())
+
+
+@pytest.mark.parametrize("name", ["fdbd", "msp", "react+energy"])
+def test_features_too_large_for_float32_are_rescued_on_every_device(name: str, device: torch.device) -> None:
+    guard = fdbd.Guard(make_model().to(device), name).fit([data(200, 1)])
+    features = guard.classifier(data(3, 3)[0]).features * 1e38
+    scores = guard.detector.score(fdbd.Batch(features))
+    assert scores.device == device
+    expected = fdbd.Guard(make_model(), name).fit([data(200, 1)]).detector.score(fdbd.Batch(features.cpu()))
+    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A benchmark of a small network on files of random images of more and of less contrast."""
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fdbd.bench.test_network", make_model, raising=False)
+    generator = np.random.default_rng(0)
+    for name, count, range_ in (("train", 80, 255), ("test", 40, 255), ("outside", 30, 60)):
+        pixels = generator.integers(0, range_, (count, 2, 2, 3), np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 4)
+    return Config.from_dict(
+        {
+            "model": "fdbd.bench:test_network",
+            "id": str(tmp_path / "test.npz"),
+            "train": str(tmp_path / "train.npz"),
+            "ood": [str(tmp_path / "outside.npz")],
+            "preprocess": {"size": 2, "mean": [0.5] * 3, "std": [0.5] * 3},
+            "batch_size": 16,
+        }
+    )
+
+
+def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
+    config: Config, device: torch.device, tmp_path: Path
+) -> None:
+    def run(where: torch.device) -> tuple[Tensor, list[float]]:
+        cache = FeatureCache(tmp_path / where.type)
+        benchmark = benchmark_of(config, cache, lambda line: None, device=where)
+        model = EvaluatedModel("tiny", benchmark, {}, config, str(where))
+        assert all(part.device == where for part in model.network[0].parameters())
+        results = image_results(model, ["csi"], ["fdbd", "knn"], limit=20, say=lambda line: None)
+        assert benchmark.forward is not None
+        assert benchmark.forward(4).median > 0
+        return benchmark.test.features, [float(row.evaluations["outside"].auroc) for row in results.rows]
+
+    features, metrics = run(torch.device("cpu"))
+    there_features, there_metrics = run(device)
+    torch.testing.assert_close(there_features, features)
+    assert there_metrics == pytest.approx(metrics, abs=1e-3)
