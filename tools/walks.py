@@ -1,8 +1,8 @@
 """Which modules a piece of work crosses: an image on its way to its row, a batch to its score, a config to its report.
 
 `python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts when one of its functions runs
-while the work is done: an image's walk begins with the guard and the list of files open. `util` and the network's own
-architecture are left out.
+while the work is done: an image's walk begins with the guard and the list of files open and the model's head checked,
+which the first batch alone does. `util` and the network's own architecture are left out.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def image_to_row(folder: Path) -> list[str]:
     opened = open_guard(folder / "guard.safetensors")
     rows = open_rows(str(folder / "images"))
     output = Output(folder / "scores.parquet", rows.names)
+    opened.guard(inputs[:1])
     with watched() as found:  # decoded by threads of this process, where they can be watched
         scoring._write_parts(
             output, {}, rows, lambda todo: scoring.image_tables(opened, rows, todo, 16, 1, processes=False), False
@@ -84,16 +85,47 @@ def batch_to_score() -> list[str]:
     return found
 
 
+def config_to_report(folder: Path) -> list[str]:
+    """What `fdbd bench config.toml` does, from the config to report.html: two folders of images, two detectors."""
+    import numpy as np
+    from PIL import Image
+
+    from fdbd.bench import Config, benchmark_of
+    from fdbd.bench.cache import FeatureCache
+    from fdbd.bench.detector_specs import detectors_from
+
+    pixels = np.random.default_rng(0).integers(0, 256, (160, 32, 32, 3), dtype=np.uint8)
+    for index, image in enumerate(pixels):
+        place = folder / ("ood" if index >= 120 else "id") / f"class{index % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{index}.png")
+    path = folder / "bench.toml"
+    path.write_text(f'model = "cifar10-ce"\nid = "{folder / "id"}"\nood = ["{folder / "ood"}"]\n', encoding="utf-8")
+    with watched() as found:
+        config = Config.from_file(path)
+        chosen = detectors_from(["fdbd", "msp"])
+        benchmark = benchmark_of(config, FeatureCache(folder / "cache"), lambda _: None)
+        benchmark.run(chosen, latency=False).to_html(folder / "report.html")
+    return found
+
+
+WALKS: dict[str, Callable[[Path], list[str]]] = {
+    "An image to its row": image_to_row,
+    "A batch to its score": lambda _: batch_to_score(),
+    "A config to its report": config_to_report,
+}
+
+
+def line(title: str, found: list[str]) -> str:
+    """One walk as CONTRIBUTING.md shows it."""
+    names = ", ".join(f"`{name.removeprefix('fdbd.')}`" for name in found)
+    return f"- **{title}**, {len(found)} modules: {names}"
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        walks: dict[str, Callable[[], list[str]]] = {
-            "an image to its row": lambda: image_to_row(Path(folder)),
-            "a batch to its score": batch_to_score,
-        }
-        for title, walk in walks.items():
-            found = walk()
-            print(f"{title}: {len(found)} modules")
-            print("  " + ", ".join(name.removeprefix("fdbd.") for name in found))
+    for title, walk in WALKS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            print(line(title, walk(Path(folder))))
 
 
 if __name__ == "__main__":

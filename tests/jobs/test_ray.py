@@ -28,7 +28,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
-from fdbd.data.inputs import ImageRows  # noqa: E402
+from fdbd.data.decoding import ImageRows  # noqa: E402
 from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fdbd import kernels
-from fdbd.kernels import dispatch, plain, threads
+from fdbd.kernels import dispatch, threads
 from fdbd.util.torch_compat import is_plain
 
 DTYPES = [torch.float32, torch.float64]
@@ -61,7 +61,7 @@ def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dty
     predicted = logits.argmax(dim=1)
     how = {"predicted": predicted} if given_classes else {"logits": logits}
     scores = kernels.folded_score(features, *folded, divide, **how)
-    expected = plain.folded_score(features, predicted, *folded, divide)
+    expected = dispatch.plain_score(features, predicted, *folded, divide)
     # 1e-6 relative to the terms that are summed: their sum may be arbitrarily close to 0.
     normals, offsets, center, _ = folded
     deviation = features - center
@@ -358,13 +358,13 @@ def test_column_sums_of_a_large_strided_matrix_are_those_of_float64(always):
 
 LARGE_BATCH = """
 import sys, torch, fdbd
-from fdbd.kernels import dispatch, plain
+from fdbd.kernels import dispatch
 batch = fdbd.Batch(torch.randn(9000, 64))
 detector = fdbd.FDBD().fit(batch, fdbd.Head(torch.randn(3, 64)))
 scores = detector.score(batch)
 predicted = (batch.features @ detector.head_weight.T + detector.head_bias).argmax(dim=1)
 folded = [getattr(detector, name) for name in ("normals", "offsets", "center", "floor")]
-torch.testing.assert_close(scores, plain.folded_score(batch.features, predicted, *folded, True), rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(scores, dispatch.plain_score(batch.features, predicted, *folded, True), rtol=1e-4, atol=1e-5)
 """
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch
-from fdbd.networks.classifier import Classifier
-from fdbd.networks.inputs import call_model, split_batch
+from fdbd.networks.classifier import Classifier, call_model, split_batch
 
 
 @pytest.fixture(autouse=True)

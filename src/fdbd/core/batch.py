@@ -168,6 +168,28 @@ def as_tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
+def as_batch(value: object) -> Batch:
+    """A Batch, or an error that says what came instead."""
+    if not isinstance(value, Batch):
+        raise TypeError(f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}")
+    return value
+
+
+def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
+    matrix = as_tensor(values)
+    shape = matrix.shape
+    if len(shape) != 2 or shape[1] != width:
+        raise ValueError(f"{what} have shape {tuple(shape)}, expected (N, {width}): {expected}")
+    if matrix.dtype is dtype:
+        return matrix
+    if matrix.is_complex():
+        raise TypeError(f"{what} are complex, expected real numbers")
+    if dtype is None:
+        dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+    return matrix.to(dtype)
+
+
 def two_rows(logit: Tensor) -> Tensor:
     """The two logits (N, 2) that a binary head's single one (N, 1) stands for: −d/2 and d/2."""
     return torch.cat([-logit / 2, logit / 2], dim=1)

@@ -1,4 +1,4 @@
-"""Images made ready ahead of the model: decoded by threads or processes while it computes.
+"""Images in a fixed order, made ready ahead of the model: decoded by threads or processes while it computes.
 
 A file that crashes its decoder ends neither the run nor the other images.
 """
@@ -8,22 +8,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import hashlib
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, Union
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, import_pillow
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, decode, import_pillow
 from fdbd.data.preprocessing import Preprocess
+from fdbd.util.files import stamp
 
+CHANGED = "was changed or replaced during the run"
 CRASHED = "the decoder crashed on it"
 TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
@@ -31,6 +35,8 @@ _PREPARED = 3  # batches that wait for the model
 _served: Decoded
 """What a process that decodes apart works on."""
 
+Names = Union[range, Sequence[str]]
+"""A path below a folder for each row, or row numbers."""
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -196,6 +202,77 @@ def cut(rows: range, size: int) -> list[range]:
     [range(10, 12), range(12, 14), range(14, 15)]
     """
     return [range(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size)]
+
+
+class ImageRows:
+    """Images in a fixed order.
+
+    Attributes:
+        pixels: files that are decoded when asked for, or an array that is read in slices.
+        names: a path below the folder for each image, or row numbers.
+        labels: (N,) positions in `classes`, or class indices where there are no `classes`; or None.
+        classes: names of the classes, perhaps none.
+        key: changes when an image is added, removed, written anew or replaced.
+        source: for people.
+        skipped: how many entries of a folder were passed over, by reason.
+    """
+
+    def __init__(
+        self,
+        pixels: Sequence[Pixels] | Sliceable,
+        names: Names,
+        labels: NDArray[np.int64] | None,
+        classes: Sequence[str],
+        key: str,
+        source: str,
+        skipped: Mapping[str, int] | None = None,
+    ) -> None:
+        self.pixels, self.names, self.labels = pixels, names, labels
+        self.classes, self.key, self.source = tuple(classes), key, source
+        self.skipped = dict(skipped or {})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def spans(self, size: int) -> list[range]:
+        """All rows in runs of `size`."""
+        return cut(range(len(self)), size)
+
+
+class Files(Sequence[Pixels]):
+    """Image files below a folder, decoded when asked for. A file that is no longer the one that was listed cannot be
+    read: its row would belong to other data than its neighbours."""
+
+    def __init__(self, folder: str, names: Sequence[str]) -> None:
+        self.folder, self.names = folder, names
+        self._marks = np.array([_mark(self.path(index)) for index in range(len(names))], np.uint64)
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.folder, self.names[index])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: Any) -> Any:
+        name = self.names[index]
+        pixels = decode(self.path(index), name=name)
+        if _mark(self.path(index)) != self._marks[index]:
+            raise ImageError(f"{name} {CHANGED}")
+        return pixels
+
+    def key(self) -> str:
+        """SHA-256 over the folder, the names, and what changes with each file."""
+        digest = hashlib.sha256(os.path.abspath(self.folder).encode(errors="surrogateescape"))
+        for name in self.names:
+            digest.update(f"\0{name}".encode(errors="surrogateescape"))
+        digest.update(self._marks.tobytes())
+        return digest.hexdigest()
+
+
+def _mark(path: str) -> int:
+    """Eight bytes for what any machine says of a file, its size and time: a list of a million files stays small."""
+    text = " ".join(stamp(path).split(" ")[:2])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def prepare(

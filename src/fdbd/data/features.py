@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Union
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.decoding import cut
+from fdbd.data.decoding import Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, stamp, stamps
@@ -35,9 +35,6 @@ MAX_ROWS_PER_BYTE = 64
 """A Parquet file is taken for damaged if its footer claims more than ``FREE_ROWS + MAX_ROWS_PER_BYTE · size`` rows, for
 a size in bytes: null rows take almost no space, so that a small file may well hold millions."""
 ABSENT = "its features are null"
-
-
-Names = Union[range, Sequence[str]]
 
 
 class RowBatch(NamedTuple):

@@ -2,93 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Union
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fdbd.data.datasets import load
-from fdbd.data.decoding import Sliceable, cut
-from fdbd.data.features import FeatureRows, Names, holds_features, open_features
+from fdbd.data.decoding import Files, ImageRows
+from fdbd.data.features import FeatureRows, holds_features, open_features
 from fdbd.data.folders import find_images
-from fdbd.data.images import EXTENSIONS, ImageError, Pixels, decode
+from fdbd.data.images import EXTENSIONS
 from fdbd.data.labels import class_order
 from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
-from fdbd.util.files import stamp, stamps
-
-CHANGED = "was changed or replaced during the run"
-
-
-class ImageRows:
-    """Images in a fixed order.
-
-    Attributes:
-        pixels: files that are decoded when asked for, or an array that is read in slices.
-        names: a path below the folder for each image, or row numbers.
-        labels: (N,) positions in `classes`, or class indices where there are no `classes`; or None.
-        classes: names of the classes, perhaps none.
-        key: changes when an image is added, removed, written anew or replaced.
-        source: for people.
-        skipped: how many entries of a folder were passed over, by reason.
-    """
-
-    def __init__(
-        self,
-        pixels: Sequence[Pixels] | Sliceable,
-        names: Names,
-        labels: NDArray[np.int64] | None,
-        classes: Sequence[str],
-        key: str,
-        source: str,
-        skipped: Mapping[str, int] | None = None,
-    ) -> None:
-        self.pixels, self.names, self.labels = pixels, names, labels
-        self.classes, self.key, self.source = tuple(classes), key, source
-        self.skipped = dict(skipped or {})
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def spans(self, size: int) -> list[range]:
-        """All rows in runs of `size`."""
-        return cut(range(len(self)), size)
-
+from fdbd.util.files import stamps
 
 Rows = Union[ImageRows, FeatureRows]
-
-
-class Files(Sequence[Pixels]):
-    """Image files below a folder, decoded when asked for. A file that is no longer the one that was listed cannot be
-    read: its row would belong to other data than its neighbours."""
-
-    def __init__(self, folder: str, names: Sequence[str]) -> None:
-        self.folder, self.names = folder, names
-        self._marks = np.array([_mark(self.path(index)) for index in range(len(names))], np.uint64)
-
-    def path(self, index: int) -> str:
-        return os.path.join(self.folder, self.names[index])
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: Any) -> Any:
-        name = self.names[index]
-        pixels = decode(self.path(index), name=name)
-        if _mark(self.path(index)) != self._marks[index]:
-            raise ImageError(f"{name} {CHANGED}")
-        return pixels
-
-    def key(self) -> str:
-        """SHA-256 over the folder, the names, and what changes with each file."""
-        digest = hashlib.sha256(os.path.abspath(self.folder).encode(errors="surrogateescape"))
-        for name in self.names:
-            digest.update(f"\0{name}".encode(errors="surrogateescape"))
-        digest.update(self._marks.tobytes())
-        return digest.hexdigest()
 
 
 def open_rows(data: str, split: str = "test") -> Rows:
@@ -149,9 +79,3 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
     '; passed over: 3 hidden'
     """
     return f"; passed over: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
-
-
-def _mark(path: str) -> int:
-    """Eight bytes for what any machine says of a file, its size and time: a list of a million files stays small."""
-    text = " ".join(stamp(path).split(" ")[:2])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fdbd.core import geometry
 from fdbd.core.batch import Batch
-from fdbd.core.precision import full_precision
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Shaped
+from fdbd.util.torch_compat import full_precision
 
 
 class NotCalibratedError(RuntimeError):

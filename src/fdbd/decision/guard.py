@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core import artifact
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, as_batch
 from fdbd.core.configuration import NotFittedError
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
@@ -23,11 +23,10 @@ from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, exp
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.fitting import distributed
-from fdbd.fitting.driver import as_batch, fit_together
+from fdbd.fitting.driver import fit_together
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
-from fdbd.networks.classifier import Classifier, HeadName
-from fdbd.networks.inputs import Inputs, rows_finite, split_batch
+from fdbd.networks.classifier import Classifier, HeadName, Inputs, rows_finite, split_batch
 from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__

@@ -16,11 +16,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head, as_tensor
+from fdbd.core.batch import Batch, Head, as_matrix, as_tensor
 from fdbd.core.configuration import Configured, Needs, NotFittedError, Paper, Passes, from_config
-from fdbd.core.precision import autocasts, full_precision
-from fdbd.fitting.driver import as_matrix, fit_together
-from fdbd.util.torch_compat import tracing
+from fdbd.fitting.driver import fit_together
+from fdbd.util.torch_compat import autocasts, full_precision, tracing
 
 __all__ = ["Configured", "Detector", "Needs", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
 

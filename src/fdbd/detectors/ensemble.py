@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.precision import undisturbed
+from fdbd.core.batch import Batch, Head, as_batch
 from fdbd.detectors.base import Detector, Needs, NotFittedError, Paper, Passes
 from fdbd.detectors.registry import as_detector
-from fdbd.fitting.driver import as_batch
 from fdbd.fitting.statistics import Statistic, finds_non_finite
 from fdbd.shaping.base import Shaping
+from fdbd.util.torch_compat import undisturbed
 
 _KNOTS = 1024
 """Calibration scores kept of each member: half are the lowest ones, where decisions are made, half spread evenly."""

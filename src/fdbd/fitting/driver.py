@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head, as_tensor
+from fdbd.core.batch import Batch, Head, as_batch, as_matrix, as_tensor
 from fdbd.core.configuration import Needs, Passes
-from fdbd.core.precision import undisturbed
 from fdbd.fitting.statistics import Count, NonFiniteRow, Statistic, check_finite, finds_non_finite
+from fdbd.util.torch_compat import undisturbed
 
 _NO_SAMPLES = "the training data hold no samples; give at least one non-empty batch"
 
@@ -180,13 +180,6 @@ class _FirstLook:
         return self.data
 
 
-def as_batch(value: object) -> Batch:
-    """A Batch, or an error that says what came instead."""
-    if not isinstance(value, Batch):
-        raise TypeError(f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}")
-    return value
-
-
 def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:
     """A batch fit for the statistics of these detectors: on the CPU, with its shapes and labels checked."""
     batch = as_batch(batch).cpu().detach()
@@ -218,18 +211,3 @@ def check_labels(labels: Tensor, rows: int, num_classes: int, number: int) -> No
             f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
             f"expected 0 to {num_classes - 1}"
         )
-
-
-def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
-    matrix = as_tensor(values)
-    shape = matrix.shape
-    if len(shape) != 2 or shape[1] != width:
-        raise ValueError(f"{what} have shape {tuple(shape)}, expected (N, {width}): {expected}")
-    if matrix.dtype is dtype:
-        return matrix
-    if matrix.is_complex():
-        raise TypeError(f"{what} are complex, expected real numbers")
-    if dtype is None:
-        dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
-    return matrix.to(dtype)

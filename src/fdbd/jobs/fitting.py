@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets import info
-from fdbd.data.decoding import cut, prepare
+from fdbd.data.decoding import ImageRows, cut, prepare
 from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Pixels
-from fdbd.data.inputs import ImageRows, Rows, open_rows
+from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.labels import Agreement, as_classes
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess

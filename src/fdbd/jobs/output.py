@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.data.features import Names, RowBatch
+from fdbd.data.decoding import Names
+from fdbd.data.features import RowBatch
 from fdbd.decision.answers import check_rate, discovery_cutoff
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fdbd.data.decoding import cut, in_order, prepare
+from fdbd.data.decoding import ImageRows, cut, in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
-from fdbd.data.inputs import ImageRows, Rows, open_rows
+from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Decided, Output, Table, decide

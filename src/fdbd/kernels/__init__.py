@@ -1,6 +1,6 @@
 """What is worth a compiled kernel: fDBD's score and the sums of a streaming fit, each in one read of the features.
 
-Each has its definition in plain torch (`plain`), which everything takes that the kernel cannot: small inputs,
+Each has its definition in plain torch (`dispatch`), which everything takes that the kernel cannot: small inputs,
 gradients, other devices, compiled and exported graphs.
 """
 

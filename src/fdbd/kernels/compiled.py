@@ -49,7 +49,7 @@ def score_rows(
     overflow: Any,
     out: Any,
 ) -> None:
-    """`plain.folded_score` of (N, P) features, written to `out` (N,)."""
+    """`dispatch.plain_score` of (N, P) features, written to `out` (N,)."""
     zero = features.dtype.type(0)
     for i in range(features.shape[0]):
         row, normal = features[i], normals[predicted[i]]

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.kernels import plain
 from fdbd.kernels.threads import share, spans
 from fdbd.util.torch_compat import is_plain, tracing
 
 WORTH_A_KERNEL = 1 << 19
 """Elements from which on a compiled kernel is used: below, plain torch takes less than about a millisecond."""
+OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
+"""A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds out why."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
 _PARTS = 32
@@ -67,7 +68,7 @@ def folded_score(
             )
         predicted = _argmax(logits) if kernel is not None and is_plain(logits) else logits.argmax(dim=1)
     if kernel is None:
-        scores = plain.folded_score(features, predicted, *folded, divide)
+        scores = plain_score(features, predicted, *folded, divide)
     else:
         scores = _run_score(kernel, features, predicted, folded, divide)
     if logits is not None and not _all_finite(logits):
@@ -75,11 +76,36 @@ def folded_score(
     return scores
 
 
+def plain_score(
+    features: Tensor, predicted: Tensor, normals: Tensor, offsets: Tensor, center: Tensor, floor: Tensor, divide: bool
+) -> Tensor:
+    """The definition of `folded_score` in plain torch: (N,) scores
+    ``(normals[k]·d + offsets[k]) / max(‖d‖, floor)`` with d = features − center and k = predicted.
+
+    NaN where d holds a NaN or an infinity, or is too large for the dtype.
+
+    Args:
+        features: (N, P).
+        predicted: (N,) class indices.
+        normals: (C, P) folded unit normals U.
+        offsets: (C,) value of the folded distance at the center.
+        center: (P,) training mean, or zeros.
+        floor: scalar, the smallest denominator.
+        divide: False leaves the denominator out.
+    """
+    deviation = features - center
+    squares = deviation.square().sum(dim=1)
+    score = (normals[predicted] * deviation).sum(dim=1) + offsets[predicted]
+    if divide:
+        score = score / torch.maximum(squares.sqrt(), floor)
+    return torch.where(squares < OVERFLOW[features.dtype], score, torch.nan)
+
+
 def column_sums(features: Tensor) -> Tensor:
     """(P,) float64 sums over the rows of (N, P), in one read of the features."""
     kernel = _kernel("add_rows", features)
     if kernel is None:
-        return plain.column_sums(features)
+        return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
     size = max(-(-rows // _PARTS), _CHUNK // max(width, 1), 1)
     values, sums = features.detach().contiguous().numpy(), np.zeros((-(-rows // size), width))
@@ -103,7 +129,7 @@ def _run_score(
     normals, offsets, center, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
     values, classes = features.detach().contiguous().numpy(), predicted.contiguous().numpy()
     out = np.empty_like(values, shape=len(values))
-    overflow = values.dtype.type(plain.OVERFLOW[features.dtype])
+    overflow = values.dtype.type(OVERFLOW[features.dtype])
 
     def score(start: int, stop: int) -> None:
         kernel(

@@ -1,6 +1,12 @@
-"""What torch offers no public name for: the only module that touches its private ones."""
+"""The state that torch computes in: whether it records, who may read its memory, which precision and device it chooses.
+
+The only module that touches private names of torch.
+"""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -33,3 +39,31 @@ def is_plain(*tensors: Tensor) -> bool:
         if tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg() or (recording and tensor.requires_grad):
             return False
     return True
+
+
+_KINDS = ("cpu", "cuda")
+"""Devices that autocast is known for."""
+
+
+def autocasts() -> bool:
+    """Whether autocast chooses the precision of operations now; a graph under construction has no autocast."""
+    return any(map(torch.is_autocast_enabled, _KINDS)) and not tracing()
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Operations keep the dtype of their arguments, whatever autocast surrounds them."""
+    with contextlib.ExitStack() as without:
+        if autocasts():
+            for kind in filter(torch.is_autocast_enabled, _KINDS):
+                without.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """The arithmetic of a fit: no autocast, and new tensors in the CPU's memory whatever the default device is."""
+    with full_precision(), contextlib.ExitStack() as at_home:
+        if torch.get_default_device().type != "cpu":
+            at_home.enter_context(torch.device("cpu"))
+        yield

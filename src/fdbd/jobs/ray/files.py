@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fdbd.core.batch import Batch
-from fdbd.data.inputs import ImageRows, Rows
+from fdbd.data.decoding import ImageRows
+from fdbd.data.inputs import Rows
 from fdbd.decision.guard import Guard
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.jobs.fitting import Loader
