@@ -20,7 +20,5 @@ class Average:
         """Take in the model after its step number `step`, counted from 1."""
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
         mine, new = self.model.state_dict(), model.state_dict()
-        floating = [key for key, value in mine.items() if value.is_floating_point()]
-        torch._foreach_lerp_([mine[k] for k in floating], [new[k] for k in floating], weight)
-        for key in mine.keys() - set(floating):
-            mine[key].copy_(new[key])
+        for key, average in mine.items():
+            average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(new[key])
