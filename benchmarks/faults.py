@@ -679,6 +679,7 @@ class Nodes:
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
         size = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
         death = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
+        death |= {"grpc_client_keepalive_time_ms": 10_000, "grpc_client_keepalive_timeout_ms": 5_000}
         self.size = size
         self.cluster = Cluster(
             initialize_head=True, head_node_args={**size, "include_dashboard": False, "_system_config": death}

@@ -1,4 +1,4 @@
-"""Two model actors on Ray against one, on this machine: a zoo model over CIFAR-size images, one torch thread an actor.
+"""Two workers on Ray against one, on this machine: a zoo model over CIFAR-size images, one torch thread per worker.
 
 Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS.md. Nothing else should be running.
 """
@@ -22,11 +22,11 @@ from fdbd.jobs import ray as on_ray
 LIMIT = 1.5
 MODEL = "cifar10-ce"
 WARM = 0.25
-"""Share of the rows that come before the clock starts: until then actors are starting and loading the model."""
+"""Share of the rows that come before the clock starts: until then workers are starting and loading the model."""
 
 
 def measure(guard: fdbd.Guard, images: ray.data.Dataset, workers: int, batch_size: int) -> tuple[float, float]:
-    """Rows a second once all actors are at work, and seconds for the whole job."""
+    """Rows per second once all workers are at work, and seconds for the whole job."""
     card = models.zoo_card(MODEL)
     pool = on_ray.Workers(workers, cpus=1, batch_size=batch_size)
     scored = on_ray.score(guard, images, preprocess=card.preprocess, workers=pool)
@@ -49,7 +49,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=128)
     options = parser.parse_args()
-    # More logical CPUs than cores: reading needs one that no model holds.
     on_ray.connect()
     ray.data.DataContext.get_current().enable_progress_bars = False
     torch.manual_seed(0)
@@ -80,8 +79,8 @@ def main() -> None:
         "Ray",
         f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over "
         f"{options.images:,} images of 32 × 32 in Ray's object store, batches of {options.batch_size}, one torch "
-        f"thread an actor; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
-        "images, the whole job includes the start of the actors. At least "
+        f"thread per worker; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
+        "images, the whole job includes the start of the workers. At least "
         f"{LIMIT} times the rate of one worker is asked for.\n\n"
         + table(["workers", "images/s", "whole job"], rows)
         + "\n"

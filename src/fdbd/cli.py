@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from typing import Any
@@ -84,6 +85,8 @@ def main(arguments: list[str] | None = None) -> None:
             if os.environ.get("FDBD_DEBUG"):
                 raise
             code = _explain(error)
+    if arguments is None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the work is done: Ctrl-C ends the rest without a traceback
     sys.exit(code if isinstance(code, int) else 0)
 
 

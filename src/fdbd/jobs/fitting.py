@@ -134,16 +134,16 @@ def fit_files(
     if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
         names = rows.classes
     guard.about = {"class_names": list(names)}
-    if engine == "ray":
-        from fdbd.jobs import ray
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
+        if engine == "ray":
+            from fdbd.jobs import ray
 
-        ray.connect(address)
-        pool = ray.Workers.on(device, workers, batch_size)
-        ray.fit_loaders(guard, training, calibrating, pool, tpr=tpr, alpha=alpha, per_class=per_class)
-    else:
-        guard.fit(training, progress=progress)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
+            ray.connect(address)
+            pool = ray.Workers.on(device, workers, batch_size)
+            ray.fit_loaders(guard, training, calibrating, pool, tpr=tpr, alpha=alpha, per_class=per_class)
+        else:
+            guard.fit(training, progress=progress)
             guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
     is_held_out = calibration is None
     guard.about["calibration"] |= {

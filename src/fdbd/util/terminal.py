@@ -50,10 +50,12 @@ def answer_interrupts(message: str) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to by the signal itself
-    threading.Thread(target=_watch, args=(reader, message), name="fdbd-interrupt", daemon=True).start()
+    told = threading.Event()
+    threading.Thread(target=_watch, args=(reader, message, told), name="fdbd-interrupt", daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
+        told.wait(GRACE_SECONDS)  # on a busy machine the program may end before the watch has its turn
         raise  # the watch goes on until the process ends: other threads may keep it
     except BaseException:
         _unwatch(before, writer)
@@ -62,7 +64,7 @@ def answer_interrupts(message: str) -> Iterator[None]:
         _unwatch(before, writer)
 
 
-def _watch(reader: int, message: str) -> None:
+def _watch(reader: int, message: str, told: threading.Event) -> None:
     first: float | None = None
     while number := os.read(reader, 1):
         if number[0] != signal.SIGINT:
@@ -70,6 +72,7 @@ def _watch(reader: int, message: str) -> None:
         if first is None:
             first = time.monotonic()
             os.write(2, f"\n{message}\n".encode())
+            told.set()
             late = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
             late.daemon = True
             late.start()

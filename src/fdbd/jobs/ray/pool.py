@@ -28,7 +28,7 @@ TASK_RETRIES = 3
 work itself is what kills, such as an image that crashes its decoder."""
 IDLE_SECONDS = 20.0
 """How long a process keeps a model that it has no work for."""
-NOTICE_SECONDS = 30.0
+NOTICE_SECONDS = 60.0
 """Without a result for so long, a job says what it waits for."""
 LATE_SECONDS, LATE_TIMES = 60.0, 10
 """A piece of work that takes longer than LATE_SECONDS, and LATE_TIMES as long as the slowest finished one, is given out
@@ -141,7 +141,7 @@ class Workers:
     @property
     def needs(self) -> str:
         """What one task holds while it works."""
-        return f"{self.cpus:g} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
+        return _count(self.cpus, "CPU") + (f" and {_count(self.gpus, 'GPU')}" if self.gpus else "")
 
     def waits_for(self) -> str:
         """What a task needs, and what the cluster has."""
@@ -149,12 +149,12 @@ class Workers:
         have = []
         for kind in ("CPU", "GPU") if self.gpus else ("CPU",):
             total = sum(node["Resources"].get(kind, 0) for node in nodes)
-            have.append(f"{free.get(kind, 0):g} of {total:g} {kind}s")
+            have.append(f"{free.get(kind, 0):g} of {_count(total, kind)}")
         fits = any(self._fits(node["Resources"]) for node in nodes)
         return (
-            f"a task needs {self.needs} on one node, and {' and '.join(have)} are free on {len(nodes)} nodes"
+            f"a task needs {self.needs} on one node, and {' and '.join(have)} are free on {_count(len(nodes), 'node')}"
             + ("" if fits else ", none of which is large enough")
-            + "; end what else runs on the cluster, ask for less, or add nodes"
+            + "; unless this job's own tasks are at work there, end what holds the rest, ask for less, or add nodes"
         )
 
 
@@ -212,6 +212,10 @@ def _drop_when_idle(key: str) -> None:
 
 def _do(shared: Shared, piece: Any) -> Any:
     return shared(piece)
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
 def _nodes() -> list[dict[str, Any]]:
