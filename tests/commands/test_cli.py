@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -204,3 +205,30 @@ def test_the_doctor_names_versions_devices_and_what_is_missing(capsys, monkeypat
     found = json.loads(run(capsys, "doctor", "--json")[1])
     assert torch.__version__.startswith(found["Versions"]["torch"])
     assert found["Kernels"]["compiled"] == "yes"
+
+
+def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    chosen = "energy,react+energy,gen,maxlogit,knn,fdbd,msp,mds"
+    code, out, err = run(capsys, "bench", "--detectors", chosen)
+    lines = out.splitlines()
+    assert code == 0, err
+    assert "8,000 ID and 7,519 OOD samples" in err
+    assert max(map(len, lines)) <= 80
+    found = json.loads((tmp_path / "results.json").read_text())
+    by_quality = sorted(found["detectors"], key=lambda entry: -entry["groups"]["average"]["auroc"]["value"])
+    said = " ".join(out.partition("┏")[0].split())
+    assert f"{by_quality[0]['name']} separates ID from OOD best" in said
+    assert f"{by_quality[1]['name']} is next" in said
+    assert re.search(r"fdbd (is \d\w\w of 8|separates)", said)
+    assert re.search(r"fdbd costs [\d.,]+ µs per sample", said)
+    assert "report.html" in said
+    shown = [entry["name"] for entry in by_quality[:5]]
+    shown += [] if "fdbd" in shown else ["fdbd"]
+    assert [line.split()[1] for line in lines if line.startswith("│")] == shown
+    assert f"{8 - len(shown)} further detectors" in out
+    code, out, _ = run(capsys, "bench", "--detectors", chosen, "--all", "--no-latency", "--format", "json")
+    assert code == 0
+    assert sum(line.startswith("│") for line in out.splitlines()) == 8
+    assert "costs" not in out

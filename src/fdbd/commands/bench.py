@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fdbd.bench.detector_specs import Spec
 
 FORMATS = ("html", "json", "csv", "md", "tex")
+SHORT = 5
+"""Detectors in the table, and fDBD, unless all are asked for."""
 
 
 class Positive(str, Enum):
@@ -46,12 +48,16 @@ def bench(
     latency: Annotated[bool, typer.Option(help="Time the score stage of each detector.")] = True,
     device: options.Device = "auto",
     trust_model: options.TrustModel = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Print every detector and column that fits, not only the best.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
     init: Annotated[Path | None, typer.Option(help="Write an example config there and leave.")] = None,
 ) -> None:
-    """Compare detectors on the same features: a table, report.html and results.json.
+    """Compare detectors on the same features: what was found, report.html and results.json.
 
-    A config is checked as a whole before any work. `fdbd compare` compares two results.json.
+    Prints the best detector and its margin, where fDBD stands and what it costs, then a table. A config is
+    checked as a whole before any work. `fdbd compare` compares two results.json.
 
     Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`, `fdbd bench my.toml`
     """
@@ -70,11 +76,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(results.to_dict()))
     else:
-        from rich.console import Console
-
-        console = Console()
-        console.print(results.table(width=console.width))
-        console.print(f"[dim]{', '.join(map(str, written))} in {time.perf_counter() - started:.0f} s[/dim]")
+        _show(results, written, time.perf_counter() - started, show_all)
     for warning in benchmark.warnings if as_json else ():
         typer.echo(f"fdbd: {warning}", err=True)
     for row in results.failures:
@@ -104,7 +106,38 @@ def _run(
     benchmark = load_bundle(model) if config is None else benchmark_of(config, device=device, trust=trust)
     if positive is not None:
         benchmark.positive = "id" if positive is Positive.id else "ood"
+    typer.echo(f"fdbd: {_about(benchmark)}", err=True)
     return benchmark, benchmark.run(chosen, latency=latency)
+
+
+def _about(benchmark: Benchmark) -> str:
+    """What happens next, in one line."""
+    outside = sum(len(samples.features) for samples in benchmark.ood)
+    return (
+        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test.features):,} ID and "
+        f"{outside:,} OOD samples, and is timed"
+    )
+
+
+def _show(results: Results, written: list[Path], seconds: float, show_all: bool) -> None:
+    """What matters first, in a few lines; then the table."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from fdbd.results.headline import verdict
+
+    console = Console(highlight=False)
+    for warning in results.setting.warnings:
+        console.print(f"[bold red]{escape(warning)}[/]")
+    if results.setting.title:
+        console.print(f"[italic]{escape(results.setting.title)}[/]")
+    for sentence in verdict(results):
+        console.print(f"[bold]{escape(sentence.subject)}[/]{escape(sentence.rest)}")
+    files = ", ".join(map(str, written))
+    console.print(f"[bold]Written[/] {escape(files)} in {seconds:.0f} s." if written else f"[dim]{seconds:.0f} s[/]")
+    table = results.table(width=console.width, top=None if show_all else SHORT)
+    table.title = None  # stands above
+    console.print(table)
 
 
 def _write(results: Results, suffix: str, out: Path) -> Path:

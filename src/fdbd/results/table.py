@@ -136,10 +136,10 @@ class ResultTable:
 
     # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None) -> Table:
+    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> Table:
         """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
-        those that do not."""
-        return rich_table(self, metrics, width)
+        those that do not. With `top`, so many detectors, fDBD in any case, and a short caption."""
+        return rich_table(self, metrics, width, top)
 
     def __str__(self) -> str:
         from rich.console import Console

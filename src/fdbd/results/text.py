@@ -20,6 +20,10 @@ SHOWN = ("auroc", "fpr95")
 TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out"}
 ARROWS = {"auroc": "↑", "fpr95": "↓", "aupr_in": "↑", "aupr_out": "↑"}
 TIED, BANK = "~", "†"
+OURS = "fdbd"
+"""The detector whose place is told even when it is not the best."""
+SHORT_CAPTION = 2
+"""Lines of a short caption: the data, and the conventions."""
 LATEX_SETS, LATEX_ROWS = 3, 42
 """OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class."""
 
@@ -116,9 +120,9 @@ def row_name(row: Row) -> str:
     return f"{row.name} {BANK}" if row.from_bank else row.name
 
 
-def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None = None) -> Table:
+def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None = None, top: int | None = None) -> Table:
     """For the terminal, best first: averages, then latencies, then each OOD set, as far as `width` characters go; the
-    caption names what is left out."""
+    caption names what is left out. With `top`: the first so many rows and fDBD's, and a short caption."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -128,15 +132,19 @@ def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None =
     blocks += [_metric_columns(results, name, metrics) for name in results.setting.ood]
     room = math.inf if width is None else width - 4 - max(map(len, ["detector", *names]))
     shown, left_out = _fitting(blocks, room)
-    lines = [*([f"Left out at this width: {', '.join(left_out)}."] if left_out else []), *caption(results)]
+    kept = [k for k, row in enumerate(results.ranked()) if top is None or k < top or row.name == OURS]
+    lines = [f"Left out at this width: {', '.join(left_out)}."] if left_out and top is None else []
+    if len(kept) < len(names):
+        lines.append(f"{len(names) - len(kept)} further detectors are in the report and shown by --all.")
+    lines += caption(results)[: None if top is None else SHORT_CAPTION]
     title = "\n".join(filter(None, [*(f"[bold red]{escape(w)}[/]" for w in results.setting.warnings), _title(results)]))
     table = Table(title=title or None, caption=escape("\n".join(lines)), caption_justify="left")
     table.add_column("detector", no_wrap=True, min_width=max(map(len, ["detector", *names])))
     for column in shown:
         table.add_column(escape(column.heading), justify="right", no_wrap=True, min_width=column.width)
-    for number, name in enumerate(names):
+    for number in kept:
         cells = [_marked(*column.cells[number], "[bold]{}[/bold]") for column in shown]
-        table.add_row(escape(name), *cells)
+        table.add_row(escape(names[number]), *cells)
     return table
 
 
