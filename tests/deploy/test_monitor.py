@@ -278,12 +278,12 @@ def test_an_empty_batch_changes_nothing():
 
 @pytest.mark.parametrize("bad", [torch.zeros(2, 2), torch.zeros(3, dtype=torch.complex64), [True, False]])
 def test_what_is_no_list_of_scores_is_refused(bad):
-    with pytest.raises(ValueError, match="expected one number a sample"):
+    with pytest.raises(ValueError, match="expected one number per sample"):
         Monitor(calibrated()).update(bad)
 
 
 def test_decisions_that_do_not_fit_the_scores_are_refused():
-    with pytest.raises(ValueError, match="one a score"):
+    with pytest.raises(ValueError, match="one per score"):
         Monitor(calibrated()).update([0.0, 1.0], [True])
 
 

@@ -371,7 +371,7 @@ def test_class_names_that_do_not_fit_are_refused(names, tmp_path):
 
 @pytest.mark.parametrize("example", [torch.zeros(0, P), torch.tensor(1.0), "image.png"])
 def test_an_example_without_samples_is_refused(example, tmp_path):
-    with pytest.raises(ValueError, match="one row a sample"):
+    with pytest.raises(ValueError, match="one row per sample"):
         head_guard().export_onnx(tmp_path / "guard.onnx", example)
 
 

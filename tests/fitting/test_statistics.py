@@ -49,7 +49,7 @@ def over(make, batches):
 
 
 def merged(make, shards):
-    """One statistic a shard, merged in the order given."""
+    """One statistic per shard, merged in the order given."""
     total = make()
     for shard in shards:
         total.merge(over(make, [shard]))

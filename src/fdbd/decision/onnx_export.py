@@ -68,7 +68,7 @@ def export(
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
             or an `fdbd.Batch` for a graph that takes features. Realistic, since the graph is verified on it and on
             noisy copies. All sizes but the first are fixed by it; of token ids and masks (N, T), the length T is not.
-        class_names: one a class, for the metadata.
+        class_names: one per class, for the metadata.
         opset: version of the ONNX operator set.
 
     Raises:
@@ -144,7 +144,7 @@ def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
         raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before the export")
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
-        raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one a class")
+        raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one per class")
     if any(tensor.dtype is torch.bfloat16 for tensor in guard.parameters()):
         raise ExportError(
             "the model is in bfloat16, which ONNX Runtime does not run on a CPU: call model.float(), and export that"
@@ -168,7 +168,7 @@ def _prepare(guard: Guard, example: Inputs | Batch) -> tuple[_Graph, list[str], 
     for name, tensor in zip(names, tensors):
         if not isinstance(tensor, Tensor) or tensor.ndim == 0 or not len(tensor) or len(tensor) != len(tensors[0]):
             what = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"the example's {name} are {what}, expected a tensor with one row a sample, at least one")
+            raise ValueError(f"the example's {name} are {what}, expected a tensor with one row per sample, at least one")
     copied = copy.deepcopy(guard).cpu().eval()
     graph = _Graph(copied, names if isinstance(inputs, Mapping) else None, takes_features)
     rows = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size

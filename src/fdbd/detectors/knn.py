@@ -153,7 +153,7 @@ def build_index(bank: Tensor, kind: Index, k: int) -> Any:
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efSearch = max(128, 2 * k)
     elif kind == "ivf":
-        cells = max(1, min(round(4 * count**0.5), count // 39))  # faiss wants 39 samples a cell to train on
+        cells = max(1, min(round(4 * count**0.5), count // 39))  # faiss wants 39 samples per cell to train on
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
         index.nprobe = max(1, cells // 16)
         index.train(bank.numpy())

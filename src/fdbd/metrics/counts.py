@@ -57,7 +57,7 @@ def as_scores(values: Any, name: str) -> Floats:
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a sequence of numbers, got {type(values).__name__}") from error
     if scores.ndim != 1:
-        raise ValueError(f"{name} has shape {scores.shape}, expected one score a sample, (N,)")
+        raise ValueError(f"{name} has shape {scores.shape}, expected one score per sample, (N,)")
     if not len(scores):
         raise ValueError(f"{name} is empty; it takes at least one score on each side")
     missing = np.isnan(scores)

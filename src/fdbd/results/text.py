@@ -111,7 +111,7 @@ def _latency_columns(results: ResultTable) -> list[Column]:
     for size in sizes:
         timings = [[t for t in row.latencies if t.batch_size == size] for row in results.ranked()]
         cells = [(_latency_text(results, timing[0]) if timing else "", "") for timing in timings]
-        found.append(Column("µs per sample", f"µs per sample\nbatch {size}", cells))
+        found.append(Column(f"µs per sample at batch {size}", f"µs per sample\nbatch {size}", cells))
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 Draws = dict[str, Tensor]
 
-# RGB to YIQ (NTSC). Brightness, saturation and hue are linear there, so all three are one 3×3 matrix a sample.
+# RGB to YIQ (NTSC). Brightness, saturation and hue are linear there, so all three are one 3×3 matrix per sample.
 _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
@@ -118,7 +118,7 @@ def _resized_crop(images: Tensor, centre: Tensor, size: Tensor, flip: Tensor, si
 
 
 def _colour(images: Tensor, draws: Draws) -> Tensor:
-    """Brightness, saturation, hue and grey as one colour matrix a sample, then contrast around the mean grey."""
+    """Brightness, saturation, hue and grey as one colour matrix per sample, then contrast around the mean grey."""
     n = len(images)
     to_yiq = _YIQ.to(images)
     factors = draws.get("factors", torch.ones(n, 3, device=images.device))

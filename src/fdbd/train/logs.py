@@ -16,7 +16,7 @@ LOGS = ("csv", "tensorboard", "none")
 
 
 class Log:
-    """One row an epoch. The history is written anew each time, so a resumed run leaves no doubled rows."""
+    """One row per epoch. The history is written anew each time, so a resumed run leaves no doubled rows."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         if kind not in LOGS:
@@ -45,7 +45,7 @@ class Log:
 
 
 class Display:
-    """A bar with loss, accuracy and time left on a terminal, and one line an epoch anywhere; or nothing."""
+    """A bar with loss, accuracy and time left on a terminal, and one line per epoch anywhere; or nothing."""
 
     def __init__(self, title: str, total: int, done: int, show: bool) -> None:
         self.show = show

@@ -36,7 +36,7 @@ from fdbd.util.devices import choose_device
 
 @dataclass
 class Trained:
-    """What training gives: the model (in evaluation mode), one row an epoch, and its test accuracy as a fraction."""
+    """What training gives: the model (in evaluation mode), one row per epoch, and its test accuracy as a fraction."""
 
     model: nn.Module
     history: list[Row]

@@ -60,7 +60,7 @@ class Images:
         labels: class indices (N,) int64, or None.
         classes: class names, perhaps empty.
         name: what tables call the set.
-        paths: the files, where there is one an image, else None.
+        paths: the files, where there is one per image, else None.
         source: where it came from, for people.
 
     >>> images = Images(np.zeros((5, 32, 32, 3), np.uint8), labels=[0, 1, 2, 0, 1], name="black")

