@@ -160,6 +160,20 @@ def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
     assert torch.equal(loaded.decide(fdbd.Batch(features.features)).is_ood.cpu(), decision.is_ood.cpu())
 
 
+def test_a_guard_that_was_fitted_under_autocast_is_loaded_so(tmp_path: Path) -> None:
+    classifier = fdbd.Classifier(make_model(), autocast=torch.bfloat16)
+    guard = fdbd.Guard(classifier).fit([data(200, 1)]).calibrate([data(100, 2)])
+    new = data(9, 3)[0]
+    guard.save(tmp_path / "guard.safetensors")
+    loaded = fdbd.load(tmp_path / "guard.safetensors", make_model())
+    assert torch.equal(loaded(new).scores, guard(new).scores)
+    plain = fdbd.load(tmp_path / "guard.safetensors", fdbd.Classifier(make_model()))
+    assert not torch.equal(plain(new).scores, guard(new).scores)
+    torch.testing.assert_close(plain(new).scores, guard(new).scores, rtol=0.05, atol=0.05)
+    with pytest.raises(ValueError, match="autocast"):
+        guard.export_onnx(tmp_path / "guard.onnx", new)
+
+
 @pytest.mark.parametrize("name", ["fdbd", "msp", "react+energy"])
 def test_features_too_large_for_float32_are_rescued_on_every_device(name: str, device: torch.device) -> None:
     guard = fdbd.Guard(make_model().to(device), name).fit([data(200, 1)])
@@ -208,3 +222,13 @@ def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
     there_features, there_metrics = run(device)
     torch.testing.assert_close(there_features, features)
     assert there_metrics == pytest.approx(metrics, abs=1e-3)
+
+
+def test_the_cache_tells_features_under_autocast_from_others(config: Config, tmp_path: Path) -> None:
+    plain, rounded = (
+        benchmark_of(config, FeatureCache(tmp_path / "both"), lambda line: None, device="cpu", autocast=precision)
+        for precision in (None, torch.bfloat16)
+    )
+    assert rounded.test.features.dtype == torch.float32
+    assert not torch.equal(rounded.test.features, plain.test.features)
+    torch.testing.assert_close(rounded.test.features, plain.test.features, rtol=0.05, atol=0.05)

@@ -505,6 +505,39 @@ def test_autocast_keeps_the_dtype_of_the_model() -> None:
     assert classifier.to(torch.bfloat16)(images().bfloat16()).features.dtype == torch.bfloat16
 
 
+def test_a_classifier_under_autocast_gives_float32_features_close_to_the_plain_ones() -> None:
+    plain = Classifier(small(), layers=["conv"])(images())
+    batch = Classifier(small(), layers=["conv"], autocast=torch.bfloat16)(images())
+    for found, expected in ((batch.features, plain.features), (batch.logits, plain.logits)):
+        assert found.dtype == torch.float32
+        assert not torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
+    assert batch.layers["conv"].dtype == torch.float32
+    with pytest.raises(ValueError, match=r"autocast is torch\.float64"):
+        Classifier(small(), autocast=torch.float64)
+
+
+class Sigmoids(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.fc(x).sigmoid()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda classes: nn.Sequential(nn.Linear(4, classes), nn.Sigmoid()), Sigmoids], ids=["module", "function"]
+)
+def test_a_sigmoid_for_each_class_is_refused_as_multi_label(make) -> None:
+    with pytest.raises(ValueError, match="multi-label models are not supported"):
+        Classifier(make(3))(torch.randn(2, 4))
+    with pytest.raises(ValueError, match="pass head="):  # of two classes, which a head by name may be
+        Classifier(make(1))(torch.randn(2, 4))
+    name = "0" if isinstance(make(1), nn.Sequential) else "fc"
+    assert Classifier(make(1), head=name)(torch.randn(2, 4)).logits.shape == (2, 2)
+
+
 def test_inputs_move_to_the_models_device() -> None:
     classifier = Classifier(small()).to("meta")
     batch = classifier((images(), torch.tensor([1, 2, 3])))

@@ -279,9 +279,11 @@ class FeatureCache:
 
 
 def model_key(classifier: Extractor) -> str:
-    """SHA-256 of what decides a model's features: all weights and buffers, the structure, the head and the layers."""
+    """SHA-256 of what decides a model's features: weights, buffers, structure, head, layers and precision."""
     model = classifier.model
-    names = (getattr(classifier, "head_name", ""), getattr(classifier, "layer_names", ()))
+    names: tuple[object, ...] = (getattr(classifier, "head_name", ""), getattr(classifier, "layer_names", ()))
+    if (autocast := getattr(classifier, "autocast", None)) is not None:
+        names += (autocast,)
     # Modules print their settings (strides, activations), which are not in the weights.
     digest = hashlib.sha256(f"{type(model).__qualname__} {names} {_ADDRESS.sub('', repr(model))}".encode())
     tensors = [*model.named_parameters(), *model.named_buffers()]

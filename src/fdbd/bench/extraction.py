@@ -15,6 +15,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets.collection import Images
 from fdbd.data.decoding import Failure, cut, prepare
 from fdbd.data.preprocessing import Preprocess
+from fdbd.util.devices import device_of
 
 Progress = Callable[[int, int], None]
 """Called with the images done so far, and in all."""
@@ -61,7 +62,8 @@ def extract(
     failures: list[Failure] = []
     stops = {number: min((number + 1) * shard_rows, total) for number in shards}
     spans = [span for number in shards for span in cut(range(number * shard_rows, stops[number]), batch_size)]
-    with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers)) as prepared:
+    pin = device_of(classifier.model).type == "cuda"
+    with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers, pin=pin)) as prepared:
         for batch in prepared:
             number = batch.rows.start // shard_rows
             is_last = batch.rows.stop == stops[number]

@@ -31,6 +31,7 @@ def benchmark_of(
     stage: Say | None = None,
     device: str | torch.device | None = "auto",
     trust: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> Benchmark:
     """The benchmark that a config describes.
 
@@ -45,11 +46,12 @@ def benchmark_of(
         stage: called with one line before each pass of the network; default: `say`, off a terminal.
         device: where the network runs; "auto": a GPU where there is one.
         trust: the user's word that a model that the config's file names may run code.
+        autocast: as for `Classifier`.
     """
     say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr, flush=True))
     cache = cache or FeatureCache()
     named = network_of(config, device=device, trust=trust)
-    classifier = Classifier(named.model, config.head)
+    classifier = Classifier(named.model, config.head, autocast=autocast)
     preprocess = preprocess_of(config, named)
     num_classes = classifier.head.num_classes
     opened = _id_images(config, preprocess)

@@ -13,6 +13,7 @@ from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Detector
 from fdbd.networks.classifier import Classifier
 from fdbd.results.rows import Latency
+from fdbd.util.devices import device_of
 
 FEWEST_CALLS, MOST_CALLS = 7, 2000
 BATCH_SIZES = (8, 32, 128)
@@ -35,8 +36,7 @@ def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: fl
 def measure_forward(network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3) -> Latency:
     """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for about `budget`
     seconds and at least `fewest` calls."""
-    device = next((tensor.device for tensor in network.model.parameters()), torch.device("cpu"))
-    images = torch.zeros(batch_size, 3, side, side, device=device)
+    images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
     with torch.inference_mode():
         return Latency.of(batch_size, _seconds(network, [images], budget, batch_size, fewest))
 

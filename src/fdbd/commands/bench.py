@@ -47,6 +47,7 @@ def bench(
     ] = "html,json",
     latency: Annotated[bool, typer.Option(help="Time the score stage of each detector.")] = True,
     device: options.Device = "auto",
+    autocast: options.Autocast = False,
     trust_model: options.TrustModel = False,
     show_all: Annotated[
         bool, typer.Option("--all", help="Print every detector and column that fits, not only the best.")
@@ -70,7 +71,7 @@ def bench(
             raise ValueError(f"--format has {name!r}, expected any of {', '.join(FORMATS)}")
     started = time.perf_counter()
     given = None if detectors is None else [name.strip() for name in detectors.split(",") if name.strip()]
-    benchmark, results = _run(config, model, given, positive, device, trust_model, latency)
+    benchmark, results = _run(config, model, given, positive, device, autocast, trust_model, latency)
     out.mkdir(parents=True, exist_ok=True)
     written = [_write(results, suffix, out) for suffix in suffixes]
     if as_json:
@@ -91,6 +92,7 @@ def _run(
     names: list[str] | None,
     positive: Positive | None,
     device: str | None,
+    autocast: bool,
     trust: bool,
     latency: bool,
 ) -> tuple[Benchmark, Results]:
@@ -103,7 +105,13 @@ def _run(
     chosen = (
         None if specs is None and names is None else detectors_from(names or specs or [], trust=trust or bool(names))
     )
-    benchmark = load_bundle(model) if config is None else benchmark_of(config, device=device, trust=trust)
+    if config is None:
+        benchmark = load_bundle(model)
+    else:
+        import torch
+
+        precision = torch.bfloat16 if autocast else None
+        benchmark = benchmark_of(config, device=device, trust=trust, autocast=precision)
     if positive is not None:
         benchmark.positive = "id" if positive is Positive.id else "ood"
     typer.echo(f"fdbd: {_about(benchmark)}", err=True)

@@ -38,6 +38,8 @@ def export(
 ) -> None:
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.
 
+    The graph is written on the CPU and in full precision; where it runs later is up to ONNX Runtime.
+
     Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
     """
     from fdbd.decision.guard_file import open_guard
@@ -48,6 +50,8 @@ def export(
     check_place(out)
     refuse_overlap(out, [guard, example, checkpoint, model])
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
+    if opened.guard.classifier is not None:
+        opened.guard.classifier.autocast = None
     path = export_onnx(
         opened.guard,
         out,

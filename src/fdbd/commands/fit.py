@@ -73,6 +73,7 @@ def fit(
     batch_size: options.BatchSize = 128,
     workers: options.Workers = None,
     device: options.Device = "auto",
+    autocast: options.Autocast = False,
     trust_model: options.TrustModel = False,
     as_json: options.Json = False,
 ) -> None:
@@ -126,6 +127,7 @@ def fit(
         engine=engine.value,
         address=address,
         device=device,
+        autocast=autocast,
         batch_size=batch_size,
         workers=workers,
     )

@@ -282,6 +282,7 @@ def prepare(
     *,
     workers: int | None = None,
     processes: bool = False,
+    pin: bool = False,
 ) -> Generator[Prepared, None, None]:
     """The images of each span of rows, in order, made ahead of the one who asks for them.
 
@@ -292,8 +293,16 @@ def prepare(
         spans: which rows go together.
         workers: how many decode at once; None: one per core.
         processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
+        pin: into pinned memory, from which copies to CUDA go on beside the model.
     """
-    return prefetch(_prepare(pixels, preprocess, spans, workers or _num_cores(), processes), _PREPARED)
+    made = _prepare(pixels, preprocess, spans, workers or _num_cores(), processes)
+    return prefetch(_pinned(made) if pin else made, _PREPARED)
+
+
+def _pinned(batches: Generator[Prepared, None, None]) -> Generator[Prepared, None, None]:
+    with contextlib.closing(batches):
+        for batch in batches:
+            yield batch._replace(inputs=batch.inputs.pin_memory())
 
 
 def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, None]:

@@ -26,7 +26,7 @@ from fdbd.fitting import distributed
 from fdbd.fitting.driver import fit_together
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
-from fdbd.networks.classifier import Classifier, HeadName, Inputs, rows_finite, split_batch
+from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, Inputs, rows_finite, split_batch
 from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
@@ -397,6 +397,7 @@ class Guard(nn.Module):
             "head": self.detector.head.fingerprint(),
             "head_name": None if self.classifier is None else self.classifier.head_name,
             "layers": [] if self.classifier is None else list(self.classifier.layer_names),
+            "autocast": _name_of(None if self.classifier is None else self.classifier.autocast),
             "detector": self.detector.to_config(),
             "threshold": None if self.threshold is None else self.threshold.to_config(),
             "perturb": None if self.perturb is None else self.perturb.to_config(),
@@ -417,6 +418,10 @@ class Guard(nn.Module):
         Arguments and errors are those of `fdbd.deploy.onnx.export`.
         """
         return onnx_export.export(self, path, example, class_names=class_names, opset=opset)
+
+
+def _name_of(precision: torch.dtype | None) -> str | None:
+    return next((name for name, dtype in PRECISIONS.items() if dtype is precision), None)
 
 
 def _items(data: Data) -> Iterable[Any]:

@@ -20,7 +20,8 @@ from fdbd.detectors import Detector
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
 from fdbd.networks.by_name import model_by_name, runs_code
-from fdbd.networks.classifier import HeadName
+from fdbd.networks.classifier import PRECISIONS, HeadName
+from fdbd.util.devices import device_of
 
 
 class OpenedGuard(NamedTuple):
@@ -124,6 +125,7 @@ def _assemble(
         layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
         seen = Sketch(tensors.get("seen"))
         _check_names(layers, saved_head, head_name)
+        autocast = None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
         _try(detector, perturb or None, threshold or None)
     except Exception as error:  # a forged file can make any of this raise nearly anything
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
@@ -131,6 +133,8 @@ def _assemble(
     if model is not None and not isinstance(model, Head):
         head = head or (head_name.split("+") if isinstance(head_name, str) else None)
     guard = Guard(model, detector, perturb=perturb or None, head=head, layers=layers)
+    if guard.classifier is not None and guard.classifier is not model:
+        guard.classifier.autocast = autocast
     guard.threshold = threshold or None
     about = description.get("about")
     guard.about = about if isinstance(about, dict) else {}
@@ -147,7 +151,7 @@ def _assemble(
 
 def _beside_model(guard: Guard) -> Guard:
     """The guard with all of it on its model's device."""
-    return guard if guard.classifier is None else guard.to(next(guard.classifier.parameters()).device)
+    return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
 
 
 def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:

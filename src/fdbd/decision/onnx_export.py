@@ -78,6 +78,11 @@ def export(
     for module in ("onnxscript", "onnxruntime"):
         require(module, "onnx")
     _check(guard, class_names)
+    if guard.classifier is not None and guard.classifier.autocast is not None and not isinstance(example, Batch):
+        raise ValueError(
+            "the guard's network runs under autocast, which an ONNX graph cannot: set guard.classifier.autocast = None "
+            "for a graph in full precision, whose scores differ a little"
+        )
     graph, names, inputs = _prepare(guard, example)
     with beside(path) as temporary:  # first, so that a missing folder is told before the work
         shorter = _shorter(graph, inputs)

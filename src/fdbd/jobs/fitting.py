@@ -70,6 +70,7 @@ def fit_files(
     engine: Engine = "local",
     address: str | None = None,
     device: str | None = "auto",
+    autocast: bool = False,
     batch_size: int = 128,
     workers: int | None = None,
     progress: bool = True,
@@ -91,6 +92,7 @@ def fit_files(
         split: which part of a dataset by name the fit takes; `calibration` takes its test part.
         engine, address, batch_size, workers: as for `score_files`.
         device: on Ray, ``"cuda"`` gives each worker a GPU; elsewhere the model is where it runs.
+        autocast: run the network in bfloat16 where it can, now and whenever the guard's file is opened.
         progress: show a bar when it takes more than two seconds.
     """
     check_engine(engine, address, batch_size, workers)
@@ -98,6 +100,8 @@ def fit_files(
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     rows = open_rows(data, split)
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
+    if autocast and guard.classifier is not None:
+        guard.classifier.autocast = torch.bfloat16
     linear = guard.head
     preprocess: Preprocess | None = None
     names: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Decided, Output, Table, decide
+from fdbd.util.devices import device_of
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
@@ -206,7 +207,12 @@ def image_tables(
     assert opened.preprocess is not None
     pieces = [(number, span, piece) for number, span in todo for piece in cut(span, batch_size)]
     batches = prepare(
-        rows.pixels, opened.preprocess, [piece for _, _, piece in pieces], workers=workers, processes=processes
+        rows.pixels,
+        opened.preprocess,
+        [piece for _, _, piece in pieces],
+        workers=workers,
+        processes=processes,
+        pin=device_of(opened.guard).type == "cuda",
     )
     with contextlib.closing(batches):
         for (number, span, piece), batch in zip(pieces, batches):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, as_tensor, two_rows
 from fdbd.networks.find_head import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
+from fdbd.util.devices import device_of
 
 Array: TypeAlias = Tensor | NDArray[np.generic]
 Inputs: TypeAlias = Array | Mapping[str, Any] | Sequence[Any]
@@ -29,6 +30,8 @@ list (inputs, labels)."""
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
 HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
 """A head by its module's name or as a module; several that the model averages; None: to be found."""
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""That a model may run in under autocast, by name."""
 
 
 class Classifier(nn.Module):
@@ -45,8 +48,8 @@ class Classifier(nn.Module):
     - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
       once no call is under way. Only ``model.training`` is asked, so dropout that is switched on below an eval model
       stays on. A model in training mode can be neither compiled nor exported.
-    - Gradients follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed. Under autocast
-      features and logits keep the dtype that the model gives them.
+    - Gradients follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed. Under an autocast
+      of the caller's features and logits keep the dtype that the model gives them.
     - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
       ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
 
@@ -57,7 +60,8 @@ class Classifier(nn.Module):
         layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean over tokens of
             (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models that say so (timm's
             ``output_fmt``, torchvision's Swin).
-        autocast: run the model in this lower precision (``torch.bfloat16``, say), for fast extraction; None: as it is.
+        autocast: run the model under autocast in this lower precision, ``torch.bfloat16`` or ``torch.float16``, for
+            speed on GPUs; features and logits still come out in float32. None: as it is.
 
     >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> classifier = Classifier(model, layers=["0"])
@@ -80,6 +84,8 @@ class Classifier(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
         self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile(model) hides its hooks
+        if autocast not in (None, *PRECISIONS.values()):
+            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None")
         self.training = self.model.training
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
         heads = find_heads(self.model, head)
@@ -131,7 +137,7 @@ class Classifier(nn.Module):
                     output = call_model(self.model, inputs)
             finally:
                 self._recorder.traced = None
-            return self._collect(calls, output, labels)
+            return self._widened(self._collect(calls, output, labels))
         output = self._run(inputs, calls, self._is_uncompiled)
         if len(calls) < len(self._watched) and not self._is_uncompiled:
             # Under torch.compile a graph break in the model leaves this method to Python, but compiles the hooks away.
@@ -146,7 +152,7 @@ class Classifier(nn.Module):
             self._is_checked = check_head(
                 self.model, self.head_name, self.head, batch, output, self._is_explicit, count_samples(inputs), rerun
             )
-        return batch
+        return self._widened(batch)
 
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
@@ -170,7 +176,10 @@ class Classifier(nn.Module):
                 _leave_eval(model)
 
     def _lower_precision(self) -> torch.autocast:
-        return torch.autocast(next(self.model.parameters()).device.type, self.autocast)
+        return torch.autocast(device_of(self.model).type, self.autocast)
+
+    def _widened(self, batch: Batch) -> Batch:
+        return batch if self.autocast is None else batch.to(dtype=torch.float32)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
         if len(calls) != len(self._watched):
@@ -232,8 +241,7 @@ class Classifier(nn.Module):
     def _to_device(self, inputs: Any) -> Any:
         if isinstance(inputs, Tensor) and inputs.device == _weight(self._watched[0]).device:
             return inputs
-        # The first parameter decides: the head of a model spread over several devices may be elsewhere.
-        return move(inputs, next(self.model.parameters()).device)
+        return move(inputs, device_of(self.model))
 
     def _remove_hooks_at_end(self) -> None:
         weakref.finalize(self, _remove, self._handles).atexit = False
@@ -377,9 +385,9 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def move(inputs: Any, device: torch.device) -> Any:
-    """The inputs with every tensor on a device; copies from pinned memory do not wait."""
+    """The inputs with every tensor on a device; copies from pinned memory to CUDA do not wait."""
     if isinstance(inputs, Tensor):
-        return inputs.to(device, non_blocking=device.type != "cpu")
+        return inputs.to(device, non_blocking=device.type == "cuda")
     if isinstance(inputs, Mapping):
         return {key: move(value, device) for key, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):

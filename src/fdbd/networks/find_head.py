@@ -135,6 +135,8 @@ def check_head(
     elif not torch.isfinite(logits).all():
         return False
     elif not is_explicit and not _is_close(given, logits):
+        if _is_close(given, logits.sigmoid()):
+            _refuse_sigmoid(model, name, head)
         behind = _layer_behind(model, given, rerun)
         hint = (
             f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} "
@@ -246,6 +248,8 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
     followers = [module for module in _followers(model, name) if not isinstance(module, _PASSIVE)]
     if not followers:
         return
+    if any(isinstance(module, (nn.Sigmoid, nn.LogSigmoid)) for module in followers):
+        _refuse_sigmoid(model, name, Head.of(model.get_submodule(name)))
     if any("Pool" in type(module).__name__ for module in followers):
         raise ValueError(
             f"{type(model).__name__} pools after {name!r}, its last linear layer, so no linear head gives one row of "
@@ -256,6 +260,16 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
         f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
         f"or name another layer; {describe_linear_layers(model)}"
     )
+
+
+def _refuse_sigmoid(model: nn.Module, name: str, head: Head) -> None:
+    """Classes with a sigmoid each are no alternatives: a sample may have several. One sigmoid alone is two classes."""
+    if not head.is_binary:
+        raise ValueError(
+            f"{type(model).__name__} ends in a sigmoid for each of its {head.num_classes} classes, so a sample may "
+            "have several at once: such classes have no boundaries between them, and multi-label models are not "
+            f"supported; pass head={name!r} if each sample has one class all the same"
+        )
 
 
 def _followers(model: nn.Module, name: str) -> Iterator[nn.Module]:

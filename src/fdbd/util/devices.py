@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 
 def choose_device(name: str | torch.device | None = "auto") -> torch.device:
@@ -27,6 +28,17 @@ def choose_device(name: str | torch.device | None = "auto") -> torch.device:
         here = ", ".join(["cpu", *(kind for kind in ("cuda", "mps", "xpu") if _has(kind))])
         raise ValueError(f"there is no device {str(name)!r} here, expected auto or one of: {here}") from None
     return device
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module's first parameter or buffer is; the CPU where it has none. (Of a model that is spread over several
+    devices the head may be elsewhere.)
+
+    >>> device_of(nn.Linear(2, 2))
+    device(type='cpu')
+    """
+    first = next(module.parameters(), next(module.buffers(), None))
+    return torch.device("cpu") if first is None else first.device
 
 
 def _has(kind: str) -> bool:
