@@ -173,7 +173,7 @@ def _prepare(guard: Guard, example: Inputs | Batch) -> tuple[_Graph, list[str], 
     for name, tensor in zip(names, tensors):
         if not isinstance(tensor, Tensor) or tensor.ndim == 0 or not len(tensor) or len(tensor) != len(tensors[0]):
             what = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"the example's {name} are {what}, expected a tensor with one row per sample, at least one")
+            raise ValueError(f"the example's {name} are {what}, expected a tensor of one row per sample, at least one")
     copied = copy.deepcopy(guard).cpu().eval()
     graph = _Graph(copied, names if isinstance(inputs, Mapping) else None, takes_features)
     rows = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size

@@ -146,7 +146,7 @@ class Monitor(StreamMonitor):
         scores = as_tensor(observed).detach().cpu()
         if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
             raise ValueError(
-                f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample, (N,)"
+                f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample (N,)"
             )
         if not scores.is_floating_point():
             scores = scores.to(torch.float64)

@@ -1,6 +1,6 @@
 """Classifier: any torch model, split into backbone and linear head.
 
-Finding the head is in `find_head`; here a loader's item becomes what the model takes, the model runs, once per call, and
+Finding the head is in `find_head`; here a loader's item becomes what the model takes, the model runs once per call, and
 what its head saw comes back as a Batch.
 """
 
