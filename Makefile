@@ -83,7 +83,7 @@ release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them a
 	$(BIN)/python tools/release_check.py
 
 docs: $(VENV)/.dev ## write the generated pages of docs/
-	$(BIN)/python -m fdbd.detectors.catalog
+	$(BIN)/python tools/catalog.py
 
 benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/score.py

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import fdbd.detectors
-from fdbd.detectors import catalog
 
-PAGE = Path(__file__).parents[2] / "docs" / "detectors.md"
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "tools" / "catalog.py"))
+PAGE = ROOT / "docs" / "detectors.md"
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == catalog.render(), "run python -m fdbd.detectors.catalog"
+    assert PAGE.read_text(encoding="utf-8") == TOOL["render"](), "run python tools/catalog.py"
 
 
 def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
-    page = catalog.render()
+    page = TOOL["render"]()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
     registry = fdbd.detectors.Configured.registry  # other tests add detectors of their own
     ours = [name for name in fdbd.detectors.list_detectors() if registry[name].__module__.startswith("fdbd.")]
@@ -30,7 +32,7 @@ def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
 
 
 def test_options_are_listed_with_their_defaults() -> None:
-    section = catalog.render().split("## gen: GEN\n")[1].split("\n## ")[0]
+    section = TOOL["render"]().split("## gen: GEN\n")[1].split("\n## ")[0]
     assert "- `gamma` (`0.1`): exponent" in section
     assert "- `top` (`100`): number" in section
     assert "```text\nscore = −Σ" in section
@@ -39,5 +41,5 @@ def test_options_are_listed_with_their_defaults() -> None:
 def test_the_page_is_written_where_it_is_asked_for(tmp_path: Path, monkeypatch: object) -> None:
     target = tmp_path / "new" / "page.md"
     monkeypatch.setattr("sys.argv", ["catalog", str(target)])  # type: ignore[attr-defined]
-    catalog.main()
-    assert target.read_text(encoding="utf-8") == catalog.render()
+    TOOL["main"]()
+    assert target.read_text(encoding="utf-8") == TOOL["render"]()

@@ -73,5 +73,4 @@ __all__ = [
 ]
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
-    if not _module.name.endswith(".catalog"):  # a program of its own
-        importlib.import_module(_module.name)
+    importlib.import_module(_module.name)

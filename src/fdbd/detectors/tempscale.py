@@ -63,8 +63,8 @@ class TemperatureScaling(Detector):
         if self.scale == "probability":
             return largest_probability(logits / self.temperature)
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
-        weights = bound_(gaps(logits) / self.temperature).exp()
-        rest = weights.scatter(1, logits.argmax(dim=1, keepdim=True), 0).sum(dim=1)
+        exponents = bound_(gaps(logits).div_(self.temperature))
+        rest = exponents.scatter_(1, logits.argmax(dim=1, keepdim=True), -torch.inf).exp_().sum(dim=1)
         return -2 * torch.atanh(rest / (2 + rest))  # −log1p(rest), whose small values ONNX would round away
 
 

@@ -61,11 +61,11 @@ class DatasetInfo:
     name: str
     title: str
     counts: Mapping[str, int]
-    num_classes: int | None
-    image_size: str
     licence: str
     home: str
     how: str
+    num_classes: int | None = None
+    image_size: str = "varies"
     megabytes: float | None = None
     classes: tuple[str, ...] = ()
     preprocess: str = "cifar10"
@@ -83,7 +83,6 @@ _FASHION_CLASSES = (
 _DIGITS = tuple("0123456789")
 _FDBD_DATA = "in the folder that FDBD_DATA names"
 _IMAGENET_OOD = "http://pages.cs.wisc.edu/~huangrui/imagenet_ood_dataset"
-_ODIN = "https://github.com/facebookresearch/odin"
 
 _ALL = (
     DatasetInfo(
@@ -142,7 +141,6 @@ _ALL = (
         title="Textures (DTD)",
         counts={"test": 5_640},
         num_classes=47,
-        image_size="varies",
         megabytes=597,
         licence="research use",
         home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
@@ -159,7 +157,6 @@ _ALL = (
         name="textures32",
         title="Textures (DTD), 10 categories at 32×32",
         counts={"test": 1_200},
-        num_classes=None,
         image_size="32×32",
         licence="research use",
         home="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
@@ -187,8 +184,6 @@ _ALL = (
         name="flowers102",
         title="Oxford Flowers-102",
         counts={"test": 8_189},
-        num_classes=None,
-        image_size="varies",
         megabytes=329,
         licence="none stated; cite Nilsback and Zisserman 2008",
         home="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
@@ -239,56 +234,41 @@ _ALL = (
             "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
     ),
-    DatasetInfo(
-        name="isun",
-        title="iSUN",
-        counts={"test": 8_925},
-        num_classes=None,
-        image_size="32×32",
-        megabytes=24,
-        licence="research use; none stated for this cut by the authors of ODIN",
-        home=_ODIN,
-        how=f"put the unpacked iSUN/ (linked on the home page) {_FDBD_DATA}",
-        local=(("folder", "iSUN"),),
-        archive=Archive("https://www.dropbox.com/s/raw/ssz7qxfqae0cca5/iSUN.tar.gz", "iSUN"),
-    ),
-    DatasetInfo(
-        name="lsun",
-        title="LSUN (crop)",
-        counts={"test": 10_000},
-        num_classes=None,
-        image_size="32×32",
-        megabytes=29,
-        licence="research use; none stated for this cut by the authors of ODIN",
-        home=_ODIN,
-        how=f"put the unpacked LSUN/ (linked on the home page) {_FDBD_DATA}",
-        local=(("folder", "LSUN/test"), ("folder", "LSUN")),
-        archive=Archive(
-            "https://www.dropbox.com/s/raw/fhtsw1m3qxlwj6h/LSUN.tar.gz", "LSUN/test", "458a0a0ab8e5f1cb4516d7400568e460"
-        ),
-    ),
-    DatasetInfo(
-        name="lsun-resize",
-        title="LSUN (resize)",
-        counts={"test": 10_000},
-        num_classes=None,
-        image_size="32×32",
-        megabytes=28,
-        licence="research use; none stated for this cut by the authors of ODIN",
-        home=_ODIN,
-        how=f"put the unpacked LSUN_resize/ (linked on the home page) {_FDBD_DATA}",
-        local=(("folder", "LSUN_resize/LSUN_resize"), ("folder", "LSUN_resize")),
-        archive=Archive(
-            "https://www.dropbox.com/s/raw/moqh2wh8696c3yl/LSUN_resize.tar.gz",
-            "LSUN_resize/LSUN_resize",
-            "278b7b31c8cb7e804a1465a8ce03a2dc",
-        ),
+    *(
+        DatasetInfo(
+            name=name,
+            title=title,
+            counts={"test": count},
+            image_size="32×32",
+            megabytes=megabytes,
+            licence="research use; none stated for this cut by the authors of ODIN",
+            home="https://github.com/facebookresearch/odin",
+            how=f"put the unpacked {top}/ (linked on the home page) {_FDBD_DATA}",
+            local=tuple(("folder", path) for path in dict.fromkeys((folder, top))),
+            archive=Archive(f"https://www.dropbox.com/s/raw/{key}/{top}.tar.gz", folder, md5),
+        )
+        for name, title, count, megabytes, top, folder, key, md5 in (
+            ("isun", "iSUN", 8_925, 24, "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
+            (
+                "lsun",
+                "LSUN (crop)",
+                10_000,
+                29,
+                "LSUN",
+                "LSUN/test",
+                "fhtsw1m3qxlwj6h",
+                "458a0a0ab8e5f1cb4516d7400568e460",
+            ),
+            (
+                *("lsun-resize", "LSUN (resize)", 10_000, 28, "LSUN_resize", "LSUN_resize/LSUN_resize"),
+                *("moqh2wh8696c3yl", "278b7b31c8cb7e804a1465a8ce03a2dc"),
+            ),
+        )
     ),
     DatasetInfo(
         name="places365",
         title="Places365 (validation)",
         counts={"test": 36_500},
-        num_classes=None,
         image_size="256×256",
         megabytes=502,
         licence="non-commercial research and education",
@@ -304,7 +284,6 @@ _ALL = (
         title="ImageNet-1k",
         counts={"train": 1_281_167, "test": 50_000},
         num_classes=1000,
-        image_size="varies",
         licence="non-commercial research, after registration",
         home="https://www.image-net.org/",
         how=f"put imagenet/train/WNID/ and imagenet/val/WNID/ {_FDBD_DATA} (needs registration on the home page)",
@@ -316,7 +295,6 @@ _ALL = (
         title="ImageNet-1k, a few photographs per class",
         counts={"train": 2_000, "test": 1_000},
         num_classes=1000,
-        image_size="varies",
         licence="non-commercial research, after registration",
         home="https://www.image-net.org/",
         how=f"put imagenet_val/CLASS_….jpg, two validation photographs per class, and imagenet/CLASS_….jpg, one more "
@@ -330,9 +308,6 @@ _ALL = (
             name=name,
             title=f"{folder} (ImageNet-OOD split)",
             counts={"test": 10_000},
-            num_classes=None,
-            image_size="varies",
-            megabytes=None,
             licence="research use; cut by the authors of MOS (Huang and Li 2021)",
             home="https://github.com/deeplearning-wisc/large_scale_ood",
             how=f"put the unpacked {folder}/ ({_IMAGENET_OOD}/{folder}.tar.gz) {_FDBD_DATA}",
@@ -361,8 +336,6 @@ _PATHS = tuple(
         name=name,
         title=title,
         counts={},
-        num_classes=None,
-        image_size="varies",
         licence="yours",
         home="",
         how=how,

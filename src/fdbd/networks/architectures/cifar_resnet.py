@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fdbd.networks.architectures.common import Network, he_init
+from fdbd.networks.architectures.resnet import BasicBlock
 
 
 class Subsample(nn.Module):
@@ -20,22 +21,6 @@ class Subsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
-
-
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions beside a shortcut without parameters."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Identity() if stride == 1 else Subsample(width - width_in)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
 class CifarResNet(Network):
@@ -64,4 +49,6 @@ class CifarResNet(Network):
 
 
 def _stage(width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(width_in, width, stride), *(BasicBlock(width, width, 1) for _ in range(blocks - 1)))
+    shortcut = nn.Identity() if stride == 1 else Subsample(width - width_in)
+    others = (BasicBlock(width, width, 1, nn.Identity()) for _ in range(blocks - 1))
+    return nn.Sequential(BasicBlock(width_in, width, stride, shortcut), *others)

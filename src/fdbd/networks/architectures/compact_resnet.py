@@ -11,24 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fdbd.networks.architectures.common import Network, he_init
-
-
-class Block(nn.Module):
-    """Two 3×3 convolutions with batch norm, and a projection shortcut where the shape changes (He et al., 2016)."""
-
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or width_in != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+from fdbd.networks.architectures.resnet import BasicBlock
 
 
 class CompactResNet(Network):
@@ -49,7 +32,7 @@ class CompactResNet(Network):
         self.stem = nn.Conv2d(3, channels, kernel, stride, padding=1)
         layers = []
         for width, step in blocks:
-            layers.append(Block(channels, width, step))
+            layers.append(BasicBlock(channels, width, step))
             channels = width
         self.blocks = nn.Sequential(*layers)
         self.num_features = channels

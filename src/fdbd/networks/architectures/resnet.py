@@ -18,17 +18,17 @@ def _shortcut(width_in: int, width: int, stride: int) -> nn.Sequential:
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions."""
+    """Two 3×3 convolutions beside a shortcut; None: a projection where the shape changes."""
 
     expansion = 1
 
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
+    def __init__(self, width_in: int, width: int, stride: int, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(width_in, width, stride)
+        self.shortcut = _shortcut(width_in, width, stride) if shortcut is None else shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)))

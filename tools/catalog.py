@@ -1,4 +1,4 @@
-"""The page of all detectors and shapings, written from the classes themselves: ``python -m fdbd.detectors.catalog``."""
+"""The page of all detectors and shapings, written from the classes themselves: ``python tools/catalog.py``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path("docs/detectors.md")
 _INTRODUCTION = """\
 # Detectors
 
-Written by `python -m fdbd.detectors.catalog` from the classes themselves: change a docstring, then run it again.
+Written by `python tools/catalog.py` from the classes themselves: change a docstring, then run it again.
 
 A detector scores how in-distribution a sample is, higher being more so. `fdbd.create(name)` makes one by name, and a
 shaping and a detector together are one by `fdbd.create("react+fdbd")`. P is the number of features, C of classes, z the
