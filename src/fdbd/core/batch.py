@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+Array: TypeAlias = Tensor | NDArray[np.generic]
+ArrayLike: TypeAlias = Array | Sequence[object]
+"""Numbers: a tensor, an array, or a list of numbers or of lists of them."""
+Inputs: TypeAlias = Array | Mapping[str, object] | Sequence[object]
+"""What a model takes, or a loader's item with labels: a tensor or array (N, …); a dict of keyword arguments; a tuple or
+list (inputs, labels)."""
 
 
 class Batch(NamedTuple):
@@ -88,7 +96,7 @@ class Head:
     2
     """
 
-    def __init__(self, weight: Any, bias: Any = None) -> None:
+    def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None) -> None:
         weight = _as_float_tensor(weight, "head weight")
         if weight.ndim != 2:
             raise ValueError(f"head weight has shape {tuple(weight.shape)}, expected (classes, features)")
@@ -108,7 +116,7 @@ class Head:
         self.bias = bias
 
     @classmethod
-    def of(cls, source: Any) -> Head:
+    def of(cls, source: object) -> Head:
         """The head in `source`: a Head, an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays, or a fitted
         scikit-learn linear classifier (``coef_``, ``intercept_``)."""
         if isinstance(source, Head):
@@ -119,7 +127,7 @@ class Head:
             if source.kernel_size != (1, 1) or source.groups != 1:
                 raise ValueError(f"a convolution head must be 1×1 and ungrouped, got {source}")
             return cls(source.weight.flatten(1), source.bias)
-        if hasattr(source, "coef_"):
+        if hasattr(source, "coef_") and hasattr(source, "intercept_"):
             return cls(np.atleast_2d(source.coef_), np.atleast_1d(source.intercept_))
         if isinstance(source, (tuple, list)) and len(source) == 2:
             return cls(*source)

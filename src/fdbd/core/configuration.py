@@ -73,7 +73,7 @@ class Configured(nn.Module):
     paper: ClassVar[Paper | None] = None
     needs: Needs = Needs()
     """What it looks at and what its fit takes; an instance whose options decide sets its own."""
-    earlier_options: ClassVar[dict[str, Any]] = {}
+    earlier_options: ClassVar[dict[str, object]] = {}
     """Values of options that did not exist yet when a file without them was written."""
     registry: ClassVar[dict[str, type[Configured]]] = {}
 
@@ -89,12 +89,12 @@ class Configured(nn.Module):
             )
         Configured.registry[cls.name] = cls  # the same class defined again, as in a notebook, replaces the old one
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Constructor arguments by name."""
         parameters = inspect.signature(type(self)).parameters.values()
         return {p.name: getattr(self, p.name) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
-    def to_config(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, object]:
         """Name and options as plain JSON values; `from_config` turns them back into an unfitted object."""
         return {"name": self.name, "options": {name: _plain(value) for name, value in self.options().items()}}
 

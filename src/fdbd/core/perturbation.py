@@ -6,13 +6,13 @@ ODIN and the noise of the Mahalanobis detector raise a score; adversarial sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, as_tensor
+from fdbd.core.batch import Batch, Inputs, as_tensor
 
 Objective = Callable[[Batch], Tensor]
 
@@ -63,7 +63,7 @@ class InputPerturbation(nn.Module):
         """Whether a call has to bring its objective."""
         return self.objective == "score"
 
-    def forward(self, images: Tensor, classifier: Callable[[Any], Batch], score: Objective | None = None) -> Tensor:
+    def forward(self, images: Inputs, classifier: Callable[[Tensor], Batch], score: Objective | None = None) -> Tensor:
         """Images (N, C, …), moved.
 
         Args:
@@ -79,12 +79,12 @@ class InputPerturbation(nn.Module):
         return _step(images, classifier, score, self.epsilon, self.std)
 
     def seen_and_moved(
-        self, images: Tensor, classifier: Callable[[Any], Batch], score: Objective | None = None
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], score: Objective | None = None
     ) -> tuple[Batch, Tensor]:
         """What the classifier says of the images as they are, and the images moved: one forward pass serves both."""
         seen: list[Batch] = []
 
-        def watched(inputs: Any) -> Batch:
+        def watched(inputs: Inputs) -> Batch:
             seen.append(classifier(inputs))
             return seen[-1]
 
@@ -96,7 +96,7 @@ class InputPerturbation(nn.Module):
         log_softmax = (_logits(batch) / self.temperature).log_softmax(dim=1)
         return self.temperature * log_softmax.max(dim=1).values
 
-    def to_config(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, object]:
         """The arguments, as JSON takes them."""
         return {
             "epsilon": self.epsilon,
@@ -106,22 +106,23 @@ class InputPerturbation(nn.Module):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> InputPerturbation:
+    def from_config(cls, config: Mapping[str, object]) -> InputPerturbation:
         """The perturbation that `to_config` described.
 
         >>> InputPerturbation.from_config(InputPerturbation(0.0014, std=0.5).to_config())
         InputPerturbation(epsilon=0.0014, objective='msp', temperature=1000.0, std=[0.5])
         """
-        return cls(**config)
+        arguments: dict[str, Any] = dict(config)
+        return cls(**arguments)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
 
 
 def adversarial(
-    images: Tensor,
+    images: Inputs,
     labels: Tensor,
-    classifier: Callable[[Any], Batch],
+    classifier: Callable[[Tensor], Batch],
     epsilon: float,
     std: float | Sequence[float] | None = None,
 ) -> Tensor:
@@ -136,7 +137,7 @@ def adversarial(
     torch.Size([2, 3, 2, 2])
     """
     labels = as_tensor(labels)
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
+    if labels.shape != (len(images),) or labels.is_floating_point():
         raise ValueError(
             f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, expected class indices ({len(images)},)"
         )
@@ -149,8 +150,8 @@ def adversarial(
 
 
 def _step(
-    images: Tensor,
-    classifier: Callable[[Any], Batch],
+    images: Inputs,
+    classifier: Callable[[Tensor], Batch],
     objective: Objective,
     epsilon: float,
     std: tuple[float, ...] | None,

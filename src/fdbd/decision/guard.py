@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core import artifact
-from fdbd.core.batch import Batch, Head, as_batch
+from fdbd.core.batch import Batch, Head, Inputs, as_batch
 from fdbd.core.configuration import NotFittedError
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
@@ -26,7 +26,7 @@ from fdbd.fitting import distributed
 from fdbd.fitting.driver import fit_together
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
-from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, Inputs, rows_finite, split_batch
+from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, rows_finite, split_batch
 from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
@@ -96,7 +96,7 @@ class Guard(nn.Module):
             self.classifier = Classifier(model, head, layers or detector.needs.layers)
         elif model is not None and not isinstance(model, Head):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, object] = {}
         """What else the file should say, as JSON values: where the model comes from, class names, how the guard was
         calibrated. Saved and loaded."""
         self.agreement: dict[str, Agreement] = {}
@@ -197,7 +197,7 @@ class Guard(nn.Module):
 
     def warn_of_labels(self, stage: str) -> None:
         """Warn where the labels of a stage ("fit", "calibration") agree with predictions no better than chance."""
-        names = self.about.get("class_names") or ()
+        names: Any = self.about.get("class_names") or ()
         if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
             warnings.warn(text, stacklevel=3)
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.threshold import GRID_POINTS, Threshold
 from fdbd.detectors import KNN
-from fdbd.networks.classifier import Inputs, split_batch
+from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 from fdbd.util.version import __version__

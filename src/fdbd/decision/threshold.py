@@ -9,13 +9,13 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import as_tensor
+from fdbd.core.batch import ArrayLike, as_tensor
 
 GRID_POINTS = 1024
 """Exported graphs compare a score with at most this many calibration scores (ONNX has no binary search)."""
@@ -77,7 +77,12 @@ class Threshold(nn.Module):
 
     @classmethod
     def quantile(
-        cls, scores: Any, tpr: float = 0.95, labels: Any = None, per_class: bool = False, num_classes: int | None = None
+        cls,
+        scores: ArrayLike,
+        tpr: float = 0.95,
+        labels: ArrayLike | None = None,
+        per_class: bool = False,
+        num_classes: int | None = None,
     ) -> Threshold:
         """The largest threshold that accepts at least a share `tpr` of the calibration scores.
 
@@ -110,9 +115,9 @@ class Threshold(nn.Module):
     @classmethod
     def conformal(
         cls,
-        scores: Any,
+        scores: ArrayLike,
         alpha: float = 0.05,
-        labels: Any = None,
+        labels: ArrayLike | None = None,
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
@@ -250,12 +255,12 @@ class Threshold(nn.Module):
             "interval over the draw of the calibration data)"
         )
 
-    def to_config(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, object]:
         """What `from_state` needs beside ``state_dict()``, as plain JSON values."""
         return {name: getattr(self, name) for name in ("kind", "target", "count", "per_class", "num_classes")}
 
     @classmethod
-    def from_state(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Threshold:
+    def from_state(cls, config: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Threshold:
         """The threshold that ``to_config()`` and ``state_dict()`` came from; anything inconsistent is a ValueError.
 
         >>> threshold = Threshold.conformal(torch.arange(50.0))
@@ -427,7 +432,9 @@ def as_decimal(fraction: float) -> float:
     return rounded if abs(rounded - fraction) <= 2.3e-16 else fraction
 
 
-def _runs(scores: Any, labels: Any, per_class: bool, num_classes: int | None) -> tuple[Tensor, Tensor]:
+def _runs(
+    scores: ArrayLike, labels: ArrayLike | None, per_class: bool, num_classes: int | None
+) -> tuple[Tensor, Tensor]:
     """Checked calibration scores, sorted (within each class), and where each class starts and ends."""
     scores = _as_scores(scores)
     if not per_class:
@@ -439,7 +446,7 @@ def _runs(scores: Any, labels: Any, per_class: bool, num_classes: int | None) ->
     return scores[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def _as_scores(scores: Any) -> Tensor:
+def _as_scores(scores: ArrayLike) -> Tensor:
     tensor = (scores if isinstance(scores, Tensor) else torch.from_numpy(np.asarray(scores, dtype=float))).detach()
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.to(torch.float32)
@@ -457,7 +464,7 @@ def _as_scores(scores: Any) -> Tensor:
     return tensor
 
 
-def _as_labels(labels: Any, scores: Tensor, num_classes: int | None) -> Tensor:
+def _as_labels(labels: ArrayLike | None, scores: Tensor, num_classes: int | None) -> Tensor:
     if labels is None:
         raise ValueError("a threshold by predicted class needs the predicted classes: pass labels")
     indices = as_tensor(labels).detach().to(scores.device)

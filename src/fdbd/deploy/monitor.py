@@ -7,18 +7,22 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
-from fdbd.core.batch import as_tensor
+from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
 from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.guard import Guard
 from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
 from fdbd.util.files import remove_drafts
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
 
 
 class Monitor(StreamMonitor):
@@ -58,7 +62,7 @@ class Monitor(StreamMonitor):
         horizon: int = 100_000,
         confidence: float = 0.95,
         seed: int = 0,
-        on_alarm: Callable[[dict[str, Any]], object] | None = None,
+        on_alarm: Callable[[Snapshot], object] | None = None,
     ) -> None:
         threshold = guard.threshold
         if threshold is None:
@@ -76,13 +80,13 @@ class Monitor(StreamMonitor):
         self.guard = guard
         self.threshold = threshold
 
-    def __call__(self, images: Any) -> Decision:
+    def __call__(self, images: Inputs | Batch) -> Decision:
         """The guard's decision on a batch, which is also counted."""
         decision: Decision = self.guard(images)
         self.update(decision)
         return decision
 
-    def update(self, observed: Decision | Any, is_ood: Any = None) -> dict[str, Any]:
+    def update(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None = None) -> Snapshot:
         """Count a batch and return the snapshot after it.
 
         Args:
@@ -91,7 +95,7 @@ class Monitor(StreamMonitor):
         """
         return self.count(*self._values(observed, is_ood))
 
-    def prometheus(self, registry: Any = None, prefix: str = "fdbd") -> Any:
+    def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:
         """Register the monitor's numbers with a Prometheus registry, which reads them when it is scraped.
 
         Metrics: ``<prefix>_samples_total``, ``<prefix>_ood_total``, ``<prefix>_ood_rate`` with ``_low`` and ``_high``,
@@ -112,7 +116,7 @@ class Monitor(StreamMonitor):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as one safetensors file; `load` goes on from it bit for bit. Drafts that saves left when they
         were killed, an hour ago or more, are removed."""
-        state = self.state()
+        state: dict[str, Any] = self.state()
         tensors = {
             "reference": torch.frombuffer(bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64),
             "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
@@ -140,9 +144,9 @@ class Monitor(StreamMonitor):
             raise ArtifactError(f"{os.fspath(path)!r} does not hold a working monitor: {error}") from None
         return monitor
 
-    def _values(self, observed: Any, is_ood: Any) -> tuple[list[float], list[bool]]:
+    def _values(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None) -> tuple[list[float], list[bool]]:
         if isinstance(observed, Decision):
-            observed, is_ood = observed.scores, observed.is_ood
+            return self._values(observed.scores, observed.is_ood)
         scores = as_tensor(observed).detach().cpu()
         if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
             raise ValueError(
@@ -174,7 +178,8 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")
-        now, prefix = self.monitor.snapshot(), self.prefix
+        now: dict[str, Any] = self.monitor.snapshot()
+        prefix = self.prefix
         for name, help_, value in (
             ("samples", "Samples seen.", now["samples"]),
             ("ood", "Samples that were out-of-distribution.", now["ood"]),

@@ -8,13 +8,13 @@ import math
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeAlias
 
 from fdbd.deploy.drift import DriftTest
 
-Snapshot = dict[str, Any]
+Snapshot: TypeAlias = dict[str, object]
 
 
 class StreamMonitor:
@@ -108,7 +108,7 @@ class StreamMonitor:
             self._test.alarm, self._test.peak = False, 0.0
             self._test.restart()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Snapshot:
         """Everything as JSON takes it; `restore` goes on from it bit for bit."""
         with self._lock:
             return {
@@ -123,19 +123,20 @@ class StreamMonitor:
                 "recent": "".join("01"[flag] for flag in self._recent),
             }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, object]) -> None:
         """Go on from what `state` gave. A state of another calibration, or a damaged one, is a ValueError."""
+        values: dict[str, Any] = dict(state)
         try:
-            if state["calibration"] != self._fingerprint():
+            if values["calibration"] != self._fingerprint():
                 raise ValueError(
                     "it watched a guard with other calibration scores: use it with that guard, or start a new monitor"
                 )
-            reference = array("d", base64.b64decode(state["reference"], validate=True))
-            test = DriftTest.from_state(state["test"], self.calibration, reference)
-            recent = deque((flag == "1" for flag in state["recent"]), maxlen=int(state["window"]))
-            samples, ood = int(state["samples"]), int(state["ood"])
-            alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
-            confidence = float(state["confidence"])
+            reference = array("d", base64.b64decode(values["reference"], validate=True))
+            test = DriftTest.from_state(values["test"], self.calibration, reference)
+            recent = deque((flag == "1" for flag in values["recent"]), maxlen=int(values["window"]))
+            samples, ood = int(values["samples"]), int(values["ood"])
+            alarm_at = None if values["alarm_at"] is None else int(values["alarm_at"])
+            confidence = float(values["confidence"])
             if not (recent.maxlen and 0 < confidence < 1 and 0 <= ood <= samples):
                 raise ValueError("its counts do not fit each other")
         except (KeyError, TypeError, OverflowError) as error:
@@ -156,7 +157,7 @@ class StreamMonitor:
         self.samples += 1
         self.ood += flag
 
-    def _snapshot(self) -> dict[str, Any]:
+    def _snapshot(self) -> Snapshot:
         test, count = self._test, len(self._recent)
         low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
         return {

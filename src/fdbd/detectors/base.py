@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head, as_matrix, as_tensor
+from fdbd.core.batch import Batch, Head, Inputs, as_matrix, as_tensor
 from fdbd.core.configuration import Configured, Needs, NotFittedError, Paper, Passes, from_config
 from fdbd.fitting.driver import fit_together
 from fdbd.util.torch_compat import autocasts, full_precision, tracing
@@ -74,7 +74,7 @@ class Detector(Configured):
         """(N,) scores of a batch; higher is more in-distribution."""
         raise NotImplementedError(f"{type(self).__name__} defines no score")
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         """What a Guard scores and learns from: the untouched model's Batch of these images, with whatever else the
         score rests on in ``Batch.views`` or ``Batch.layers``. `labels` (N,) are there only while fitting."""
         for part in self.parts:
@@ -183,7 +183,7 @@ class Detector(Configured):
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)
 
-    def checked_score(self, formula: Callable[[Any, Batch], Tensor], batch: Batch) -> Tensor:
+    def checked_score(self, formula: Callable[[Self, Batch], Tensor], batch: Batch) -> Tensor:
         """(N,) scores by a formula that is given a prepared batch, −inf for rows that cannot be trusted.
 
         Not trusted are rows with a number that is not finite, in what the detector reads and as it was given, and rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class Ensemble(Detector):
         """The detectors, in order."""
         return list(self.detectors)  # type: ignore[arg-type]
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         return {"detectors": self.members, "combine": self.combine}
 
     def extra_repr(self) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, Inputs
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, whitener
 from fdbd.core.perturbation import adversarial, checked_std
@@ -103,7 +103,7 @@ class MDS(Detector):
         regression.fit(torch.cat([clean, perturbed]).numpy(), is_clean.numpy())
         self.set(weights=torch.as_tensor(regression.coef_[0]), intercept=torch.as_tensor(regression.intercept_[0]))
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         """The model's batch; while fitting over several layers, with features and layers of adversarial copies."""
         batch = classifier(images)
         if not self.layers or labels is None:

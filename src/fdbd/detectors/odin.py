@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Inputs
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.detectors.base import Needs, Paper
 from fdbd.detectors.msp import MSP
@@ -47,7 +46,7 @@ class ODIN(MSP):
         self._perturbation = InputPerturbation(epsilon, temperature=temperature, std=std)
         self.epsilon, self.std = self._perturbation.epsilon, self._perturbation.std
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
         with torch.no_grad():
             plain, moved = self._perturbation.seen_and_moved(images, classifier)

@@ -43,7 +43,7 @@ def list_shapings(pattern: str | None = None) -> list[str]:
     return _matching([name for name, kind in Configured.registry.items() if issubclass(kind, Shaping)], pattern)
 
 
-def create(name: str, **options: Any) -> Detector:
+def create(name: str, **options: object) -> Detector:
     """A detector by name, unfitted.
 
     Args:
@@ -82,7 +82,7 @@ def create(name: str, **options: Any) -> Detector:
     return detector
 
 
-def create_shaping(shaping: Shaping | str, before: type[Configured] | None = None, **options: Any) -> Shaping:
+def create_shaping(shaping: Shaping | str, before: type[Configured] | None = None, **options: object) -> Shaping:
     """A shaping by name, with the defaults that suit the kind of detector it stands `before`; one that is given already
     comes back as it is.
 

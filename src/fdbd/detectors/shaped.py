@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, Inputs
 from fdbd.detectors.base import Detector, Needs, Passes
 from fdbd.detectors.fdbd import FDBD
 from fdbd.fitting.statistics import Mean, Transformed, check_finite
@@ -120,7 +120,7 @@ class Shaped(Detector):
             batch = batch._replace(logits=self.head(batch.features))
         return self.shaping.shape(batch)
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         return self.shaping.observe(images, partial(self.detector.observe, classifier=classifier, labels=labels))
 
     def score(self, batch: Batch) -> Tensor:

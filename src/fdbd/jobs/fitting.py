@@ -150,7 +150,8 @@ def fit_files(
             guard.fit(training, progress=progress)
             guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
     is_held_out = calibration is None
-    guard.about["calibration"] |= {
+    described: Any = guard.about["calibration"]
+    described |= {
         "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
         "network_saw_them": "no, as the user says" if is_held_out else "not stated",
         "rows": calibrating.num_given,

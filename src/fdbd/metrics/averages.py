@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from fdbd.core.batch import ArrayLike
 from fdbd.metrics.comparison import Influences, placements, standard_error
-from fdbd.metrics.counts import Counts, as_scores
+from fdbd.metrics.counts import Counts, Floats, as_scores
 from fdbd.metrics.evaluation import Estimate, Evaluation
 from fdbd.metrics.intervals import fpr_interval, precision_influences
 from fdbd.metrics.points import oriented
@@ -17,7 +18,10 @@ Metric = Literal["auroc", "fpr", "aupr_in", "aupr_out"]
 
 
 def average(
-    evaluations: Sequence[Evaluation], metric: Metric, id_scores: Any = None, ood_scores: Sequence[Any] = ()
+    evaluations: Sequence[Evaluation],
+    metric: Metric,
+    id_scores: ArrayLike | None = None,
+    ood_scores: Sequence[ArrayLike] = (),
 ) -> Estimate:
     """Mean of a measure over OOD sets.
 
@@ -49,7 +53,7 @@ def average(
     return Estimate(value, value - ratio * (value - low), value + ratio * (high - value))
 
 
-def _influences(metric: Metric, inside: Any, outside: Any) -> Influences:
+def _influences(metric: Metric, inside: Floats, outside: Floats) -> Influences:
     if metric == "auroc":
         return placements(inside, outside)
     counts = Counts.of(inside, outside)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fdbd.core.batch import ArrayLike
 from fdbd.metrics.counts import Floats, as_scores
 
 Verdict = Literal["higher", "lower", "undecided"]
@@ -41,7 +42,9 @@ class Comparison(NamedTuple):
         return "higher" if self.difference > 0 else "lower"
 
 
-def delong_test(id_scores_a: Any, ood_scores_a: Any, id_scores_b: Any, ood_scores_b: Any) -> Comparison:
+def delong_test(
+    id_scores_a: ArrayLike, ood_scores_a: ArrayLike, id_scores_b: ArrayLike, ood_scores_b: ArrayLike
+) -> Comparison:
     """Compares the AUROC of two detectors that scored the same samples in the same order (DeLong et al., 1988).
 
     The samples being the same, the two AUROCs vary together, and their difference less than their separate intervals
@@ -65,7 +68,7 @@ class Influences(NamedTuple):
     """(M,) one number per OOD sample."""
 
 
-def placements(id_scores: Any, ood_scores: Any) -> Influences:
+def placements(id_scores: ArrayLike, ood_scores: ArrayLike) -> Influences:
     """Influences on the AUROC: the share of the other side below each sample, ties one half. The mean over ID samples
     is the AUROC itself."""
     inside, outside = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")

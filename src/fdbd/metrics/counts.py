@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from fdbd.core.batch import ArrayLike
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +27,7 @@ class Counts(NamedTuple):
     """(L,) the distinct scores, descending."""
 
     @classmethod
-    def of(cls, id_scores: Any, ood_scores: Any) -> Counts:
+    def of(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
         """ID as positive, higher scores first."""
         inside, outside = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
         scores, level = np.unique(np.concatenate([inside, outside]), return_inverse=True)
@@ -48,7 +50,7 @@ class Counts(NamedTuple):
         return int(self.negative.sum())
 
 
-def as_scores(values: Any, name: str) -> Floats:
+def as_scores(values: ArrayLike, name: str) -> Floats:
     """One-dimensional float64 scores from a tensor, an array or a list; empty or NaN is an error."""
     if isinstance(values, torch.Tensor):
         values = values.detach().to("cpu", torch.float64).numpy()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fdbd.core.batch import ArrayLike
 from fdbd.metrics.counts import Counts
 from fdbd.metrics.intervals import Interval, aupr_interval, auroc_interval, fpr_interval
 from fdbd.metrics.points import area, average_precision, false_positive_rate, oriented
@@ -67,17 +68,18 @@ class Evaluation:
             raise AttributeError(f"this evaluation is at tpr={self.tpr:g}, not 0.95: read .fpr")
         return self.fpr
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers and strings, for JSON."""
         measures = {name: getattr(self, name).to_dict() for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
         settings = ("tpr", "positive", "confidence", "num_id", "num_ood")
         return measures | {name: getattr(self, name) for name in settings}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
+    def from_dict(cls, values: Mapping[str, object]) -> Evaluation:
         """What `to_dict` gave."""
-        fields: dict[str, Any] = {name: values[name] for name in ("tpr", "positive", "confidence", "num_id", "num_ood")}
-        fields |= {name: Estimate(**values[name]) for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
+        given: dict[str, Any] = dict(values)
+        fields = {name: given[name] for name in ("tpr", "positive", "confidence", "num_id", "num_ood")}
+        fields |= {name: Estimate(**given[name]) for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
         return cls(**fields)
 
     def __str__(self) -> str:
@@ -88,8 +90,8 @@ class Evaluation:
 
 
 def evaluate(
-    id_scores: Any,
-    ood_scores: Any,
+    id_scores: ArrayLike,
+    ood_scores: ArrayLike,
     *,
     tpr: float = 0.95,
     positive: Literal["id", "ood"] = "id",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from fdbd.core.batch import ArrayLike
 from fdbd.decision.threshold import count_to_accept
 from fdbd.metrics.counts import Counts, Floats
 
 
-def auroc(id_scores: Any, ood_scores: Any) -> float:
+def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     """Area under the ROC curve: the chance that an ID sample outscores an OOD sample, a tie counting one half.
 
     >>> auroc([3.0, 2.0, 2.0], [1.0, 2.0])
@@ -19,7 +20,9 @@ def auroc(id_scores: Any, ood_scores: Any) -> float:
     return area(Counts.of(id_scores, ood_scores))
 
 
-def fpr_at_tpr(id_scores: Any, ood_scores: Any, tpr: float = 0.95, *, positive: Literal["id", "ood"] = "id") -> float:
+def fpr_at_tpr(
+    id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95, *, positive: Literal["id", "ood"] = "id"
+) -> float:
     """The false-positive rate at the strictest threshold that keeps a true-positive rate of `tpr` or more.
 
     With ``positive="id"`` (the usual FPR95): the share of OOD samples with score ≥ t, where t is the largest threshold
@@ -36,7 +39,7 @@ def fpr_at_tpr(id_scores: Any, ood_scores: Any, tpr: float = 0.95, *, positive: 
     return false_positive_rate(oriented(Counts.of(id_scores, ood_scores), positive), tpr)
 
 
-def aupr(id_scores: Any, ood_scores: Any, *, positive: Literal["id", "ood"] = "id") -> float:
+def aupr(id_scores: ArrayLike, ood_scores: ArrayLike, *, positive: Literal["id", "ood"] = "id") -> float:
     """Area under the precision-recall curve, as average precision: Σ (recall step) × (precision reached there).
 
     ``positive="id"`` is AUPR-in, ``positive="ood"`` AUPR-out (by the negated score). It depends on how many samples
@@ -48,7 +51,7 @@ def aupr(id_scores: Any, ood_scores: Any, *, positive: Literal["id", "ood"] = "i
     return average_precision(oriented(Counts.of(id_scores, ood_scores), positive))
 
 
-def roc_curve(id_scores: Any, ood_scores: Any, *, points: int = 1000) -> tuple[Floats, Floats, Floats]:
+def roc_curve(id_scores: ArrayLike, ood_scores: ArrayLike, *, points: int = 1000) -> tuple[Floats, Floats, Floats]:
     """The ROC curve with ID as positive: false-positive rates, true-positive rates, thresholds; each (M,), M ≤ points.
 
     It starts at (0, 0), threshold +inf, which accepts nothing, and ends at (1, 1). Longer curves are thinned evenly

@@ -16,17 +16,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, Head, as_tensor, two_rows
+from fdbd.core.batch import Batch, Head, Inputs, as_tensor, two_rows
 from fdbd.networks.find_head import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
 from fdbd.util.devices import device_of
 
-Array: TypeAlias = Tensor | NDArray[np.generic]
-Inputs: TypeAlias = Array | Mapping[str, Any] | Sequence[Any]
-"""What a model takes, or a loader's item with labels: a tensor or array (N, …); a dict of keyword arguments; a tuple or
-list (inputs, labels)."""
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
 HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
 """A head by its module's name or as a module; several that the model averages; None: to be found."""

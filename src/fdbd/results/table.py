@@ -21,6 +21,7 @@ from fdbd.util.extras import require
 from fdbd.util.files import write_text
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.table import Table
 
 PathLike = str | os.PathLike[str]
@@ -36,7 +37,7 @@ class ResultTable:
         figures: what `fdbd.report.figures` drew from the features, for the HTML report; None: no such figures.
     """
 
-    def __init__(self, setting: Setting, rows: Sequence[Row], figures: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, setting: Setting, rows: Sequence[Row], figures: Mapping[str, object] | None = None) -> None:
         self.setting = setting
         self.rows = list(rows)
         self.figures = dict(figures or {})
@@ -148,7 +149,7 @@ class ResultTable:
         Console(file=text, width=200).print(self.table(width=200))
         return text.getvalue()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, without the scores."""
         return {
             "setting": self.setting.to_dict(),
@@ -156,7 +157,7 @@ class ResultTable:
             "detectors": [self._row_dict(row) for row in self.rows],
         }
 
-    def _row_dict(self, row: Row) -> dict[str, Any]:
+    def _row_dict(self, row: Row) -> dict[str, object]:
         values = row.to_dict(self.setting)
         if row.error is None:
             values["groups"] = {
@@ -166,7 +167,7 @@ class ResultTable:
 
     def to_json(self, path: PathLike) -> Path:
         """Everything, with the scores of each sample (about 5 bytes each), so that results can be compared in pairs."""
-        values = self.to_dict()
+        values: dict[str, Any] = self.to_dict()
         for entry, row in zip(values["detectors"], self.rows):
             if row.error is None and row.has_scores:
                 entry["scores"] = row.scores_to_dict()
@@ -186,12 +187,12 @@ class ResultTable:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise ValueError(f"{str(path)!r} is not a results.json of `fdbd bench` ({reason})") from None
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, object]]:
         """One flat record per detector and OOD set or group."""
         found = []
         for row in self.finished:
             for column in [*self.setting.ood, *self.groups]:
-                record: dict[str, Any] = {"detector": row.name, "dataset": column}
+                record: dict[str, object] = {"detector": row.name, "dataset": column}
                 for metric in METRICS:
                     estimate = self.value(row, column, metric)
                     record |= {metric: float(estimate), f"{metric}_low": estimate.low, f"{metric}_high": estimate.high}
@@ -212,7 +213,7 @@ class ResultTable:
         writer.writerows(records)
         return write_text(path, text.getvalue())
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> DataFrame:
         """`records` as a DataFrame."""
         return require("pandas", "report").DataFrame(self.records())
 

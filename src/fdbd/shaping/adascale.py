@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, Inputs
 from fdbd.core.configuration import Needs, Paper, Passes
 from fdbd.fitting.statistics import Histogram, check_finite
 from fdbd.shaping.base import Shaping
@@ -71,7 +71,7 @@ class AdaSCALE(Shaping):
         self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
         self.touches = "logits" if variant == "logit" else "features"
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
         """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise TypeError(f"adascale needs images as one floating-point tensor (N, …), got {type(images).__name__}")

@@ -8,12 +8,12 @@ activations, or of the sample's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, Inputs
 from fdbd.core.configuration import Configured, Needs, NotFittedError, Passes
 
 
@@ -42,7 +42,7 @@ class Shaping(Configured):
         views = None if batch.views is None else torch.stack([self(view) for view in batch.views])
         return batch._replace(features=self(batch.features), logits=None, views=views)
 
-    def observe(self, images: Any, classifier: Callable[[Any], Batch]) -> Batch:
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
         """What a Guard asks of a shaping that needs the network; see `Detector.observe`."""
         return classifier(images)
 
