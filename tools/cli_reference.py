@@ -1,0 +1,99 @@
+"""docs/cli.md, the reference of the command line, from the commands themselves: `python tools/cli_reference.py`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from typer.models import ArgumentInfo
+
+from fdbd import cli
+
+INTRODUCTION = """\
+# Command line
+
+Written from the commands themselves; `fdbd COMMAND --help` says the same. Bad input ends in one line on standard error and
+exit code 2; with `FDBD_DEBUG=1` in the environment the traceback is shown.
+"""
+
+
+class Parameter(NamedTuple):
+    """One argument or option of a command."""
+
+    name: str
+    kind: Any
+    """Its type, such as `Path | None`."""
+    info: Any
+    """What the command says about it: typer's ArgumentInfo or OptionInfo."""
+    default: Any
+    """`inspect.Parameter.empty` where it must be given."""
+
+    @property
+    def is_argument(self) -> bool:
+        return isinstance(self.info, ArgumentInfo)
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def usage(self) -> str:
+        if not self.is_argument:
+            # In `Annotated`, typer takes the first name for a default.
+            given = [name for name in (self.info.default, *(self.info.param_decls or ())) if isinstance(name, str)]
+            name = self.name.replace("_", "-")
+            return ", ".join(given) or (f"--{name} / --no-{name}" if self.default is True else f"--{name}")
+        name = (self.info.metavar or self.name).upper() + ("..." if "list" in str(self.kind) else "")
+        return name if self.is_required else f"[{name}]"
+
+    @property
+    def meaning(self) -> str:
+        text = " ".join((self.info.help or "").split())
+        for kind in (self.kind, *get_args(self.kind)):
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                text += f" One of {', '.join(f'`{choice.value}`' for choice in kind)}."
+        return text
+
+    @property
+    def row(self) -> str:
+        value = getattr(self.default, "value", self.default)
+        shown = "required" if self.is_required else "" if value in (None, False, ()) else f"`{value}`"
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in (f"`{self.usage}`", self.meaning, shown)) + " |"
+
+
+def parameters(command: Callable[..., object]) -> list[Parameter]:
+    """What a command takes, in its order."""
+    hints = get_type_hints(command, include_extras=True)
+    found = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, info = get_args(hints[name])[:2]
+        found.append(Parameter(name, kind, info, parameter.default))
+    return found
+
+
+def render() -> str:
+    """The page, as Markdown: a section per command, in the order of `fdbd --help`."""
+    return "\n".join([INTRODUCTION, *map(_section, cli.COMMANDS)])
+
+
+def _section(command: Callable[..., object]) -> str:
+    found = parameters(command)
+    arguments = [parameter for parameter in found if parameter.is_argument]
+    options = [parameter for parameter in found if not parameter.is_argument]
+    usage = " ".join(["fdbd", command.__name__, *(argument.usage for argument in arguments)])
+    usage += " [OPTIONS]" if options else ""
+    parts = [
+        f"## fdbd {command.__name__}\n",
+        f"```text\n{usage}\n```\n",
+        inspect.cleandoc(command.__doc__ or "") + "\n",
+    ]
+    for title, rows in (("argument", arguments), ("option", options)):
+        if rows:
+            parts += [f"| {title} | meaning | default |", "|---|---|---|", *(parameter.row for parameter in rows), ""]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(render())
