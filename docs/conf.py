@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fdbd.util.version import __version__  # noqa: E402
 
 project = "fdbd"
 author = "The fdbd developers"
-copyright = "The fdbd developers"  # noqa: A001
+copyright = "The fdbd developers"
 version = release = __version__
 extensions = [
     "myst_nb",
@@ -39,10 +40,11 @@ INCLUDED = {"benchmarks/RESULTS.md": "benchmarks.md", "CHANGELOG.md": "changelog
 """Files outside docs/ that are pages of the site; links to others lead to the repository."""
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
-nb_execution_mode = "off" if "no_execution" in (tags := globals().get("tags", ())) else "force"
+nb_execution_mode = "off" if os.environ.get("FDBD_DOCS_DRAFT") else "force"
 nb_execution_timeout = 300
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small: threads would only wait for each other
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 nb_merge_streams = True
 
 # ── reference ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -87,6 +89,8 @@ def setup(app: Any) -> None:
     (HERE / "cli.md").write_text(cli_reference.render(), encoding="utf-8")
     site_pictures.draw(HERE / "pictures")
     app.connect("source-read", _lead_links_outside)
+    app.connect("source-read", _link_notebook)
+    app.connect("build-finished", _copy_notebooks)
     app.connect("include-read", lambda app, path, parent, source: _lead_links_outside(app, parent, source))
     app.connect("autodoc-process-docstring", _markdown_to_rst, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _keep_colons, priority=900)
@@ -101,6 +105,20 @@ def _lead_links_outside(app: Any, page: str, source: list[str]) -> None:
         return f"]({INCLUDED.get(path) or REPOSITORY + path}"
 
     source[0] = re.sub(r"\]\(\.\./([^)#]+)", lead, source[0])
+
+
+def _link_notebook(app: Any, page: str, source: list[str]) -> None:
+    """Each tutorial links to itself as a notebook."""
+    if page.startswith("tutorials/") and not page.endswith("/index"):
+        name = page.removeprefix("tutorials/")
+        link = f'```{{raw}} html\n<p><a href="{name}.ipynb" download>This page as a notebook</a></p>\n```'
+        source[0] = re.sub(r"(?m)^(# .*)$", lambda match: f"{match[1]}\n\n{link}", source[0], count=1)
+
+
+def _copy_notebooks(app: Any, error: Exception | None) -> None:
+    """Tutorials as they were run, with their output, beside their pages."""
+    for path in (Path(app.outdir).parent / "jupyter_execute" / "tutorials").glob("*.ipynb"):
+        shutil.copy(path, Path(app.outdir) / "tutorials" / path.name)
 
 
 _texts: dict[str, list[str]] = {}

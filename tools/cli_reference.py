@@ -14,8 +14,8 @@ from fdbd import cli
 INTRODUCTION = """\
 # Command line
 
-Written from the commands themselves; `fdbd COMMAND --help` says the same. Bad input ends in one line on standard error and
-exit code 2; with `FDBD_DEBUG=1` in the environment the traceback is shown.
+Written from the commands themselves; `fdbd COMMAND --help` says the same. Bad input ends in one line on standard error
+and exit code 2; with `FDBD_DEBUG=1` in the environment the traceback is shown.
 """
 
 

@@ -35,7 +35,12 @@ def list_bundles() -> list[str]:
 
 
 def load_bundle(name: str = "cifar10-ce") -> Benchmark:
-    """The benchmark of a zoo model on its bundle."""
+    """The benchmark of a zoo model on its bundle.
+
+    >>> bundle = load_bundle()
+    >>> bundle.head, [samples.name for samples in bundle.ood]
+    (Head(10 classes, 128 features), ['textures32', 'tiny-imagenet', 'flowers102', 'mnist', 'fashion-mnist'])
+    """
     if name not in list_bundles():
         raise ValueError(
             f"the package has no features of {name!r}, only of {', '.join(list_bundles())}; for any other model write "

@@ -15,6 +15,11 @@ class Results(ResultTable):
     ``print(results)`` shows the table; `table` gives it for rich, `to_json`, `to_csv`, `to_markdown`, `to_latex` and
     `to_html` write files, `from_json` reads one, `to_pandas` gives one line per detector and dataset, and `compare`
     tells whether two detectors differ.
+
+    >>> from fdbd.bench import load_bundle
+    >>> results = load_bundle().run(["fdbd", "msp"], latency=False)
+    >>> results.compare("fdbd", "msp").verdict()
+    'higher'
     """
 
     def to_html(self, path: PathLike) -> Path:

@@ -36,7 +36,11 @@ SHAPED = ("energy", "fdbd")
 
 
 def default_detectors() -> list[str]:
-    """Names of every detector that features and logits suffice for, then each shaping before Energy and fDBD."""
+    """Names of every detector that features and logits suffice for, then each shaping before Energy and fDBD.
+
+    >>> "react+fdbd" in default_detectors()
+    True
+    """
     plain = [name for name in list_detectors(shapings=False) if _works_on_arrays(name)]
     combined = [(shaping, name) for name in SHAPED for shaping in list_shapings() if _works_on_arrays(shaping)]
     # Scaled logits have the same argmax, so LTS leaves fDBD as it is.

@@ -23,7 +23,17 @@ FORMAT = 1
 
 
 class ArtifactError(ValueError):
-    """A file is not a guard, is damaged, or does not fit the model."""
+    """A file is not a guard, is damaged, or does not fit the model.
+
+    >>> import fdbd, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "guard.safetensors")
+    >>> path.write_bytes(b"no guard")
+    8
+    >>> fdbd.load(path)
+    Traceback (most recent call last):
+        ...
+    fdbd.core.artifact.ArtifactError: ...
+    """
 
 
 def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -17,7 +17,12 @@ Passes = Generator[Any, Any, None]
 
 
 class Paper(NamedTuple):
-    """Where a method comes from."""
+    """Where a method comes from.
+
+    >>> import fdbd
+    >>> fdbd.FDBD.paper.venue, fdbd.FDBD.paper.year
+    ('ICML', 2024)
+    """
 
     title: str
     authors: str
@@ -59,7 +64,14 @@ class Needs:
 
 
 class NotFittedError(RuntimeError):
-    """A detector was asked for scores before it saw training data."""
+    """A detector was asked for scores before it saw training data.
+
+    >>> import fdbd
+    >>> fdbd.FDBD().score(fdbd.Batch(torch.rand(2, 3)))
+    Traceback (most recent call last):
+        ...
+    fdbd.core.configuration.NotFittedError: ...
+    """
 
 
 class Configured(nn.Module):

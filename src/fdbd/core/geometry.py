@@ -116,13 +116,22 @@ def _norms_of(classes: Sequence[int], head: Head) -> Tensor:
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of `distances`."""
+    """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of `distances`.
+
+    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]), torch.zeros(3))
+    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), head))
+    (tensor([2.1213]), tensor([2]))
+    """
     nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)
     return nearest.values, nearest.indices
 
 
 def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
-    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`; fewer where fewer exist."""
+    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`; fewer where fewer exist.
+
+    >>> mean_of_nearest(torch.tensor([[torch.nan, 3.0, 1.0]]), 2)
+    tensor([2.])
+    """
     reachable = torch.where(distance.isnan(), torch.inf, distance)
     smallest = reachable.topk(min(k, distance.shape[1] - 1), dim=1, largest=False).values
     finite = torch.isfinite(smallest)
@@ -207,7 +216,13 @@ class Folded:
 
 
 def fold(head: Head) -> tuple[Tensor, Tensor]:
-    """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`."""
+    """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`.
+
+    >>> normals, offsets = fold(Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2)))
+    >>> normals
+    tensor([[ 1.,  0.],
+            [-1.,  0.]], dtype=torch.float64)
+    """
     weight, bias = _float64(head.weight).numpy(), _float64(head.bias).numpy()
     normals, gammas = np.empty_like(weight), np.empty_like(bias)
     for start, norms in _norm_blocks(weight):
@@ -233,6 +248,9 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     The projection on the polyhedron {z' : class c wins} is Lawson and Hanson's least-distance programme (Solving Least
     Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
     below `distances`, and equal to it at the nearest boundary.
+
+    >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2)))
+    tensor([[nan, 3.]], dtype=torch.float64)
     """
     z = _float64(features)
     exact_head = Head(_float64(head.weight), _float64(head.bias))

@@ -22,6 +22,10 @@ class FeatureSet:
         labels: (N,) class indices, where there are any.
         logits: (N, C); None: computed from the head.
         samples: a key of the samples themselves (the images, say), the same under every model; "": not known.
+
+    >>> samples = FeatureSet("mine", torch.zeros(5, 2, dtype=torch.float16))
+    >>> len(samples), samples.rows(slice(0, 2)).features.dtype
+    (5, torch.float32)
     """
 
     name: str

@@ -18,11 +18,26 @@ from fdbd.util.torch_compat import full_precision
 
 
 class NotCalibratedError(RuntimeError):
-    """A guard was asked for a decision before it had a threshold."""
+    """A guard was asked for a decision before it had a threshold.
+
+    >>> import fdbd
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(9, 3))])
+    >>> guard.decide(fdbd.Batch(torch.rand(2, 3)))
+    Traceback (most recent call last):
+        ...
+    fdbd.decision.answers.NotCalibratedError: ...
+    """
 
 
 class Decision(NamedTuple):
-    """What a guard says of N samples. Logits and labels are always the untouched model's."""
+    """What a guard says of N samples. Logits and labels are always the untouched model's.
+
+    >>> import fdbd
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
+    >>> decision = guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).decide(fdbd.Batch(torch.rand(4, 3)))
+    >>> {name: tuple(value.shape) for name, value in decision._asdict().items()}
+    {'logits': (4, 3), 'labels': (4,), 'scores': (4,), 'p_values': (4,), 'is_ood': (4,)}
+    """
 
     logits: Tensor
     """(N, C) output of the model's linear head, bit for bit; a binary head's single logit d stands as −d/2 and d/2, and
@@ -84,7 +99,14 @@ def _at_most(adjusted: NDArray[np.float64], q: float) -> NDArray[np.bool_]:
 
 
 class Explanation(NamedTuple):
-    """Where N samples stand among the decision boundaries."""
+    """Where N samples stand among the decision boundaries.
+
+    >>> import fdbd
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
+    >>> why = guard.calibrate([fdbd.Batch(torch.rand(400, 3))]).explain(fdbd.Batch(torch.tensor([[3.0, 1.0, 0.0]])))
+    >>> why.nearest, why.nearest_distance
+    (tensor([1]), tensor([1.4142]))
+    """
 
     decision: Decision
     distances: Tensor

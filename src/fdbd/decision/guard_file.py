@@ -40,6 +40,13 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
 
     Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading compiles nothing and
     leaves no threads behind, so a process may load a guard and then fork.
+
+    >>> import fdbd, os, tempfile, torch
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
+    >>> path = os.path.join(tempfile.mkdtemp(), "guard.safetensors")
+    >>> guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).save(path)
+    >>> fdbd.load(path).threshold
+    Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
     return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
 

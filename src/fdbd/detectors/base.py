@@ -42,6 +42,14 @@ class Detector(Configured):
     Whoever calls `score` goes through `checked_score`, which prepares the batch for the formula and closes untrusted
     rows. For the few detectors that need them there are three hooks: `observe` (what a Guard asks the network for),
     `example` (a batch to try a loaded detector on) and `parts` (the detectors inside this one).
+
+    >>> import fdbd
+    >>> class Largest(fdbd.Detector):
+    ...     needs = Needs(passes=0)
+    ...     def score(self, batch):
+    ...         return batch.features.amax(dim=1)
+    >>> Largest().fit(fdbd.Batch(torch.eye(2)), fdbd.Head(torch.eye(2))).score(fdbd.Batch(torch.tensor([[1.0, 5.0]])))
+    tensor([5.])
     """
 
     notices_bad_rows: bool = False

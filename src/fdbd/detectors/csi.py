@@ -27,6 +27,14 @@ class CSI(Detector):
 
     Args:
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features)
+    >>> detector = fdbd.CSI().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "csi"

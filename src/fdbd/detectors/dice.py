@@ -23,6 +23,14 @@ class DICE(Detector):
 
     Args:
         percentile: share of the weights that are set to zero, in percent; 90 is the paper's for CIFAR, 70 for ImageNet.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features)
+    >>> detector = fdbd.DICE(percentile=50).fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "dice"

@@ -16,6 +16,12 @@ class Energy(Detector):
 
     Args:
         temperature: T.
+
+    >>> import fdbd, torch
+    >>> head = fdbd.Head(torch.eye(3))
+    >>> detector = fdbd.Energy().fit(fdbd.Batch(torch.eye(3)), head)
+    >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
+    tensor([3.0949, 2.0986])
     """
 
     name = "energy"

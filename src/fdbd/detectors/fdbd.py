@@ -98,6 +98,11 @@ class Deviation(Detector):
     Here for the paper's ablation, which finds that the term hardly separates ID from OOD by itself. Its sign depends on
     the network: OOD features lie nearer to the mean than ID ones in CIFAR-10 ResNets, so the distance is not negated,
     but further away in ResNet-50 and EfficientNet on ImageNet, where this score ranks them the wrong way round.
+
+    >>> from fdbd import Batch, Head
+    >>> detector = Deviation().fit(Batch(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), Head(torch.eye(2)))
+    >>> detector.score(Batch(torch.tensor([[1.0, 0.0], [4.0, 4.0]])))
+    tensor([0., 5.])
     """
 
     name = "deviation"

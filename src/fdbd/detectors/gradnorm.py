@@ -17,6 +17,12 @@ class GradNorm(Detector):
 
     Args:
         temperature: T; 1 is the paper's.
+
+    >>> import fdbd, torch
+    >>> head = fdbd.Head(torch.eye(3))
+    >>> detector = fdbd.GradNorm().fit(fdbd.Batch(torch.eye(3)), head)
+    >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
+    tensor([3.4567, 0.0000])
     """
 
     name = "gradnorm"

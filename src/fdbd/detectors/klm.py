@@ -20,6 +20,14 @@ class KLMatching(Detector):
 
     KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) per sample. A class that no
     training sample is predicted as has no d_c and is left out. No labels are needed.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features)
+    >>> detector = fdbd.KLMatching().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "klm"

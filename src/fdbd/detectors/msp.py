@@ -14,6 +14,12 @@ class MSP(Detector):
 
     Args:
         temperature: divides the logits; 1 is the original, 1000 is ODIN's.
+
+    >>> import fdbd, torch
+    >>> head = fdbd.Head(torch.eye(3))
+    >>> detector = fdbd.MSP().fit(fdbd.Batch(torch.eye(3)), head)
+    >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
+    tensor([0.9094, 0.3333])
     """
 
     name = "msp"

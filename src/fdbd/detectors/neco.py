@@ -29,6 +29,14 @@ class NECO(Detector):
         standardize: divide by the deviation σ of each feature (the authors' choice); False only centres.
         times_logit: False leaves out the largest logit. The authors' code multiplies by it for every network but
             ResNets: for a ResNet, False follows them, and the default does not.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features)
+    >>> detector = fdbd.NECO().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "neco"

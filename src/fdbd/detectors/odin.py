@@ -28,6 +28,12 @@ class ODIN(MSP):
         epsilon: ε in [0, 1] pixel units.
         std: the per-channel std by which images were normalised, or one number; ε is divided by it. None: images are in
             pixel units.
+
+    >>> import fdbd
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> guard = fdbd.Guard(model, fdbd.ODIN(epsilon=0.01)).fit([torch.rand(32, 3, 2, 2)])
+    >>> guard.score(torch.rand(5, 3, 2, 2)).shape
+    torch.Size([5])
     """
 
     name = "odin"

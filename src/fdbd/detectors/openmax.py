@@ -37,6 +37,14 @@ class OpenMax(Detector):
     Args:
         tail: number of largest distances to which each Weibull law is fitted.
         alpha: number of largest logits that are revised; all where there are fewer.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
+    >>> detector = fdbd.OpenMax().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "openmax"

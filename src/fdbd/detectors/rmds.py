@@ -26,6 +26,14 @@ class RMDS(Detector):
 
     so a score costs O(min(C, P)·(C + P)) instead of O(CP²). Directions without variance within classes are left out of
     both distances, and classes without samples out of the minimum.
+
+    >>> import fdbd, torch
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
+    >>> detector = fdbd.RMDS().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "rmds"

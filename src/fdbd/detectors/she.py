@@ -19,6 +19,14 @@ class SHE(Detector):
         score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples rightly predicted as c
 
     O(P) per sample and one read of z. A class without a rightly predicted sample has nothing stored: its pattern is 0.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
+    >>> detector = fdbd.SHE().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "she"

@@ -37,6 +37,14 @@ class SSD(Detector):
             the shared covariance had been added, since covariances of fewer samples are singular.
         iterations: of k-means over the training data, one pass each. It starts from k-means++ on the few thousand
             samples with the smallest hashes, so the result depends neither on chance nor on the order of the data.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
+    >>> detector = fdbd.SSD().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "ssd"

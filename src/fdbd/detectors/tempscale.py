@@ -33,6 +33,14 @@ class TemperatureScaling(Detector):
     Args:
         scale: "log", or "probability" for the probability itself, which ranks alike but rounds to 1 in float32 for most
             in-distribution samples of a good network; guards saved by version 0.1.0 use it.
+
+    >>> import fdbd
+    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
+    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
+    >>> detector = fdbd.TemperatureScaling().fit(train, fdbd.Head(torch.eye(3)))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "tempscale"

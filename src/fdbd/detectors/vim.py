@@ -28,6 +28,13 @@ class Residual(Detector):
 
     Args:
         dim: D, from 1 to P − 1; None: 1000 for P ≥ 2048 and 512 for P ≥ 768, as in the authors' experiments, else P/2.
+
+    >>> import fdbd
+    >>> features = torch.randn(200, 4) * torch.tensor([1.0, 1.0, 1.0, 0.01])
+    >>> detector = fdbd.Residual(dim=3).fit(fdbd.Batch(features), fdbd.Head(torch.eye(4)[:3]))
+    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[1.0, 1, 1, 0], [1, 1, 1, 1]])))
+    >>> bool(known > unknown)
+    True
     """
 
     name = "residual"

@@ -65,7 +65,13 @@ def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
 
 
 class Count:
-    """How many samples there were."""
+    """How many samples there were.
+
+    >>> count = Count()
+    >>> count.update(Batch(torch.rand(5, 2)))
+    >>> count.count
+    5
+    """
 
     finds_non_finite = True  # it reads none
 
@@ -136,6 +142,12 @@ class Moments:
 
     Products are taken about a mean of earlier rows, and batches combined by the pairwise update of Chan, Golub and
     LeVeque (1983): nothing cancels when the mean is large against the spread.
+
+    >>> moments = Moments(2)
+    >>> moments.update(Batch(torch.tensor([[0.0, 0.0], [2.0, 4.0]])))
+    >>> moments.mean(), moments.covariance()
+    (tensor([1., 2.], dtype=torch.float64), tensor([[1., 2.],
+            [2., 4.]], dtype=torch.float64))
     """
 
     finds_non_finite = True
@@ -187,7 +199,14 @@ class Moments:
 
 
 class ClassMoments(Moments):
-    """Moments of all features, and the count and mean of each class: (C,) and (C, P)."""
+    """Moments of all features, and the count and mean of each class: (C,) and (C, P).
+
+    >>> moments = ClassMoments(2, 1)
+    >>> moments.update(Batch(torch.tensor([[0.0], [2.0], [7.0]]), None, torch.tensor([0, 0, 1])))
+    >>> moments.means(), moments.counts
+    (tensor([[1.],
+            [7.]], dtype=torch.float64), tensor([2., 1.], dtype=torch.float64))
+    """
 
     def __init__(self, num_classes: int, num_features: int) -> None:
         super().__init__(num_features)

@@ -39,12 +39,21 @@ class ZooCard:
 
 
 def list_zoo() -> list[str]:
-    """Names of the shipped models."""
+    """Names of the shipped models.
+
+    >>> list_zoo()
+    ['cifar10-ce', 'cifar10-supcon']
+    """
     return sorted(path.stem for path in _FOLDER.glob("*.safetensors"))
 
 
 def zoo_card(name: str) -> ZooCard:
-    """What the shipped model `name` is, without loading its weights."""
+    """What the shipped model `name` is, without loading its weights.
+
+    >>> card = zoo_card("cifar10-ce")
+    >>> card.dataset, card.num_classes
+    ('cifar10', 10)
+    """
     if name not in list_zoo():
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _FOLDER / f"{name}.safetensors"
@@ -64,6 +73,11 @@ def zoo_card(name: str) -> ZooCard:
 
 
 def zoo(name: str) -> nn.Module:
-    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its inputs."""
+    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its inputs.
+
+    >>> import torch
+    >>> zoo("cifar10-ce")(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
+    """
     card = zoo_card(name)
     return load_checkpoint(create(card.model, card.num_classes), card.path).eval()

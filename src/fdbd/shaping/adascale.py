@@ -38,6 +38,12 @@ class AdaSCALE(Shaping):
         pixels: percent of the image's numbers that are moved, those with the smallest gradient of the largest logit.
         step: how far, in units of the (normalised) image.
         variant: "activation" (AdaSCALE-A) or "logit" (AdaSCALE-L).
+
+    >>> import fdbd
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> guard = fdbd.Guard(model, "adascale").fit([torch.rand(64, 3, 2, 2)])
+    >>> guard.score(torch.rand(5, 3, 2, 2)).shape
+    torch.Size([5])
     """
 
     name = "adascale"

@@ -65,6 +65,10 @@ class ASHS(TopShare):
 
     Args:
         percentile: percent of the sample's P activations to prune; 90 is that of the authors' configs.
+
+    >>> import fdbd, torch
+    >>> fdbd.ASHS(percentile=50)(torch.tensor([[1.0, 2.0, 3.0, 10.0]]))
+    tensor([[ 0.0000,  0.0000, 10.2716, 34.2386]])
     """
 
     name = "ash-s"

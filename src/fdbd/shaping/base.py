@@ -22,6 +22,13 @@ class Shaping(Configured):
 
     A subclass writes `forward` and, where it learns something from the training data, `passes` and the number of passes
     in its `needs`.
+
+    >>> import fdbd
+    >>> class Root(fdbd.Shaping):
+    ...     def forward(self, features):
+    ...         return features.sign() * features.abs().sqrt()
+    >>> Root()(torch.tensor([[4.0, -9.0]]))
+    tensor([[ 2., -3.]])
     """
 
     needs = Needs(passes=0)

@@ -17,6 +17,11 @@ class LTS(TopShare):
 
     Args:
         percentile: percent of the sample's P activations that are not among the k largest; the paper's top 5 % is 95.
+
+    >>> import fdbd, torch
+    >>> detector = fdbd.create("lts+energy", percentile=50).fit(fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3)))
+    >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 1.0, 0.0]])))
+    tensor([5.3662])
     """
 
     name = "lts"

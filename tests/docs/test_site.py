@@ -1,0 +1,127 @@
+"""The documentation site: every page is reachable, every public name is described, every tutorial can be run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdbd import cli
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")
+GENERATED = {"cli"}
+"""Pages that the build writes."""
+MODULES = {name: name for name in ("fdbd", "fdbd.metrics", "fdbd.bench", "fdbd.deploy.onnx")}
+MODULES |= {"fdbd.models": "fdbd.networks", "fdbd.deploy.ray": "fdbd.jobs.ray"}
+"""Documented modules, and where their public names are listed."""
+
+
+def pages() -> set[str]:
+    """Pages of the site by name, such as tutorials/guard."""
+    found = [*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md"), *DOCS.glob("api/*.rst")]
+    return {str(path.relative_to(DOCS).with_suffix("")) for path in found} | GENERATED
+
+
+def reached_from(page: str) -> set[str]:
+    """Pages that the toctrees of a page lead to, directly or further on."""
+    path = next((path for suffix in (".md", ".rst") if (path := DOCS / f"{page}{suffix}").exists()), None)
+    if path is None:
+        return set()
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"```\{toctree\}\n(.*?)```|\.\. toctree::\n((?:\s+.*\n|\n)*)", text, re.DOTALL)
+    lines = [line.strip() for block in blocks for line in "".join(block).splitlines()]
+    names = [line for line in lines if line and not line.startswith(":")]
+    folder = os.path.dirname(page)
+    found = {os.path.normpath(os.path.join(folder, name)) for name in names}
+    return found.union(*map(reached_from, found))
+
+
+def documented() -> set[str]:
+    """Full names in the tables of the reference."""
+    found = set()
+    for path in (DOCS / "api").glob("*.rst"):
+        module = ""
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(".. currentmodule:: "):
+                module = line.removeprefix(".. currentmodule:: ")
+            elif re.fullmatch(r"   [A-Za-z_]\w*", line) and module:
+                found.add(f"{module}.{line.strip()}")
+    return found
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    assert pages() - {"index"} == reached_from("index")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    public = importlib.import_module(MODULES[module]).__all__
+    names = [name for name in public if callable(getattr(importlib.import_module(module), name))]
+    elsewhere = {name: f"fdbd.bench.{name}" for name in ("Benchmark", "Results")}
+    missing = [name for name in names if not {f"{module}.{name}", elsewhere.get(name)} & documented()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(documented()))
+def test_every_name_in_the_reference_exists_and_says_what_it_is(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), attribute)
+    assert (thing.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_there_are_ten_tutorials_and_their_code_parses() -> None:
+    assert len(TUTORIALS) == 10
+    for path in TUTORIALS:
+        cells = re.findall(r"```\{code-cell\} python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+        assert len(cells) >= 3, path
+        for cell in cells:
+            ast.parse(cell, str(path))
+
+
+def test_the_reference_of_the_command_line_has_every_option() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        cli_reference = importlib.import_module("cli_reference")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    page = cli_reference.render()
+    for command in cli.COMMANDS:
+        section = page.split(f"## fdbd {command.__name__}\n")[1].split("\n## ")[0]
+        rows = [line for line in section.splitlines() if line.startswith("| `")]
+        assert len(rows) == len(inspect.signature(command).parameters), command.__name__
+    assert "| `--json` | Print" in page
+    assert "`--latency / --no-latency`" in page
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_runs_its_tutorials(tmp_path: Path) -> None:
+    pytest.importorskip("myst_nb")
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_build", "generated"))
+    for name in ("src", "tools", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "CHANGELOG.md", tmp_path)
+    out = tmp_path / "html"
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", str(docs), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-4000:]
+    check = [sys.executable, str(ROOT / "tools" / "check_site.py"), str(out)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for path in TUTORIALS:
+        notebook = json.loads((out / "tutorials" / f"{path.stem}.ipynb").read_text(encoding="utf-8"))
+        outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+        assert any("image/png" in output.get("data", {}) for output in outputs) or path.stem == "deploy", path
+        assert not any(output["output_type"] == "error" for output in outputs), path
