@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import false_discovery_control
 from torch import Tensor
 
 from fdbd.core import geometry
@@ -65,6 +64,8 @@ class Decision(NamedTuple):
         >>> Decision(torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5).discoveries(0.1)
         tensor([ True,  True, False, False])
         """
+        from scipy.stats import false_discovery_control  # slow to import, and starts a thread
+
         check_rate(q)
         p_values = self.p_values.detach().double().cpu().numpy()
         if not len(p_values):
