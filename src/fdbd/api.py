@@ -5,7 +5,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError
 from fdbd.decision.guard import Guard
-from fdbd.decision.guard_file import load
+from fdbd.decision.guard_file import from_hub, load
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import (
     CSI,
@@ -95,6 +95,7 @@ __all__ = [
     "Threshold",
     "ViM",
     "create",
+    "from_hub",
     "list_detectors",
     "list_shapings",
     "load",

@@ -145,3 +145,15 @@ def test_a_hundred_thousand_rows_stay_usable(browser, tmp_path: Path) -> None:
     found.page.fill("#text", "000042")
     assert found.names() == ["folder/000042.png"]
     assert found.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_core_finds_nothing_amiss_in_the_gallery(browser, scores: Path, tmp_path: Path, scheme: str) -> None:
+    axe_core = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    write_gallery(scores, tmp_path / "g.html")
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((tmp_path / "g.html").as_uri())
+    page.select_option("#group", "class")
+    found = axe_core.Axe().run(page).response["violations"]
+    page.close()
+    assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]] == []

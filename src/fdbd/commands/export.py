@@ -1,4 +1,4 @@
-"""fdbd export: one ONNX graph."""
+"""fdbd export: one ONNX graph, also in 8 bits, or an OpenVINO model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from fdbd.core.batch import Batch
     from fdbd.decision.guard_file import OpenedGuard
+    from fdbd.jobs.fitting import Loader
 
 ROWS = 4
 """Samples that the graph is verified on."""
@@ -22,7 +23,7 @@ ROWS = 4
 
 def export(
     guard: options.GuardFile,
-    out: Annotated[Path, typer.Option(help="The ONNX file.")] = Path("guard.onnx"),
+    out: Annotated[Path, typer.Option(help="An .onnx file; or an .xml file, for OpenVINO.")] = Path("guard.onnx"),
     example: Annotated[
         Path | None,
         typer.Option(help="An image, or an .npz or .parquet of features, to verify the graph on; default: noise."),
@@ -30,6 +31,14 @@ def export(
     features: Annotated[
         bool, typer.Option("--features", help="A graph that takes features, without the model.")
     ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Run the network in 8 bits; asks for --calibration.")] = False,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="With --int8: data to set ranges and threshold on, which the network and the fit never saw."),
+    ] = None,
+    max_disagreement: Annotated[
+        float, typer.Option(help="With --int8: share of them whose label or decision may differ from the guard's.")
+    ] = 0.05,
     opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators; default: 18.")] = None,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
@@ -38,9 +47,11 @@ def export(
 ) -> None:
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.
 
-    The graph is written on the CPU and in full precision; where it runs later is up to ONNX Runtime.
+    The graph is written on the CPU and in full precision unless told otherwise; where it runs later is up to ONNX
+    Runtime.
 
-    Example: `fdbd export guard.safetensors --out guard.onnx --example photo.png`
+    Examples: `fdbd export guard.safetensors --out guard.onnx --example photo.png`,
+    `fdbd export guard.safetensors --int8 --calibration fresh`, `fdbd export guard.safetensors --out guard.xml`
     """
     from fdbd.decision.guard_file import open_guard
     from fdbd.deploy.onnx import OPSET, metadata
@@ -48,24 +59,60 @@ def export(
     from fdbd.util.files import check_place, refuse_overlap
 
     check_place(out)
-    refuse_overlap(out, [guard, example, checkpoint, model])
+    refuse_overlap(out, [guard, example, checkpoint, model, calibration])
+    for_openvino = out.suffix.lower() == ".xml"
+    if int8 != (calibration is not None):
+        raise ValueError("--int8 and --calibration DATA go together: the graph in 8 bits is calibrated on these data")
+    if int8 and (features or for_openvino):
+        raise ValueError("--int8 writes an ONNX graph with the network: leave --features out, and end --out with .onnx")
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    path = export_onnx(
-        opened.guard,
-        out,
-        _example(opened, example),
-        class_names=opened.class_names or None,
-        opset=OPSET if opset is None else opset,
-    )
-    about = metadata(path)
-    size = path.stat().st_size / 1e6
-    if as_json:
-        typer.echo(json.dumps({"out": str(path), **about}))
+    given, names, version = _example(opened, example), opened.class_names or None, OPSET if opset is None else opset
+    label, agrees = opened.guard.detector.label, "agrees with torch to 1e-4"
+    if for_openvino:
+        from fdbd.deploy.openvino import export_openvino
+
+        path = export_openvino(opened.guard, out, given, class_names=names, opset=version)
+        if as_json:
+            typer.echo(json.dumps({"out": str(path)}))
+        else:
+            options.say(f"{path} and {path.with_suffix('.bin').name}: OpenVINO, {label}, {agrees}")
+        return
+    if int8:
+        from fdbd.core.batch import Batch
+        from fdbd.deploy.int8 import export_int8
+
+        assert calibration is not None
+        assert not isinstance(given, Batch)
+        data = _calibration(opened, calibration)
+        shift = export_int8(
+            opened.guard, out, given, data, class_names=names, opset=version, disagreement=max_disagreement
+        )
+        agrees = (
+            f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
+            f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label or "
+            f"decision differ on {shift.disagree:.1%}"
+        )
     else:
-        label = opened.guard.detector.label
-        options.say(f"{path}: {size:.1f} MB, opset {about['opset']}, {label}, agrees with torch to 1e-4")
+        export_onnx(opened.guard, out, given, class_names=names, opset=version)
+    about = metadata(out)
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), **about}))
+    else:
+        options.say(f"{out}: {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}, {label}, {agrees}")
+
+
+def _calibration(opened: OpenedGuard, data: str) -> Loader:
+    """Calibration data as the network takes them."""
+    import numpy as np
+
+    from fdbd.data.inputs import open_rows
+    from fdbd.jobs.fitting import Loader
+
+    rows = open_rows(data, "test")
+    chosen = np.ones(len(rows), bool)
+    return Loader(rows, chosen, opened.guard.detector.head, opened.class_names, opened.preprocess, 128, None)
 
 
 def _example(opened: OpenedGuard, source: Path | None) -> Tensor | Batch:

@@ -18,7 +18,7 @@ from fdbd.core.batch import Batch, Head, Inputs, as_batch
 from fdbd.core.configuration import NotFittedError
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
-from fdbd.decision import onnx_export
+from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
@@ -418,6 +418,29 @@ class Guard(nn.Module):
         Arguments and errors are those of `fdbd.deploy.onnx.export`.
         """
         return onnx_export.export(self, path, example, class_names=class_names, opset=opset)
+
+    def push_to_hub(
+        self,
+        repo: str,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        private: bool = True,
+        token: str | None = None,
+        message: str | None = None,
+    ) -> str:
+        """Put the guard's file and a card into a repository of the Hugging Face Hub; `fdbd.from_hub` reads it.
+
+        Args:
+            repo: "owner/name"; it is made where there is none.
+            metrics: what you measured, by name, for the card. The card also has the threshold's promise.
+            private: whether a new repository is.
+            token: of the Hub; None: the one that you are logged in with.
+            message: of the commit.
+
+        Returns:
+            The address of the commit.
+        """
+        return hub.push(self, repo, metrics, private=private, token=token, message=message)
 
 
 def _name_of(precision: torch.dtype | None) -> str | None:

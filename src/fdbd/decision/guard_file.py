@@ -14,6 +14,7 @@ from fdbd.core.batch import Head
 from fdbd.core.configuration import NotFittedError, from_config
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.preprocessing import Preprocess
+from fdbd.decision import hub
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector
@@ -49,6 +50,25 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
     Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
     return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
+
+
+def from_hub(
+    repo: str,
+    model: nn.Module | Head | None = None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    head: HeadName = None,
+) -> Guard:
+    """The guard of a repository of the Hugging Face Hub, or of a folder with the same files. No code of it is run.
+
+    Args:
+        repo: "owner/name", or a folder.
+        model, head: as for `fdbd.load`.
+        revision: a branch, tag or commit; a commit is the same for ever.
+        token: of the Hub; None: the one that you are logged in with.
+    """
+    return load(hub.fetch(repo, revision, token), model, head=head)
 
 
 def open_guard(

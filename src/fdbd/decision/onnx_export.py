@@ -10,12 +10,13 @@ import copy
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
@@ -38,6 +39,8 @@ TOLERANCE = 1e-4
 
 OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 """Names of the graph's outputs, in order."""
+
+Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
 
@@ -263,15 +266,40 @@ def _verify(
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ExportError(f"ONNX Runtime cannot load the graph: {error}") from error
+    _check_answers(graph, lambda given: session.run(list(OUTPUTS), given), "ONNX Runtime", names, inputs, shorter)
+
+
+def verify(guard: Guard, run: Run, runtime: str, example: Inputs | Batch) -> None:
+    """Raise ExportError unless another runtime gives torch's answers on the example, as `export` asks of ONNX Runtime.
+
+    Args:
+        guard: which was exported.
+        run: from arrays by the names of the inputs to those of OUTPUTS, in order.
+        runtime: its name, for errors.
+        example: as for `export`.
+    """
+    graph, names, inputs = _prepare(guard, example)
+    _check_answers(graph, run, runtime, names, inputs, None)
+
+
+def _check_answers(
+    graph: _Graph,
+    run: Run,
+    runtime: str,
+    names: list[str],
+    inputs: tuple[Tensor, ...],
+    shorter: tuple[Tensor, ...] | None,
+) -> None:
     others = [] if shorter is None else [("shorter sequences", shorter)]
     for what, tensors in (*_trials(inputs), *others):
         with torch.no_grad():
             expected = dict(zip(OUTPUTS, graph(*tensors)))
         try:
-            results = session.run(list(OUTPUTS), {n: tensor.numpy() for n, tensor in zip(names, tensors)})
+            results = run({name: tensor.numpy() for name, tensor in zip(names, tensors)})
         except Exception as error:
-            raise ExportError(f"ONNX Runtime cannot run the graph on {what}: {error}") from error
-        _compare(dict(zip(OUTPUTS, map(torch.from_numpy, results))), expected, _threshold(graph.guard), what)
+            raise ExportError(f"{runtime} cannot run the graph on {what}: {error}") from error
+        got = dict(zip(OUTPUTS, map(torch.from_numpy, results)))
+        _compare(got, expected, _threshold(graph.guard), f"{what} ({runtime})")
 
 
 def _trials(inputs: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -322,7 +350,7 @@ def _require(name: str, got: Tensor, expected: Tensor, what: str) -> None:
     if not close.all():
         place = tuple(int(i) for i in np.argwhere(~close)[0])
         raise ExportError(
-            f"{name} differs between ONNX Runtime and torch on {what}: {(~close).sum()} of {close.size} values by more "
+            f"{name} differs from torch on {what}: {(~close).sum()} of {close.size} values by more "
             f"than {TOLERANCE:g}, such as {actual[place]:.6g} instead of {wanted[place]:.6g} at {list(place)}; "
             "no file was written"
         )

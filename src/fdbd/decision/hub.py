@@ -1,0 +1,111 @@
+"""A guard in a repository of the Hugging Face Hub: its file, and a card that says what it promises.
+
+The guard's file is safetensors: nothing in a repository is run when it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdbd.util.extras import require
+from fdbd.util.version import __version__
+
+if TYPE_CHECKING:
+    from fdbd.decision.guard import Guard
+
+FILE = "guard.safetensors"
+"""The guard's file in a repository."""
+
+
+def write_folder(guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None) -> Path:
+    """Write what a repository holds, the guard's file and its card, into a folder, which `fdbd.from_hub` reads too."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    guard.save(place / FILE)
+    (place / "README.md").write_text(card(guard, metrics or {}), encoding="utf-8")
+    return place
+
+
+def push(
+    guard: Guard,
+    repo: str,
+    metrics: Mapping[str, float] | None = None,
+    *,
+    private: bool = True,
+    token: str | None = None,
+    message: str | None = None,
+) -> str:
+    """Put a guard into a repository, which is made where there is none, and return the commit's address."""
+    hub = require("huggingface_hub", "hub")
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(guard, folder, metrics)
+        interface = hub.HfApi(token=token)
+        interface.create_repo(repo, private=private, exist_ok=True)
+        commit = interface.upload_folder(
+            repo_id=repo, folder_path=folder, commit_message=message or f"A guard of fdbd {__version__}"
+        )
+    return str(commit.commit_url)
+
+
+def fetch(repo: str, revision: str | None = None, token: str | None = None) -> Path:
+    """The guard's file of a folder or a repository; of a repository it is downloaded once. A folder comes first."""
+    if Path(repo).is_dir():
+        path = Path(repo, FILE)
+        if not path.is_file():
+            raise FileNotFoundError(f"the folder {repo!r} holds no {FILE}: was it written by push_to_hub?")
+        return path
+    hub = require("huggingface_hub", "hub")
+    return Path(hub.hf_hub_download(repo, FILE, revision=revision, token=token))
+
+
+def card(guard: Guard, metrics: Mapping[str, float]) -> str:
+    """A model card in Markdown: what the guard is, what its threshold promises, and metrics that were measured."""
+    threshold, detector, head = guard.threshold, guard.detector, guard.detector.head
+    promise = "It has no threshold, so it gives scores and no decisions." if threshold is None else threshold.guarantee
+    model = guard.about.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    names = guard.about.get("class_names") or []
+    lines = [
+        "---",
+        "library_name: fdbd",
+        "tags: [out-of-distribution-detection, fdbd]",
+        "---",
+        "",
+        "# An out-of-distribution guard",
+        "",
+        f"- Detector: {detector.label}",
+        f"- Model: {_plain(name) if name else 'not in this repository: give it to `fdbd.from_hub(…, model)`'}",
+        f"- Head: {head.num_classes} classes, {head.num_features} features",
+        *(
+            [f"- Classes: {', '.join(_plain(each) for each in names[:20])}{' …' if len(names) > 20 else ''}"]
+            if names
+            else []
+        ),
+        "",
+        "## What it promises",
+        "",
+        promise,
+        "",
+        "That holds for samples like those of the calibration. It says nothing of samples that an adversary made.",
+        "",
+        "## Metrics",
+        "",
+    ]
+    if metrics:
+        lines += ["| metric | value |", "| --- | --- |"]
+        lines += [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
+    else:
+        lines += ["None were given."]
+    lines += ["", "## Use", "", "```python", "import fdbd", "", 'guard = fdbd.from_hub("owner/name", model)', "```", ""]
+    settings = json.dumps(detector.to_config(), sort_keys=True)
+    return "\n".join([*lines, f"Written by fdbd {__version__}; the detector's settings: `{settings}`", ""])
+
+
+def _plain(text: object) -> str:
+    """Text that cannot leave its place in a line or a table of Markdown."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

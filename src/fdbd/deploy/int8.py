@@ -1,0 +1,222 @@
+"""A guard as an ONNX graph whose network computes in 8 bits, calibrated anew: `export_int8`.
+
+Rounding moves every score, so the threshold of the guard does not fit the quantised graph. It is set again on the
+scores that the quantised graph itself gives, and the file appears only where decisions are those of the guard but for a
+stated share.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fdbd.core.batch import Batch
+from fdbd.decision.guard import Guard
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata
+from fdbd.networks.inputs import Inputs, split_batch
+from fdbd.util.extras import require
+from fdbd.util.files import beside
+
+DISAGREEMENT = 0.05
+"""The largest share of calibration samples on which the graph may decide otherwise than the guard, unless stated."""
+_RANGE_EVERY, _RANGE_ROWS = 5, 256
+"""Every fifth sample, up to 256, sets the ranges of activations; the threshold is set on the others, which the graph
+has then not seen."""
+
+
+class Shift(NamedTuple):
+    """What 8 bits did, on the calibration samples that set the threshold."""
+
+    samples: int
+    accepted: float
+    """Share that the guard accepts."""
+    accepted_before: float
+    """Share that the quantised graph would accept with the guard's own threshold: the shift that recalibration takes
+    back."""
+    accepted_after: float
+    """Share that the written graph accepts."""
+    disagree: float
+    """Share on which label or decision of the written graph are not the guard's."""
+
+
+def export_int8(
+    guard: Guard,
+    path: str | os.PathLike[str],
+    example: Inputs,
+    data: Iterable[Any],
+    *,
+    class_names: Sequence[str] | None = None,
+    opset: int = OPSET,
+    disagreement: float = DISAGREEMENT,
+) -> Shift:
+    """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits.
+
+    Head, detector and threshold stay in floating point.
+
+    Args:
+        guard: fitted and calibrated, with its model.
+        path, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
+        data: calibration data, seen by neither the network's training nor the fit: batches of what the model takes, or
+            (inputs, labels). It is iterated over several times.
+        disagreement: the largest share of samples whose label or decision may differ from the guard's.
+
+    Raises:
+        ExportError: more differ; no file is written.
+    """
+    if guard.classifier is None:
+        raise ExportError("a guard for features has no network to compute in 8 bits: export it without --int8")
+    if not 0 <= disagreement <= 1:
+        raise ValueError(f"disagreement is {disagreement}, expected a share between 0 and 1")
+    require("onnxruntime", "onnx")
+    guard = copy.deepcopy(guard).cpu().eval()
+    threshold = guard.threshold
+    with tempfile.TemporaryDirectory() as name, beside(path) as draft:
+        folder = Path(name)
+        ranges = [rows.numpy() for rows, _ in _split(data)]
+        plain = export(guard, folder / "plain.onnx", example, class_names=class_names, opset=opset)
+        assert threshold is not None
+        labels, scores, _ = _answers(_quantise(plain, folder / "first.onnx", ranges), data)
+        if not len(scores):
+            raise ValueError("the calibration data hold no samples to set the threshold on; give more")
+        adjusted = copy.deepcopy(guard)
+        is_conformal = threshold.kind == "conformal"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
+            adjusted.set_threshold(
+                torch.from_numpy(scores),
+                torch.from_numpy(labels),
+                tpr=None if is_conformal else threshold.target,
+                alpha=threshold.target if is_conformal else None,
+                per_class=threshold.per_class,
+            )
+        again = export(adjusted, folder / "again.onnx", example, class_names=class_names, opset=opset)
+        final = _quantise(again, folder / "final.onnx", ranges)
+        new_labels, _, rejected = _answers(final, data)
+        own_labels, own_rejected = _own(guard, data)
+        predicted = torch.from_numpy(labels) if threshold.per_class else None
+        shift = Shift(
+            len(scores),
+            float(1 - own_rejected.mean()),
+            float(1 - threshold.is_ood(torch.from_numpy(scores), predicted).double().mean()),
+            float(1 - rejected.mean()),
+            float(((new_labels != own_labels) | (rejected != own_rejected)).mean()),
+        )
+        if shift.disagree > disagreement:
+            raise ExportError(
+                f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get another label or "
+                f"decision, more than the {disagreement:.1%} that were allowed; no file was written"
+            )
+        onnx = require("onnx", "onnx")
+        model = onnx.load_model(os.fspath(final))
+        about = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in metadata(again).items()}
+        onnx.helper.set_model_props(model, {**about, "fdbd.int8": json.dumps(shift._asdict())})
+        onnx.save_model(model, os.fspath(draft))
+    return shift
+
+
+def _split(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each batch as the rows that set ranges, and the rows that set the threshold."""
+    seen = taken = 0
+    for item in data:
+        if isinstance(item, Batch):
+            raise ValueError("calibration data are features, expected what the model takes")
+        inputs = split_batch(item)[0]
+        if not isinstance(inputs, Tensor):
+            raise ExportError("only models that take one tensor can be exported in 8 bits")
+        is_range = (torch.arange(seen, seen + len(inputs)) % _RANGE_EVERY == 0) & (taken < _RANGE_ROWS)
+        seen, taken = seen + len(inputs), taken + int(is_range.sum())
+        yield inputs[is_range].cpu(), inputs[~is_range].cpu()
+
+
+def _quantise(source: Path, target: Path, ranges: list[NDArray[Any]]) -> Path:
+    """The graph with the network's products in 8 bits; weights have 7, since processors without VNNI overflow at 8."""
+    onnx, quantization = require("onnx", "onnx"), require("onnxruntime.quantization", "onnx")
+    shapes = require("onnxruntime.quantization.shape_inference", "onnx")
+    prepared = target.with_suffix(".prepared.onnx")
+    shapes.quant_pre_process(os.fspath(source), os.fspath(prepared), skip_symbolic_shape=True)
+    model = onnx.load_model(os.fspath(prepared))
+    for number, node in enumerate(model.graph.node):
+        node.name = node.name or f"node_{number}"
+    names = _network(model.graph)
+    if not names:
+        raise ExportError("the graph has no convolution and no product before its head that could run in 8 bits")
+    name = model.graph.input[0].name
+    feeds = iter([{name: rows} for rows in ranges if len(rows)])
+    reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(feeds, None)})
+    onnx.save_model(model, os.fspath(prepared))
+    quantization.quantize_static(
+        os.fspath(prepared),
+        os.fspath(target),
+        reader(),
+        per_channel=True,
+        reduce_range=True,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+        nodes_to_quantize=names,
+    )
+    quantised = onnx.load_model(os.fspath(target))
+    _see_inputs(quantised.graph, name, names)
+    onnx.save_model(quantised, os.fspath(target))
+    return target
+
+
+def _see_inputs(graph: Any, name: str, network: Sequence[str]) -> None:
+    """Let the check for numbers that are not finite see the input itself: rounding to 8 bits makes them finite."""
+    codes = {node.output[0] for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == name}
+    rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in codes}
+    for node in graph.node:
+        if node.name not in network:
+            for place, given in enumerate(node.input):
+                if given in rounded:
+                    node.input[place] = name
+
+
+def _network(graph: Any) -> list[str]:
+    """Names of the products that lead to the logits, without the head itself, which is the last."""
+    makers = {output: node for node in graph.node for output in node.output}
+    places = {node.name: place for place, node in enumerate(graph.node)}
+    waiting, found = ["logits"], {}
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is not None and node.name not in found:
+            found[node.name] = node
+            waiting += node.input
+    products = [name for name in sorted(found, key=places.__getitem__) if found[name].op_type in _PRODUCTS]
+    return products[:-1]
+
+
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+
+
+def _answers(path: Path, data: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
+    """Labels, scores and decisions of a graph on the rows that set the threshold."""
+    runtime = require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    parts = [session.run(list(OUTPUTS), {name: rows.numpy()}) for _, rows in _split(data) if len(rows)]
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, bool)
+    _, labels, scores, _, is_ood = (np.concatenate(column) for column in zip(*parts))
+    return labels, scores, is_ood
+
+
+def _own(guard: Guard, data: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Labels and decisions of the guard itself on the same rows."""
+    with torch.inference_mode():
+        decisions = [guard(rows) for _, rows in _split(data) if len(rows)]
+    labels = torch.cat([decision.labels for decision in decisions]).numpy()
+    return labels, torch.cat([decision.is_ood for decision in decisions]).numpy()

@@ -1,0 +1,50 @@
+"""A guard as an MLflow model: `log_model`, `save_model`, and `mlflow.pyfunc.load_model` to ask it.
+
+The model is code of this package and the guard's own file: nothing is pickled, and the file runs no code.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fdbd.util.extras import require
+from fdbd.util.version import __version__
+
+_CODE = Path(__file__).with_name("mlflow_model.py")
+
+
+def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> None:
+    """Write an MLflow model into a folder.
+
+    Args:
+        guard: the guard's file, as `fdbd fit` or `Guard.save` wrote it. One that names its model takes prepared images
+            (N, 3, H, W), with weights found as by `fdbd score`; any other takes features (N, D).
+        path: the folder.
+        options: further arguments of `mlflow.pyfunc.save_model`.
+    """
+    mlflow = require("mlflow", "mlflow")
+    mlflow.pyfunc.save_model(os.fspath(path), **{**_arguments(guard), **options})
+
+
+def log_model(guard: str | os.PathLike[str], name: str = "guard", **options: Any) -> Any:
+    """Log the same model to the active run of MLflow, and return what MLflow says of it.
+
+    Args:
+        guard: as for `save_model`.
+        name: of the model.
+        options: further arguments of `mlflow.pyfunc.log_model`, such as `registered_model_name`.
+    """
+    mlflow = require("mlflow", "mlflow")
+    return mlflow.pyfunc.log_model(name=name, **{**_arguments(guard), **options})
+
+
+def _arguments(guard: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(guard).is_file():
+        raise FileNotFoundError(f"no guard at {os.fspath(guard)!r}: no such file")
+    return {
+        "python_model": str(_CODE),
+        "artifacts": {"guard": str(Path(guard).absolute())},
+        "pip_requirements": [f"fdbd[mlflow]=={__version__}"],
+    }

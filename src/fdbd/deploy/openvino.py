@@ -1,0 +1,64 @@
+"""A guard as an OpenVINO model, an .xml file with its .bin: `export_openvino`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fdbd.core.batch import Batch
+from fdbd.decision.guard import Guard
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata, verify
+from fdbd.networks.inputs import Inputs
+from fdbd.util.extras import require
+from fdbd.util.files import check_place
+
+
+def export_openvino(
+    guard: Guard,
+    path: str | os.PathLike[str],
+    example: Inputs | Batch,
+    *,
+    class_names: Sequence[str] | None = None,
+    opset: int = OPSET,
+) -> Path:
+    """Write a guard for OpenVINO, in full precision: inputs, outputs and errors are those of `fdbd.deploy.onnx.export`.
+
+    The files appear after OpenVINO has given torch's answers on its CPU in float32; on processors where it prefers
+    bfloat16, compile the model with ``INFERENCE_PRECISION_HINT`` "f32" to get them. What the ONNX file says of itself
+    is in the model's runtime information, JSON under ``fdbd``.
+
+    Args:
+        guard, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
+        path: ends with ``.xml``; the weights go beside it, with the ending ``.bin``.
+    """
+    openvino = require("openvino", "openvino")
+    target = Path(path)
+    if target.suffix.lower() != ".xml":
+        raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")
+    check_place(target)
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".openvino-") as folder:
+        source = export(guard, Path(folder, "guard.onnx"), example, class_names=class_names, opset=opset)
+        try:
+            model = openvino.convert_model(os.fspath(source))
+        except Exception as error:  # its converter raises classes of its own
+            raise ExportError(f"OpenVINO cannot convert the graph: {error}") from error
+        for key, value in metadata(source).items():
+            model.set_rt_info(json.dumps(value, sort_keys=True), ["fdbd", key])
+        draft = Path(folder, "guard.xml")
+        openvino.save_model(model, os.fspath(draft), compress_to_fp16=False)
+        compiled = openvino.Core().compile_model(os.fspath(draft), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+        def run(given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            answers = compiled(given)
+            return [answers[name].copy() for name in OUTPUTS]
+
+        verify(guard, run, "OpenVINO", example)
+        os.replace(draft.with_suffix(".bin"), target.with_suffix(".bin"))
+        os.replace(draft, target)
+    return target
