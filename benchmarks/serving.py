@@ -316,8 +316,8 @@ def main() -> None:
     text = f"""{CLIENTS} clients on loopback, one image per request; the clients run on the same processors. Tensors go
 to the Open Inference Protocol in binary form, files (JPEG) to `/decide`; plain FastAPI and LitServe decode the same
 files with the same code and ask the same guard (LitServe as base64 in JSON, batches of up to {CLIENTS}).
-ResNet-18 has random weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s; ratios are within
-a round.
+ResNet-18 has random weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s; ratios are
+within a round.
 Machine: {machine()}
 
 {table(["model", "what", "measured", "target"], lines)}

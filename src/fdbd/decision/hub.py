@@ -70,6 +70,7 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     model = guard.about.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     names = guard.about.get("class_names") or []
+    listed = ", ".join([*map(_plain, names[:20]), *(["…"] if len(names) > 20 else [])])
     lines = [
         "---",
         "library_name: fdbd",
@@ -81,11 +82,7 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
         f"- Detector: {detector.label}",
         f"- Model: {_plain(name) if name else 'not in this repository: give it to `fdbd.from_hub(…, model)`'}",
         f"- Head: {head.num_classes} classes, {head.num_features} features",
-        *(
-            [f"- Classes: {', '.join(_plain(each) for each in names[:20])}{' …' if len(names) > 20 else ''}"]
-            if names
-            else []
-        ),
+        *([f"- Classes: {listed}"] if names else []),
         "",
         "## What it promises",
         "",
