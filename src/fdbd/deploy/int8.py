@@ -24,7 +24,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata
-from fdbd.networks.inputs import Inputs, split_batch
+from fdbd.networks.classifier import Inputs, split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 

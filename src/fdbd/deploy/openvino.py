@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fdbd.core.batch import Batch
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata, verify
-from fdbd.networks.inputs import Inputs
+from fdbd.networks.classifier import Inputs
 from fdbd.util.extras import require
 from fdbd.util.files import check_place
 
