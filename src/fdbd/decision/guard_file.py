@@ -67,6 +67,8 @@ def from_hub(
         model, head: as for `fdbd.load`.
         revision: a branch, tag or commit; a commit is the same for ever.
         token: of the Hub; None: the one that you are logged in with.
+
+    >>> from_hub("owner/name", model, revision="main")  # doctest: +SKIP
     """
     return load(hub.fetch(repo, revision, token), model, head=head)
 
