@@ -20,13 +20,17 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(301, 6, generator=torch.Generator().manual_seed(1)), torch.arange(301) % 4
 
 
+def make_guard(name: str) -> fdbd.Guard:
+    return fdbd.Guard(make_model(), fdbd.MDS(layers=["0"]) if name == "mds of layers" else name)
+
+
 def fit_shard(rank: int, folder: str, names: list[str]) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     inputs, labels = make_data()
     rows = slice(0, 120) if rank == 0 else slice(120, None)
     for name in names:
-        guard = fdbd.Guard(make_model(), name).fit([(inputs[rows], labels[rows])], progress=False)
+        guard = make_guard(name).fit([(inputs[rows], labels[rows])], progress=False)
         torch.save(guard.detector.state_dict(), f"{folder}/{name}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -34,11 +38,11 @@ def fit_shard(rank: int, folder: str, names: list[str]) -> None:
 def test_two_processes_end_with_the_buffers_of_one(tmp_path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
-    names = ["fdbd", "vim", "react+mds", "ssd"]
+    names = ["fdbd", "vim", "react+mds", "ssd", "mds of layers"]
     torch.multiprocessing.spawn(fit_shard, (str(tmp_path), names), nprocs=2)
     inputs, labels = make_data()
     for name in names:
-        expected = fdbd.Guard(make_model(), name).fit([(inputs, labels)], progress=False).detector.state_dict()
+        expected = make_guard(name).fit([(inputs, labels)], progress=False).detector.state_dict()
         for rank in (0, 1):
             found = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
             assert found.keys() == expected.keys()

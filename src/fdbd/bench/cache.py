@@ -113,10 +113,8 @@ class CachedFeatures:
         """The samples in order as float32 batches of at most `size`, with logits, and labels where there are some."""
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            features = self.features[part].float()
-            layers = None if self.layers is None else {name: z[part].float() for name, z in self.layers.items()}
-            labels = None if self.labels is None else self.labels[part]
-            yield Batch(features, self.head(features), labels, layers)
+            batch = Batch(self.features, None, self.labels, self.layers).rows(part).to(dtype=torch.float32)
+            yield batch._replace(logits=self.head(batch.features))
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,6 +49,18 @@ class Batch(NamedTuple):
         tensor([1, 2])
         """
         return self._map(lambda part: part[which], lambda views: views[:, which])
+
+    def without(self, rows: Collection[int]) -> Batch:
+        """All rows but these; itself where there are none to leave out.
+
+        >>> Batch(torch.eye(3), labels=torch.arange(3)).without([1]).labels
+        tensor([0, 2])
+        """
+        if not rows:
+            return self
+        kept = torch.ones(len(self.features), dtype=torch.bool)
+        kept[list(rows)] = False
+        return self.rows(kept)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
         """The same batch with every part a tensor, on this device and, but for the labels, in this floating dtype.

@@ -52,12 +52,8 @@ class FeatureSet:
 
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some samples as one Batch."""
-        features = self.features[rows]
-        if features.dtype not in (torch.float32, torch.float64):
-            features = features.to(torch.float32)
-        labels = None if self.labels is None else self.labels[rows]
-        logits = None if self.logits is None else self.logits[rows].to(features.dtype)
-        return Batch(features, logits, labels)
+        dtype = torch.float64 if self.features.dtype == torch.float64 else torch.float32
+        return Batch(self.features, self.logits, self.labels).rows(rows).to(dtype=dtype)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()

@@ -301,13 +301,7 @@ def _row_batch(chunk: Any, rows: range, widths: Widths, label: str) -> RowBatch:
     if label in columns:
         indices = columns[label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
         labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
-    if errors:
-        kept = torch.ones(len(rows), dtype=torch.bool)
-        kept[list(errors)] = False
-        features = features[kept]
-        logits = None if logits is None else logits[kept]
-        labels = None if labels is None else labels[kept]
-    return RowBatch(rows, Batch(features, logits, labels), errors)
+    return RowBatch(rows, Batch(features, logits, labels).without(errors), errors)
 
 
 def matrix(column: Any, width: int) -> tuple[Tensor, dict[int, str]]:

@@ -79,11 +79,7 @@ class Reader:
         if "logits" in table.column_names:
             logits, more = _matrix(table, "logits", self._classes)
             errors = {**more, **errors}
-        if errors:
-            readable = torch.ones(len(features), dtype=torch.bool)
-            readable[list(errors)] = False
-            features, logits = features[readable], None if logits is None else logits[readable]
-        return Batch(features, logits), errors
+        return Batch(features, logits).without(errors), errors
 
 
 def _tensor(values: Any) -> Tensor:
