@@ -69,7 +69,8 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     promise = "It has no threshold, so it gives scores and no decisions." if threshold is None else threshold.guarantee
     model = guard.about.get("model")
     name = model.get("name") if isinstance(model, dict) else None
-    names = guard.about.get("class_names") or []
+    given = guard.about.get("class_names")
+    names = list(given) if isinstance(given, (list, tuple)) else []
     listed = ", ".join([*map(_plain, names[:20]), *(["…"] if len(names) > 20 else [])])
     lines = [
         "---",

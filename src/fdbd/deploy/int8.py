@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata
-from fdbd.networks.classifier import Inputs, split_batch
+from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 

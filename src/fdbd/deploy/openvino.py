@@ -11,10 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata, verify
-from fdbd.networks.classifier import Inputs
 from fdbd.util.extras import require
 from fdbd.util.files import check_place
 
