@@ -250,14 +250,8 @@ _ALL = (
         for name, title, count, megabytes, top, folder, key, md5 in (
             ("isun", "iSUN", 8_925, 24, "iSUN", "iSUN", "ssz7qxfqae0cca5", None),
             (
-                "lsun",
-                "LSUN (crop)",
-                10_000,
-                29,
-                "LSUN",
-                "LSUN/test",
-                "fhtsw1m3qxlwj6h",
-                "458a0a0ab8e5f1cb4516d7400568e460",
+                *("lsun", "LSUN (crop)", 10_000, 29, "LSUN", "LSUN/test"),
+                *("fhtsw1m3qxlwj6h", "458a0a0ab8e5f1cb4516d7400568e460"),
             ),
             (
                 *("lsun-resize", "LSUN (resize)", 10_000, 28, "LSUN_resize", "LSUN_resize/LSUN_resize"),
