@@ -1,104 +1,198 @@
 """`make release-check`: build wheel and sdist, check what is in them, and use them as a stranger would.
 
-The wheel is installed without extras into a fresh environment, where the README's quickstart and `fdbd bench` run; then
-each extra alone is resolved beside it. Nothing of this checkout is on the path.
+The wheel is installed without extras into a fresh environment with an empty home, where the README's quickstart and
+`fdbd bench` run. Each extra alone is then installed into an environment above that one, and what needs it is tried.
+Nothing of this checkout is on the path.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import venv
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-LARGEST = 40_000_000
-"""Bytes of the wheel at most."""
-EXPECTED = (
-    "fdbd/__init__.py",
+LARGEST_WHEEL, LARGEST_SDIST, LARGEST_FILE = 40_000_000, 45_000_000, 10_000_000
+"""Bytes, at most."""
+CONTENTS = (
+    "fdbd/*.py",
     "fdbd/py.typed",
-    "fdbd/serve/assets/page.html",
-    "fdbd/report/assets/page.html",
-    "fdbd/report/assets/gallery.html",
-    "fdbd/networks/weights/cifar10-ce.safetensors",
+    "fdbd/bench/data/*.safetensors",
+    "fdbd/networks/weights/*.safetensors",
+    "fdbd/networks/weights/*.md",
+    "fdbd/paper/*.md",
+    "fdbd/paper/experiments/*.toml",
+    "fdbd/report/assets/*.html",
+    "fdbd/report/assets/*.js",
+    "fdbd/report/assets/*.css",
+    "fdbd/serve/assets/*.html",
+    "fdbd-*.dist-info/METADATA",
+    "fdbd-*.dist-info/WHEEL",
+    "fdbd-*.dist-info/RECORD",
+    "fdbd-*.dist-info/entry_points.txt",
+    "fdbd-*.dist-info/licenses/LICENSE",
+    "fdbd-*.dist-info/licenses/NOTICE",
 )
-"""Files that the wheel must hold, beside the licences."""
-ALLOWED = {".py", ".typed", ".safetensors", ".toml", ".md", ".js", ".html", ".css", ".json", ".txt", ".jpg", ".npz", ""}
+"""What the wheel holds: at least one file of each kind, and nothing else."""
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+    "CHANGELOG.md",
+    "src/fdbd/__init__.py",
+    "tests/conftest.py",
+)
+"""What the sdist holds, among others."""
+EXTRAS = {
+    "vision": "import timm, torchvision; m = timm.create_model('resnet18', num_classes=3); fdbd.Guard(m); "
+    "fdbd.Guard(torchvision.models.resnet18(num_classes=3))",
+    "knn": "import faiss; detector = fdbd.create('knn').fit(fdbd.Batch(z), head); detector.score(fdbd.Batch(z))",
+    "report": "fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False).to_pandas()",
+    "onnx": "guard.export_onnx('guard.onnx', images)",
+    "ray": "import ray.data, fdbd.deploy.ray",
+    "monitor": "import prometheus_client as p; fdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
+    "serve": "fdbd.Guard(head).fit([fdbd.Batch(z)]).calibrate([fdbd.Batch(z + 1)]).save('guard.safetensors'); "
+    "from fdbd.serve.run import Service, application; application(Service('guard.safetensors'))",
+    "onnx-runtime": "import onnxruntime; from fdbd.serve.onnx_backend import OnnxBackend",
+}
+"""One thing per extra that does not work without it; `SETUP` goes before."""
+SETUP = (
+    "import torch\n"
+    "from torch import nn\n"
+    "model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)).eval()\n"
+    "train_loader = [(x, model(x).argmax(dim=1)) for x in torch.randn(3, 64, 3, 4, 4)]\n"
+    "val_loader = [(x, model(x).argmax(dim=1)) for x in torch.randn(2, 64, 3, 4, 4)]\n"
+    "images = torch.randn(6, 3, 4, 4)\n"
+    "weight, bias = torch.randn(5, 16), torch.zeros(5)\n"
+    "train_features, new_features = torch.randn(100, 16), torch.randn(6, 16)\n"
+)
+GUARD = (
+    "import fdbd, fdbd.bench\n"
+    "guard = fdbd.Guard(model)\n"
+    "guard.fit(train_loader)\n"
+    "guard.calibrate(val_loader)\n"
+    "head, z = fdbd.Head(weight, bias), train_features\n"
+)
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
-    shutil.rmtree(DIST, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--outdir", DIST, ROOT)
-    wheel, sdist = next(DIST.glob("*.whl")), next(DIST.glob("*.tar.gz"))
+    wheel, sdist = build(DIST)
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    # W002: two packages may each have a file of the same few words; W009: one top-level name is what we have
+    # W002: two packages may each have a file of the same few words
     run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W002", wheel)
-    check_contents(wheel)
+    check_wheel(wheel)
+    check_sdist(sdist)
     with tempfile.TemporaryDirectory() as folder:
-        python = environment(Path(folder))
+        python = environment(Path(folder) / "plain")
         run(python, "-m", "pip", "install", "--quiet", wheel)
         use(python, Path(folder))
-        if not quick:
-            for extra in extras():
-                run(python, "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[{extra}]")
+        for extra in extras():
+            try_extra(extra, wheel, python, Path(folder))
     print("release-check: the wheel and the sdist are fit to publish")
 
 
+def build(folder: Path) -> tuple[Path, Path]:
+    """Wheel and sdist, in a folder of their own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
 def run(*command: object, folder: Path | None = None) -> None:
+    """Where a folder is given, it is the home, too, and nothing of this process's Python is inherited."""
     print("$", *command, flush=True)
-    subprocess.run([str(part) for part in command], check=True, cwd=folder)
+    settings = dict(os.environ)
+    if folder is not None:
+        settings = {name: value for name, value in settings.items() if not name.startswith(("PYTHON", "FDBD"))}
+        settings |= {"HOME": str(folder), "USERPROFILE": str(folder)}
+        settings = {name: value for name, value in settings.items() if not name.startswith("XDG_")}
+    subprocess.run([str(part) for part in command], check=True, cwd=folder, env=settings)
 
 
-def check_contents(wheel: Path) -> None:
-    """Sizes and kinds of files, and the licences."""
+def check_wheel(wheel: Path) -> None:
+    """Size, contents against the list, and a word in NOTICE about each file of weights and features."""
     with zipfile.ZipFile(wheel) as archive:
-        names = {entry.filename: entry.file_size for entry in archive.infolist()}
-    size = wheel.stat().st_size
-    if size > LARGEST:
-        raise SystemExit(f"the wheel has {size:,} bytes, at most {LARGEST:,} are meant to be")
-    missing = [name for name in EXPECTED if name not in names]
-    missing += [name for name in ("LICENSE", "NOTICE") if not any(path.endswith(f"licenses/{name}") for path in names)]
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+        notice = next((archive.read(name).decode() for name in sizes if name.endswith("licenses/NOTICE")), "")
+    check_size(wheel, LARGEST_WHEEL)
+    missing = [kind for kind in CONTENTS if not any(fnmatch(name, kind) for name in sizes)]
     if missing:
         raise SystemExit(f"the wheel lacks {', '.join(missing)}")
-    odd = [name for name in names if name.startswith("fdbd/") and Path(name).suffix not in ALLOWED]
-    if odd or any(name.startswith(("tests", "benchmarks")) for name in names):
-        raise SystemExit(f"the wheel holds what no user needs: {', '.join(odd) or 'tests'}")
-    print(f"{wheel.name}: {len(names)} files, {size / 1e6:.1f} MB")
+    odd = [name for name in sizes if not any(fnmatch(name, kind) for kind in CONTENTS)]
+    if odd:
+        raise SystemExit(f"the wheel holds what no user needs: {', '.join(odd)}; or add it to CONTENTS")
+    large = [name for name, size in sizes.items() if size > LARGEST_FILE]
+    if large:
+        raise SystemExit(f"more than {LARGEST_FILE:,} bytes: {', '.join(large)}")
+    stems = {re.sub(r"-(train|test)$", "", Path(name).stem) for name in sizes if name.endswith(".safetensors")}
+    unnamed = sorted(stem for stem in stems if stem not in notice)
+    if unnamed:
+        raise SystemExit(f"NOTICE does not say where these weights or features come from: {', '.join(unnamed)}")
+    print(f"{wheel.name}: {len(sizes)} files, {wheel.stat().st_size / 1e6:.1f} MB")
 
 
-def environment(folder: Path) -> Path:
-    """The interpreter of a fresh virtual environment."""
-    venv.create(folder / "venv", with_pip=True)
-    return folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+def check_sdist(sdist: Path) -> None:
+    check_size(sdist, LARGEST_SDIST)
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    missing = [name for name in SOURCES if name not in names]
+    if missing:
+        raise SystemExit(f"the sdist lacks {', '.join(missing)}")
+    print(f"{sdist.name}: {len(names)} files, {sdist.stat().st_size / 1e6:.1f} MB")
+
+
+def check_size(path: Path, largest: int) -> None:
+    if path.stat().st_size > largest:
+        raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes, at most {largest:,} are meant to be")
+
+
+def environment(folder: Path, below: str | None = None) -> Path:
+    """The interpreter of a fresh virtual environment; what is in the folder `below` can be imported, too."""
+    venv.create(folder, with_pip=True)
+    python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    if below is not None:
+        Path(packages(python), "below.pth").write_text(f"{below}\n", encoding="utf-8")
+    return python
+
+
+def packages(python: Path) -> str:
+    """The folder of an interpreter's packages."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def extras() -> list[str]:
+    """Extras for users."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
-    return [name for name in re.findall(r"^([a-z-]+) = \[", block, re.MULTILINE) if name != "dev"]
+    return [name for name in re.findall(r"^([a-z-]+) = \[", block, re.MULTILINE) if name not in ("dev", "docs")]
+
+
+def try_extra(extra: str, wheel: Path, plain: Path, folder: Path) -> None:
+    """An extra alone, above the environment that has the library without extras."""
+    if extra not in EXTRAS:
+        raise SystemExit(f"EXTRAS has nothing to try for the extra {extra!r}")
+    python = environment(folder / extra, below=packages(plain))
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{extra}]")
+    run(python, "-c", SETUP + GUARD + EXTRAS[extra], folder=folder)
+    shutil.rmtree(folder / extra)
 
 
 def use(python: Path, folder: Path) -> None:
-    """The README's quickstart and the benchmark, without extras."""
+    """The README's quickstart and the benchmark."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    setup = (
-        "import torch\n"
-        "from torch import nn\n"
-        "model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, 5)).eval()\n"
-        "train_loader = [(torch.randn(64, 3, 4, 4), torch.arange(64) % 5) for _ in range(3)]\n"
-        "val_loader = [(torch.randn(64, 3, 4, 4), torch.arange(64) % 5) for _ in range(2)]\n"
-        "images = torch.randn(6, 3, 4, 4)\n"
-        "weight, bias = torch.randn(5, 16), torch.zeros(5)\n"
-        "train_features, new_features = torch.randn(100, 16), torch.randn(6, 16)\n"
-    )
     script = folder / "quickstart.py"
-    script.write_text(setup + "\n".join(blocks), encoding="utf-8")
+    script.write_text(SETUP + "\n".join(blocks), encoding="utf-8")
     run(python, script, folder=folder)
     run(python, "-m", "fdbd", "bench", folder=folder)
 
