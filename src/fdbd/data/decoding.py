@@ -9,6 +9,7 @@ import collections
 import contextlib
 import functools
 import hashlib
+import multiprocessing
 import os
 import queue
 import threading
@@ -149,8 +150,12 @@ def _leave_with_parent(parent: int, _: int = 0) -> None:
     room in its pipe would keep files and locks for good."""
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        above = multiprocessing.parent_process()
+        if os.name == "nt" and above is not None:  # where a process keeps the number of a parent that has ended
+            above.join()
+        else:
+            while os.getppid() == parent:
+                time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, name="fdbd-parent", daemon=True).start()

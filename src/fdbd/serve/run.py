@@ -87,6 +87,8 @@ def run(service: Service, host: str, port: int) -> None:
 
     SIGTERM and Ctrl-C finish what was taken and refuse the rest.
     """
+    if os.name == "nt" and service.workers > 1:
+        raise ValueError("on Windows processes cannot share a socket: use --workers 1, or several services and a proxy")
     listening = _listen(host, port)
     backend = backend_of(service)  # an error ends here, before anything answers
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
