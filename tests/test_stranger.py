@@ -40,10 +40,12 @@ def pictures(folder: Path, count: int, seed: int) -> None:
 def readme_commands() -> list[list[str]]:
     """The README's commands on files, in order."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return [shlex.split(line, comments=True) for line in re.findall(r"^fdbd .*$", text, re.MULTILINE)]
+    blocks = re.findall(r"^```(?:bash)?\n(fdbd .*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     wheel, sdist = tool.build(tmp_path / "dist")
     tool.check_wheel(wheel)
