@@ -294,7 +294,7 @@ def check_devices(detector: Detector) -> None:
         refitted = fitted(detector, problem)
         for one in (learner, refitted):
             _assert_close(one.score(problem.queries), expected, "another default device changes scores", 1e-5)
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # pragma: no cover - GPU
         moved = learner.to("cuda").score(problem.queries.to("cuda"))
         assert moved.is_cuda, "scores of a detector on the GPU are not on the GPU"
         _assert_close(moved.cpu(), expected, "the GPU gives other scores", 1e-3)

@@ -109,7 +109,7 @@ def _check(config: Preset) -> None:
 def _device(device: str | torch.device | None) -> torch.device:
     """Under torchrun each process has a GPU of its own."""
     chosen = choose_device(device)
-    if chosen.type == "cuda" and chosen.index is None:
+    if chosen.type == "cuda" and chosen.index is None:  # pragma: no cover - GPU
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(chosen)
     return chosen
@@ -162,7 +162,7 @@ class _Run:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
         self.objective = _objective(config, model).to(device)
         self.model = self.objective.model
-        if device.type == "cuda" and self.processes > 1:
+        if device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             convert = nn.SyncBatchNorm.convert_sync_batchnorm
             self.objective = convert(self.objective)  # type: ignore[no-untyped-call]
             self.model = self.objective.model
@@ -177,7 +177,7 @@ class _Run:
             self.forward = nn.parallel.DistributedDataParallel(
                 self.objective, device_ids=[device.index] if device.type == "cuda" else None
             )
-        if device.type == "cuda":
+        if device.type == "cuda":  # pragma: no cover - GPU
             self.forward = torch.compile(self.forward)
 
     # -- one step ------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def _drop_when_idle(key: str) -> None:
         with _LOCK:
             if _HELD.get("key") == key and time.monotonic() - _HELD["used"] > IDLE_SECONDS:
                 _HELD.clear()
-                if torch.cuda.is_initialized():
+                if torch.cuda.is_initialized():  # pragma: no cover - GPU
                     torch.cuda.empty_cache()
             if _HELD.get("key") != key:
                 return
