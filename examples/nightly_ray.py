@@ -27,7 +27,7 @@ EXPECTED_OOD = 0.05
 
 def write_day(folder: Path) -> None:
     """Training features, calibration features and those of the day, in several files each."""
-    bundle = load_bundle()
+    bundle = load_bundle("cifar10-ce")
     known, strange = bundle.test.features[:2000].float(), bundle.ood[0].features[:400].float()
     sets = {
         "train": (bundle.train.features.float(), bundle.train.labels),
@@ -54,7 +54,7 @@ def main() -> dict[str, float]:
         write_day(folder)
     on_ray.connect(options.address)
 
-    guard = fdbd.Guard(load_bundle().head, "fdbd")
+    guard = fdbd.Guard(load_bundle("cifar10-ce").head, "fdbd")
     on_ray.fit(guard, ray.data.read_parquet(str(folder / "train")))
     on_ray.calibrate(guard, ray.data.read_parquet(str(folder / "calibration")), alpha=EXPECTED_OOD)
     guard.save(folder / "guard.safetensors")

@@ -94,7 +94,7 @@ def test_a_temperature_comes_from_held_out_data_or_not_at_all(part: Benchmark, r
 
 
 def test_temperature_scaling_is_above_msp_on_the_features_in_the_package() -> None:
-    found = load_bundle().run(["msp", "tempscale"], latency=False, progress=False)
+    found = load_bundle("cifar10-ce").run(["msp", "tempscale"], latency=False, progress=False)
     assert found.compare("tempscale", "msp").verdict() == "higher"
 
 

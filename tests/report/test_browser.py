@@ -200,7 +200,7 @@ def test_a_page_without_figures_or_detectors_draws_what_there_is(
 
 @pytest.mark.slow
 def test_at_1280_pixels_no_column_of_the_packages_benchmark_is_cut_off(browser: Any, tmp_path: Path) -> None:
-    results = load_bundle().run(["fdbd", "react+energy", "knn"], progress=False)
+    results = load_bundle("cifar10-ce").run(["fdbd", "react+energy", "knn"], progress=False)
     watched = Watched(browser, results.to_html(tmp_path / "report.html"))
     page = watched.page
     assert page.evaluate("(s => s.scrollWidth - s.clientWidth)(document.querySelector('.scroller'))") <= 0

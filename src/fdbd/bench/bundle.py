@@ -1,6 +1,6 @@
-"""The embedded bundle: features of the zoo models on real data, inside the package, so that a benchmark needs nothing.
+"""Bundles: features of real networks on real images, inside the package, so that a benchmark needs nothing else.
 
-It holds features only, in float16; logits are computed from the head. `make_bundle` writes it.
+They hold features only, in float16 or as 8-bit codes; logits are computed from the head. `make_bundle` writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from fdbd.bench.latency import measure_forward
 from fdbd.bench.runner import Benchmark
@@ -19,10 +19,12 @@ from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
+from fdbd.networks.architectures.imagenet_resnet import ImageNetResNet50
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.zoo import zoo
 
 FOLDER = Path(__file__).parent / "data"
+DEFAULT = "imagenet-resnet50"
 
 
 def list_bundles() -> list[str]:
@@ -34,12 +36,12 @@ def list_bundles() -> list[str]:
     return sorted(path.name.removesuffix("-test.safetensors") for path in FOLDER.glob("*-test.safetensors"))
 
 
-def load_bundle(name: str = "cifar10-ce") -> Benchmark:
-    """The benchmark of a zoo model on its bundle.
+def load_bundle(name: str = DEFAULT) -> Benchmark:
+    """The benchmark of a bundle: ResNet-50 on ImageNet, or a zoo model on CIFAR-10.
 
     >>> bundle = load_bundle()
     >>> bundle.head, [samples.name for samples in bundle.ood]
-    (Head(10 classes, 128 features), ['textures32', 'tiny-imagenet', 'flowers102', 'mnist', 'fashion-mnist'])
+    (Head(1000 classes, 2048 features), ['textures', 'sun', 'sun-near'])
     """
     if name not in list_bundles():
         raise ValueError(
@@ -48,10 +50,10 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
         )
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
-    head = Head(train["head_weight"], train["head_bias"])
-    # All bundles hold the same images, chosen by `make_bundle`, so rows of two models can be compared in pairs.
+    head = Head(train["head_weight"].float(), train["head_bias"].float())
+    # Bundles of one ID set hold the same images, so rows of two models can be compared in pairs.
     sets = [
-        FeatureSet(title, test[f"{title}.features"], test.get(f"{title}.labels"), samples=f"bundle {title}")
+        FeatureSet(title, test[f"{title}.features"], _labels(test, title), samples=f"bundle {title}")
         for title in about["test_sets"]
     ]
     return Benchmark(
@@ -62,17 +64,58 @@ def load_bundle(name: str = "cifar10-ce") -> Benchmark:
         groups=about["groups"],
         title=about["title"],
         notes=about["notes"],
-        statistics=_moments(train),
-        validation=FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long()),
-        forward=lambda size: measure_forward(Classifier(zoo(name)), 32, size),
+        statistics=_moments(train) if "totals" in train else None,
+        validation=_validation(test),
+        forward=lambda size: measure_forward(Classifier(_network(name)), 224 if name == DEFAULT else 32, size),
         class_names=info(sets[0].name).classes,
     )
+
+
+def _labels(test: dict[str, Tensor], title: str) -> Tensor | None:
+    return test[f"{title}.labels"].long() if f"{title}.labels" in test else None
+
+
+def _validation(test: dict[str, Tensor]) -> FeatureSet | None:
+    if "heldout.features" not in test:
+        return None
+    return FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long())
+
+
+def _network(name: str) -> nn.Module:
+    """A network to time; its weights do not matter for that, and those of ResNet-50 are not in the package."""
+    return ImageNetResNet50().eval() if name == DEFAULT else zoo(name)
+
+
+def encode(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Non-negative features (N, P) as uint8 codes and one scale per row.
+
+    A code is 255 times the square root of the feature's share of the largest in its row, so that small features, which
+    are the many, keep their precision.
+    """
+    if features.min() < 0:
+        raise ValueError("8-bit codes are for non-negative features, such as those after a ReLU")
+    scales = features.amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    return (255 * (features / scales[:, None]).sqrt()).round().to(torch.uint8), scales
+
+
+def decode(codes: Tensor, scales: Tensor) -> Tensor:
+    """Features (N, P) in float32 from what `encode` returned."""
+    return (codes.float() / 255).square_() * scales[:, None]
+
+
+def bundle_model(name: str) -> str:
+    """The network of a bundle, by the name that `fdbd.networks.by_name` takes."""
+    return "public:resnet50" if name == DEFAULT else f"zoo:{name}"
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         about = json.loads((file.metadata() or {}).get("about", "{}"))
-        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name in [name for name in tensors if name.endswith("features.codes")]:
+        start = name.removesuffix(".codes")
+        tensors[start] = decode(tensors.pop(name), tensors.pop(f"{start}.scales"))
+    return about, tensors
 
 
 def _moments(train: dict[str, Tensor]) -> ClassMoments:

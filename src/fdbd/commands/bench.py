@@ -33,7 +33,9 @@ def bench(
     config: Annotated[
         Path | None, typer.Argument(help="A .toml file; left out, the features in the package are used.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Which of the package's models, where there is no config.")] = "cifar10-ce",
+    model: Annotated[
+        str, typer.Option(help="Which of the package's models, where there is no config.")
+    ] = "imagenet-resnet50",
     detectors: Annotated[
         str | None,
         typer.Option(help="Comma-separated names: fdbd, knn, react+energy, package.module:Class, …; default: all."),
