@@ -1,16 +1,17 @@
-"""The files of experiments: all are there, all can be read at both scales, and slips are one clear line."""
+"""The files of experiments: all are there, all can be read at every scale, and slips are one clear line."""
 
 from __future__ import annotations
 
 import pytest
 
 from fdbd.paper import find, list_experiments, run
+from fdbd.paper.experiment import SCALES
 
 NAMES = {
     *("table-cifar10", "table-imagenet", "table-vit", "table-densenet", "table-shaping", "table-regularization"),
     *("table-domain-shift", "figure-overview", "figure-regularization", "figure-deviation", "figure-distances"),
     *("figure-nearest-k", "distance-quality", "theorem-bound", "proposition-1", "proposition-2", "proposition-kl"),
-    "complexity",
+    *("complexity", "sweep-percentiles", "regularization-gain"),
 }
 
 
@@ -18,7 +19,7 @@ def test_every_table_figure_and_statement_of_the_paper_is_listed() -> None:
     assert set(list_experiments()) == NAMES
 
 
-@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(name: str, scale: str) -> None:
     experiment = find(name, scale)
@@ -27,9 +28,11 @@ def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(name: s
     models = experiment.settings.get("models", [])
     for model in models:
         assert "bundle" in model or {"model", "id", "ood"} <= set(model)
-        assert "train_with" in model or model["model"].startswith("torchvision:"), "where do the weights come from?"
+        source = model.get("model", "").partition(":")[0]
+        has_weights = {"bundle", "train_with"} & set(model) or source in ("public", "zoo", "torchvision")
+        assert has_weights, "where do the weights come from?"
     theory = {"theorem-bound", "proposition-1", "proposition-2", "complexity"}
-    assert bool(models) == (name not in theory)
+    assert bool(models) == (name not in theory and "untested" not in experiment.settings)
 
 
 def test_the_attack_has_the_papers_settings() -> None:
@@ -40,7 +43,7 @@ def test_the_attack_has_the_papers_settings() -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'table-vit'"):
         find("table-vits")
-    with pytest.raises(ValueError, match="small or paper"):
+    with pytest.raises(ValueError, match="small, public or paper"):
         find("table-vit", "huge")
 
 
@@ -67,3 +70,15 @@ def test_ones_own_file_is_an_experiment_like_any_other(tmp_path) -> None:
     assert find(str(path), "paper").settings["seed"] == 1
     with pytest.raises(FileNotFoundError, match="no experiment file"):
         find(str(tmp_path / "other.toml"))
+
+
+def test_a_public_network_is_named_once_and_an_entry_of_its_own_comes_on_top(tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    start = 'kind = "overview"\ntitle = "t"\nclaim = "c"\n[public]\nmodels = '
+    path.write_text(start + '["resnet50", { network = "resnet20", limit = 7 }]')
+    first, second = find(str(path), "public").settings["models"]
+    assert (first["title"], first["model"]) == ("ResNet-50", "public:resnet50")
+    assert (second["model"], second["limit"]) == ("public:resnet20", 7)
+    path.write_text(start + '["resnet51"]')
+    with pytest.raises(ValueError, match="no network is called 'resnet51', expected one of resnet50"):
+        find(str(path), "public")

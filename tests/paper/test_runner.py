@@ -121,33 +121,38 @@ def test_at_the_papers_scale_missing_weights_and_data_are_named(nowhere, tmp_pat
     assert not list(tmp_path.glob("paper/*"))
 
 
-def test_the_page_says_what_the_results_say(tmp_path, monkeypatch) -> None:
-    results, target = tmp_path / "results", tmp_path / "docs" / "paper.md"
-    results.mkdir()
+def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, monkeypatch) -> None:
+    small, public, target = tmp_path / "small", tmp_path / "public", tmp_path / "docs" / "paper.md"
     target.parent.mkdir()
-    for name in experiments.list_experiments():
-        experiment = experiments.find(name)
-        result = Result(
-            checks=[check("water is wet", name != "complexity", f"42 for {name}.")],
-            tables=[Table("a title", ["a", "b"], [["1", "**2**"]])],
-        )
-        record = result.record(experiment, 1.0)
-        (results / f"{name}.json").write_text(json.dumps(record))
-        (results / f"{name}.svg").write_text("<svg/>")
-    monkeypatch.setattr("sys.argv", ["page", str(results), str(target)])
+    for folder, scale, model in ((small, "small", "zoo"), (public, "public", "ResNet-50")):
+        folder.mkdir()
+        for name in experiments.list_experiments():
+            experiment = experiments.find(name, scale)
+            if experiment.settings.get("untested"):
+                continue
+            result = Result(
+                checks=[check(f"water is wet ({model})", name != "complexity", f"42 for {name}.")],
+                tables=[Table("a title", ["a", "b"], [["1", f"**{scale}**"]])],
+            )
+            (folder / f"{name}.json").write_text(json.dumps(result.record(experiment, 1.0)))
+            (folder / f"{name}.svg").write_text(f"<svg>{scale}</svg>")
+    monkeypatch.setattr("sys.argv", ["page", str(small), str(public), str(target)])
     page.main()
     text = target.read_text()
     for name in experiments.list_experiments():
         assert f"## {name}\n" in text
-        assert f"42 for {name}." in text
-        assert f"(paper/{name}.svg)" in text
-        assert (target.parent / "paper" / f"{name}.svg").exists()
-    assert "does not hold**: water is wet" in text
+        if name != "table-vit":
+            assert f"(paper/{name}.svg)" in text
+            assert (target.parent / "paper" / f"{name}.svg").read_text() == "<svg>public</svg>"
+    assert "| water is wet | ✓ zoo: 42 for table-cifar10. | ✓ ResNet-50: 42 for table-cifar10. |" in text
+    assert "| water is wet | ✗ zoo: 42 for complexity. | ✗ ResNet-50: 42 for complexity. |" in text
+    assert re.search(r"`table-vit`.*\| not tested \| not tested \|", text)
     assert "Slips" in text
-    (results / "complexity.json").unlink()
-    assert page.read(results)[-1]["missing"] == ["no results; run: fdbd paper complexity"]
-    with pytest.raises(FileNotFoundError, match="has no results"):
-        page.read(tmp_path)
+    (small / "complexity.json").unlink()
+    assert page.read(small)[-1]["missing"] == ["no results; run: fdbd paper complexity"]
+    monkeypatch.setattr("sys.argv", ["page", str(tmp_path), str(tmp_path), str(target)])
+    with pytest.raises(FileNotFoundError, match="have no results"):
+        page.main()
 
 
 def test_cells_are_escaped_for_latex_and_bold_is_kept() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fdbd.bench import FeatureSet, Results
 from fdbd.core import geometry
 from fdbd.core.batch import Head
-from fdbd.metrics import auroc, evaluate
+from fdbd.metrics import Estimate, auroc, evaluate
 from fdbd.metrics.comparison import Comparison, compare, placements, standard_error
 from fdbd.paper import plot
 from fdbd.paper.detector_tables import average
@@ -132,42 +132,45 @@ def deviation(experiment: Experiment, say: Say) -> Result:
 
 
 def distances(experiment: Experiment, say: Say) -> Result:
-    """A histogram of the distance to the nearest boundary, to the second nearest, and so on."""
-    (model, *_), result = load_models(experiment, say)
-    say("ranked distances")
-    benchmark = model.benchmark
-    width = benchmark.head.num_classes - 1
-    ranks = list(range(0, width, experiment.settings["every"]))
-    ranked = {s.name: _distances_at(ranks, s, benchmark.head) for s in (benchmark.test, *benchmark.ood)}
-    name = benchmark.test.name
-    rows: list[list[str]] = []
-    wrong: list[str] = []
-    verdicts = set()
-    for place, rank in enumerate(ranks):
-        rows.append([str(rank + 1), *(f"{values[:, place].mean():.3f}" for values in ranked.values())])
-        for title in list(ranked)[1:]:
-            comparison = difference_of_means(ranked[name][:, place], ranked[title][:, place])
-            verdicts.add(comparison.verdict())
-            wrong += [f"{title} at rank {rank + 1}"] * (comparison.difference <= 0)
-    result.tables = [Table(experiment.title, ["rank", *(f"mean, {title}" for title in ranked)], rows)]
-    total = len(ranks) * (len(ranked) - 1)
-    statement = f"At every rank {name} features lie farther from the boundary than OOD features, on average"
-    exceptions = f" Not {', '.join(wrong)}." if wrong else ""
-    measured = f"In {total - len(wrong)} of {total} pairs of rank and set.{exceptions}"
-    verdict: Verdict = "does not hold" if "lower" in verdicts else "undecided" if len(verdicts) > 1 else "holds"
-    result.checks = [Check(statement, verdict, measured)]
-    columns = 3 if len(ranks) > 4 else len(ranks)
-    lines = -(-len(ranks) // columns)
-    result.figure, axes = plot.figure(9.5, 0.6 + 2.1 * lines, lines, columns)
+    """For each model, a histogram of the distance to the nearest boundary, to the second nearest, and so on."""
+    models, result = load_models(experiment, say)
+    panels: list[tuple[str, dict[str, Floats]]] = []
+    for model in models:
+        say(f"ranked distances of {model.title}")
+        benchmark = model.benchmark
+        width = benchmark.head.num_classes - 1
+        ranks = list(range(0, width, model.settings.get("every", experiment.settings["every"])))
+        ranked = {s.name: _distances_at(ranks, s, benchmark.head) for s in (benchmark.test, *benchmark.ood)}
+        name = benchmark.test.name
+        rows: list[list[str]] = []
+        wrong: list[str] = []
+        verdicts = set()
+        for place, rank in enumerate(ranks):
+            rows.append([str(rank + 1), *(f"{values[:, place].mean():.3f}" for values in ranked.values())])
+            panels.append((f"{model.title}, rank {rank + 1} of {width}", {k: v[:, place] for k, v in ranked.items()}))
+            for title in list(ranked)[1:]:
+                comparison = difference_of_means(ranked[name][:, place], ranked[title][:, place])
+                verdicts.add(comparison.verdict())
+                wrong += [f"{title} at rank {rank + 1}"] * (comparison.difference <= 0)
+        columns = ["rank", *(f"mean, {title}" for title in ranked)]
+        result.tables.append(Table(f"{experiment.title}: {model.title}", columns, rows))
+        total = len(ranks) * (len(ranked) - 1)
+        statement = (
+            f"At every rank ID features lie farther from the boundary than OOD features, on average ({model.title})"
+        )
+        exceptions = f" Not {', '.join(wrong)}." if wrong else ""
+        measured = f"In {total - len(wrong)} of {total} pairs of rank and set.{exceptions}"
+        verdict: Verdict = "does not hold" if "lower" in verdicts else "undecided" if len(verdicts) > 1 else "holds"
+        result.checks.append(Check(statement, verdict, measured))
+    lines = -(-len(panels) // 3)
+    result.figure, axes = plot.figure(9.5, 0.6 + 2.1 * lines, lines, 3)
     for place, axis in enumerate(axes.flat):
-        axis.set_visible(place < len(ranks))
-        if place < len(ranks):
-            plot.histograms(axis, {title: values[:, place] for title, values in ranked.items()}, bins=30)
-            axis.set_title(f"rank {ranks[place] + 1} of {width}", fontsize=9)
+        axis.set_visible(place < len(panels))
+        if place < len(panels):
+            plot.histograms(axis, panels[place][1], bins=30)
+            plot.label(axis, title=panels[place][0])
     for axis in axes[-1]:
         plot.label(axis, "distance to the boundary")
-    for axis in axes[:, 0]:
-        plot.label(axis, y="density")
     plot.label(axes[0, 0], legend=7)
     return result
 
@@ -183,43 +186,49 @@ def _distances_at(ranks: list[int], samples: FeatureSet, head: Head) -> Floats:
 
 
 def nearest_k(experiment: Experiment, say: Say) -> Result:
-    """FPR95 and AUROC of fDBD when only the k nearest boundaries are averaged."""
-    (model, *_), result = load_models(experiment, say)
-    last = model.benchmark.head.num_classes - 1
-    chosen = experiment.settings.get("ks") or list(range(1, last + 1))
-    ks = sorted({min(k, last) for k in chosen} | {last})
-    say(f"fdbd with {len(ks)} numbers of distances")
-    results = _results_of_nearest(model, ks)
-    values = {metric: [average(results, row.name, metric) for row in results.rows] for metric in ("auroc", "fpr95")}
-    result.data = {"k": ks, **values}
-    rows = [[str(k), percent(a), percent(f)] for k, a, f in zip(ks, values["auroc"], values["fpr95"])]
-    result.tables = [Table(experiment.title, ["k", "average AUROC ↑", "average FPR95 ↓"], rows)]
+    """FPR95 and AUROC of fDBD when only the k nearest boundaries are averaged, for each model."""
+    models, result = load_models(experiment, say)
+    result.figure, axes = plot.figure(8.5, 0.4 + 2.8 * len(models), len(models), 2)
+    rows: list[list[str]] = []
+    for model, line in zip(models, axes):
+        last = model.benchmark.head.num_classes - 1
+        chosen = experiment.settings.get("ks") or list(range(1, last + 1))
+        ks = sorted({min(k, last) for k in chosen} | {last})
+        say(f"fdbd with {len(ks)} numbers of distances on {model.title}")
+        results = _results_of_nearest(model, ks)
+        values = {metric: [average(results, row.name, metric) for row in results.rows] for metric in ("auroc", "fpr95")}
+        result.data[model.title] = {"k": ks, **values}
+        rows += [[model.title, str(k), percent(a), percent(f)] for k, a, f in zip(ks, *values.values())]
+        result.checks += _nearest_checks(results, ks, values, model.title)
+        for axis, metric, label in zip(line, values, ("average AUROC, percent", "average FPR95, percent")):
+            axis.plot(ks, [100 * value for value in values[metric]], color=plot.INSIDE, marker="o", ms=4)
+            plot.label(axis, "k, the number of nearest boundaries averaged", label, model.title)
+            axis.grid(color="#eeeeee")
+            if last > 100:
+                axis.set_xscale("log")
+    result.tables = [Table(experiment.title, ["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)]
+    return result
+
+
+def _nearest_checks(results: Results, ks: list[int], values: dict[str, list[Estimate]], title: str) -> list[Check]:
     names = [row.name for row in results.rows]
     tests = {
         "auroc": results.compare(names[-1], names[0]),
         "fpr95": difference(values["fpr95"][0], values["fpr95"][-1]),
     }
+    checks = []
     for metric, sign, label in (("auroc", 1, "AUROC"), ("fpr95", -1, "FPR95")):
         better = sum(sign * b > sign * a for a, b in pairwise(values[metric]))
         first, end, steps = values[metric][0], values[metric][-1], f"better in {better} of {len(ks) - 1} steps"
-        measured = f"{percent(first)} at k = {ks[0]}, {percent(end)} at k = {last}; {steps}."
-        statement = f"{label} is better with all distances than with the nearest alone"
-        result.checks.append(check_difference(statement, tests[metric], measured))
+        measured = f"{percent(first)} at k = {ks[0]}, {percent(end)} at k = {ks[-1]}; {steps}."
+        statement = f"{label} is better with all distances than with the nearest alone ({title})"
+        checks.append(check_difference(statement, tests[metric], measured))
     best = int(np.argmax(values["auroc"]))
-    statement = "All distances are the best choice of k, in AUROC"
+    statement = f"All distances are the best choice of k, in AUROC ({title})"
     measured = f"Best at k = {ks[best]}: {percent(values['auroc'][best])} against {percent(values['auroc'][-1])}."
-    if ks[best] == last:
-        result.checks.append(check(statement, True, measured))
-    else:
-        result.checks.append(check_difference(statement, results.compare(names[-1], names[best]), measured))
-    result.figure, axes = plot.figure(8.5, 3.2, 1, 2)
-    for axis, metric, label in zip(axes[0], ("auroc", "fpr95"), ("average AUROC, percent", "average FPR95, percent")):
-        axis.plot(ks, [100 * value for value in values[metric]], color=plot.INSIDE, marker="o", ms=4)
-        plot.label(axis, "k, the number of nearest boundaries averaged", label)
-        axis.grid(color="#eeeeee")
-        if last > 100:
-            axis.set_xscale("log")
-    return result
+    if best == len(ks) - 1:
+        return [*checks, check(statement, True, measured)]
+    return [*checks, check_difference(statement, results.compare(names[-1], names[best]), measured)]
 
 
 def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:

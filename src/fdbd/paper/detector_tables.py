@@ -15,7 +15,7 @@ from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.image_detectors import image_results
 from fdbd.paper.models import EvaluatedModel, load_models
-from fdbd.paper.result import Check, Result, check, check_difference, difference
+from fdbd.paper.result import Check, Result, Verdict, check, check_difference, difference
 from fdbd.paper.table import Table, percent
 from fdbd.results.rows import convention
 
@@ -39,7 +39,7 @@ def detector_table(experiment: Experiment, say: Say) -> Result:
     parts = [_run(model, settings, say, result.missing) for model in models]
     result.tables.append(_averages(parts, experiment))
     for part in parts:
-        for decide, entry in ((beats, "better"), (levels, "level")):
+        for decide, entry in ((beats, "better"), (beats_everywhere, "better_on_every_set"), (levels, "level")):
             for pair in settings.get(entry, []):
                 results = _results_with(part, pair)
                 if results is not None:
@@ -59,7 +59,7 @@ def detector_table(experiment: Experiment, say: Say) -> Result:
 def _run(model: EvaluatedModel, settings: Mapping[str, Any], say: Say, missing: list[str]) -> Part:
     specs = model.settings.get("detectors") or settings["detectors"]
     say(f"{len(specs)} detectors on {model.title}")
-    results = _run_named(model, specs)
+    results = run_named(model, specs)
     wanted = model.settings.get("images", [])
     from_images = None
     if wanted:
@@ -73,7 +73,7 @@ def _run(model: EvaluatedModel, settings: Mapping[str, Any], say: Say, missing: 
     return Part(model, results, from_images)
 
 
-def _run_named(model: EvaluatedModel, specs: Sequence[Any]) -> Results:
+def run_named(model: EvaluatedModel, specs: Sequence[Any], latency: bool = True) -> Results:
     """Results of detectors given by name, or by a table of name, options and the title of the row."""
     titles, detectors = [], []
     for spec in specs:
@@ -82,7 +82,7 @@ def _run_named(model: EvaluatedModel, specs: Sequence[Any]) -> Results:
         titles.append(options.pop("title", name))
         # TOML has no None.
         detectors.append(create(name, **{key: None if value == "none" else value for key, value in options.items()}))
-    results = model.benchmark.run(detectors, progress=False)
+    results = model.benchmark.run(detectors, latency=latency, progress=False)
     rows = [replace(row, name=title) for row, title in zip(results.rows, titles)]
     return Results(results.setting, rows, results.figures)
 
@@ -138,6 +138,16 @@ def beats(results: Results, first: str, second: str, title: str) -> Check:
     if comparison.verdict() == ("lower" if has_lower_fpr else "higher"):
         return Check(statement, "undecided", f"{text} The two metrics disagree.")
     return check_difference(statement, comparison, text)
+
+
+def beats_everywhere(results: Results, first: str, second: str, title: str) -> Check:
+    """Whether one detector beats another in AUROC on every OOD set; one set where it is worse decides against it."""
+    tests = {name: results.compare(first, second, name) for name in results.setting.ood}
+    verdicts = {test.verdict() for test in tests.values()}
+    text = ", ".join(f"{name} {100 * test.difference:+.2f}" for name, test in tests.items())
+    verdict: Verdict = "does not hold" if "lower" in verdicts else "undecided" if len(verdicts) > 1 else "holds"
+    statement = f"{first} separates better than {second} on every OOD set ({title})"
+    return Check(statement, "undecided" if verdicts == {"undecided"} else verdict, f"Points of AUROC: {text}.")
 
 
 def levels(results: Results, first: str, second: str, title: str) -> Check:

@@ -16,7 +16,9 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent / "experiments"
-SCALES = ("small", "paper")
+NETWORKS = Path(__file__).parent / "public_networks.toml"
+SCALES = ("small", "public", "paper")
+"""In the package, in seconds; public networks and data below FDBD_DATA; the paper's own networks and data."""
 
 Say = Callable[[str], None]
 """Called with a few words on what is being done."""
@@ -66,7 +68,7 @@ def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     'proposition-1'
     """
     if scale not in SCALES:
-        raise ValueError(f"scale is {scale!r}, expected {' or '.join(SCALES)}")
+        raise ValueError(f"scale is {scale!r}, expected {', '.join(SCALES[:-1])} or {SCALES[-1]}")
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -86,14 +88,27 @@ def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
         if not isinstance(values.get(entry), str):
             raise ValueError(f"{path} needs a text {entry!r}")
     sections = {section: values.pop(section, {}) for section in SCALES}
+    settings = {**values, **sections[scale]}
+    networks = NETWORKS.read_text(encoding="utf-8")
+    if "models" in settings:
+        settings["models"] = [_model(entry, tomllib.loads(networks), path) for entry in settings["models"]]
     return Experiment(
         name=path.stem,
-        kind=values.pop("kind"),
-        title=values.pop("title"),
-        place=values.pop("place", ""),
-        claim=" ".join(values.pop("claim").split()),
+        kind=settings.pop("kind"),
+        title=settings.pop("title"),
+        place=settings.pop("place", ""),
+        claim=" ".join(settings.pop("claim").split()),
         scale=scale,
-        settings={**values, **sections[scale]},
-        digest=hashlib.sha256(f"{scale}\n{text}".encode()).hexdigest(),
+        settings=settings,
+        digest=hashlib.sha256(f"{scale}\n{text}\n{networks}".encode()).hexdigest(),
         device=device,
     )
+
+
+def _model(entry: Any, networks: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A model's entry, with those of the public network that it names; a name alone is such a network."""
+    entry = {"network": entry} if isinstance(entry, str) else dict(entry)
+    name = entry.pop("network", None)
+    if name is not None and name not in networks:
+        raise ValueError(f"{path}: no network is called {name!r}, expected one of {', '.join(networks)}")
+    return {**networks.get(name, {}), **entry}

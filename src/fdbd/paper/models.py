@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd import networks
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
+from fdbd.bench.bundle import bundle_model
 from fdbd.bench.from_config import network_of, preprocess_of
 from fdbd.core import geometry
 from fdbd.data.datasets import DatasetUnavailable, Images, load
@@ -23,9 +23,10 @@ from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.result import Result
+from fdbd.util.files import cache_root, data_roots
 
 Floats = NDArray[np.float64]
-_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in")
+_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every")
 
 
 class MissingData(RuntimeError):
@@ -85,6 +86,8 @@ def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel],
     Raises:
         MissingData: when no model is available.
     """
+    if untested := experiment.settings.get("untested"):
+        raise MissingData(f"not tested: {untested}")
     models: list[EvaluatedModel] = []
     result = Result()
     for entry in experiment.settings["models"]:
@@ -104,22 +107,34 @@ def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel],
 def _load(entry: Mapping[str, Any], device: str, say: Say, missing: list[str]) -> EvaluatedModel | None:
     title, bundle = entry["title"], entry.get("bundle")
     if bundle is not None:
-        if bundle not in list_bundles() or bundle not in networks.list_zoo():
-            missing.append(
-                f"{title}: the package has no {bundle}; `{entry['train_with']}` trains such a model, and "
-                "`python -m fdbd.bench.make_bundle` writes the features of a model in the zoo"
-            )
+        if bundle not in list_bundles():
+            missing.append(f"{title}: the package has no {bundle}; `python -m fdbd.bench.make_bundle` writes it")
             return None
         benchmark = load_bundle(bundle)
-        config = Config.from_dict({"model": f"zoo:{bundle}", "id": "cifar10", "ood": [s.name for s in benchmark.ood]})
+        ood = [samples.name for samples in benchmark.ood]
+        config = Config.from_dict({"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood})
         return EvaluatedModel(title, benchmark, entry, config, device)
     config = Config.from_dict({key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}, title)
     if config.checkpoint is not None and not Path(config.checkpoint).is_file():
         missing.append(f"{title}: no weights at {config.checkpoint}; run: {entry['train_with']}")
         return None
     try:
-        benchmark = benchmark_of(config, say=missing.append, stage=say, device=device)
+        benchmark = _benchmark(config, device, say, missing)
     except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
         missing.append(f"{title}: {' '.join(str(error).split())}")
         return None
     return EvaluatedModel(title, benchmark, entry, config, device)
+
+
+_benchmarks: dict[str, tuple[Benchmark, list[str]]] = {}
+
+
+def _benchmark(config: Config, device: str, say: Say, missing: list[str]) -> Benchmark:
+    """The benchmark of a config, made once per process: several experiments ask for the same one."""
+    key = f"{config} {device} {data_roots()} {cache_root()}"
+    if key not in _benchmarks:
+        lines: list[str] = []
+        _benchmarks[key] = benchmark_of(config, say=lines.append, stage=say, device=device), lines
+    benchmark, lines = _benchmarks[key]
+    missing += lines
+    return benchmark

@@ -1,22 +1,29 @@
-"""docs/paper.md from the results: ``python -m fdbd.paper.page [RESULTS] [PAGE]`` after ``fdbd paper all``."""
+"""docs/paper.md from the results, the scales side by side: ``python -m fdbd.paper.page [SMALL] [PUBLIC] [PAGE]``.
+
+SMALL and PUBLIC are the folders that ``fdbd paper all --out SMALL`` and ``fdbd paper all --scale public --out PUBLIC``
+wrote.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fdbd.paper.experiment import find, list_experiments
-from fdbd.paper.result import Record, Result, verdict_lines
+from fdbd.paper.result import Record, Result
 from fdbd.paper.table import Table
 from fdbd.util.files import beside, write_text
 
 PAGE = Path("docs/paper.md")
-RESULTS = Path("paper")
+SMALL, PUBLIC = Path("paper"), Path("paper-public")
 
 FOLDER = Path(__file__).parent
+_SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "~"}
+_MODEL = re.compile(r" \(([^()]*)\)$")  # the model that a statement is about stands at its end
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -27,37 +34,72 @@ def summary(records: Sequence[Record]) -> str:
     return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])
 
 
-def render(records: Sequence[Record], figures: str = "paper") -> str:
+def render(small: Sequence[Record], public: Sequence[Record], figures: str = "paper") -> str:
     """The page, as Markdown; figures are looked for in the folder `figures` beside it."""
-    rows = [[f"[`{r['name']}`](#{r['name']})", r["place"], r["verdict"]] for r in records]
+    rows = [[f"[`{a['name']}`](#{a['name']})", a["place"], _verdict(a), _verdict(b)] for a, b in zip(small, public)]
     parts = [_text("introduction"), "## Overview\n"]
-    parts.append(Table("", ["experiment", "in the paper", "on our data"], rows).markdown())
-    for record in records:
-        parts.append(_section(record, figures))
-    parts.append(_text("slips"))
-    done = [record for record in records if record["checks"]]
-    seconds, machine = sum(record["seconds"] for record in done), done[0]["machine"]
-    parts.append(
-        f"{len(done)} of {len(records)} experiments were run, in {seconds / 60:.1f} minutes, at the "
-        f"scale {done[0]['scale']}, with fdbd {machine['fdbd']}, torch {machine['torch']} and "
-        f"{machine['threads']} threads.\n"
-    )
+    parts.append(Table("", ["experiment", "in the paper", "small", "public"], rows).markdown())
+    parts += [_section(a, b, figures) for a, b in zip(small, public)]
+    parts += [_text("slips"), *(_about_run(records) for records in (small, public))]
     return "\n".join(parts)
 
 
-def _section(record: Record, figures: str) -> str:
-    lines = [f"## {record['name']}", "", f"{record['title']} ({record['place']}); `fdbd paper {record['name']}`.", ""]
-    lines += [f"**The paper says**: {record['claim']}", "", f"**On our data**: {record['verdict']}.", ""]
-    first = [note for note in record["notes"] if note.startswith("Stand-in")]
-    lines += [*(f"{note}  " for note in first), ""] if first else []
-    lines += [*verdict_lines(record), ""]
-    shown = record["tables"][: 2 if record["kind"] == "distance-quality" else 1]
-    lines += [Table(**{**table, "title": ""}).markdown() for table in shown if len(table["rows"]) <= 24]
-    if record["checks"]:
-        lines += [f"![{record['title']}]({figures}/{record['name']}.svg)", ""]
-    lines += [f"{note}  " for note in record["notes"] if note not in first]
-    lines += [f"Missing: {line}  " for line in record["missing"]]
+def _verdict(record: Record) -> str:
+    """The verdict on an experiment; what has no network here was not tested."""
+    if not record["checks"] and any(line.startswith("not tested") for line in record["missing"]):
+        return "not tested"
+    return str(record["verdict"])
+
+
+def _about_run(records: Sequence[Record]) -> str:
+    done = [record for record in records if record["checks"]]
+    if not done:
+        return ""
+    seconds, machine = sum(record["seconds"] for record in done), done[0]["machine"]
+    return (
+        f"Scale {done[0]['scale']}: {len(done)} of {len(records)} experiments were run, in {seconds / 60:.1f} minutes, "
+        f"with fdbd {machine['fdbd']}, torch {machine['torch']} and {machine['threads']} threads.\n"
+    )
+
+
+def _section(small: Record, public: Record, figures: str) -> str:
+    shown = public if public["checks"] else small
+    lines = [f"## {small['name']}", "", f"{small['title']} ({small['place']}); `fdbd paper {small['name']}`.", ""]
+    lines += [f"**The paper says**: {small['claim']}", ""]
+    lines += [f"**Small**: {_verdict(small)}. **Public**: {_verdict(public)}.", ""]
+    notes = [(record["scale"], note) for record in (small, public) for note in record["notes"]]
+    first = [pair for pair in notes if pair[1].startswith("Stand-in")]
+    lines += [*(f"{note} ({scale})  " for scale, note in first), ""] if first else []
+    lines += [_statements(small, public)]
+    chosen = shown["tables"][: 2 if shown["kind"] == "distance-quality" else 1]
+    lines += [Table(**{**table, "title": ""}).markdown() for table in chosen if len(table["rows"]) <= 90]
+    if shown["checks"]:
+        lines += [f"![{shown['title']}]({figures}/{shown['name']}.svg)", ""]
+    lines += [f"{note}  " for note in dict.fromkeys(note for pair in notes if pair not in first for note in pair[1:])]
+    for record in (small, public):
+        lines += [f"Missing at the scale {record['scale']}: {line}  " for line in record["missing"]]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _statements(small: Record, public: Record) -> str:
+    """One row per statement: the verdict on each model, the scales side by side."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    for record in (small, public):
+        for item in record["checks"]:
+            found = _MODEL.search(item["statement"])
+            statement = item["statement"][: found.start()] if found else item["statement"]
+            cell = cells.setdefault(statement, {}).setdefault(record["scale"], [])
+            cell.append(f"{_SIGNS[item['verdict']]} {f'{found[1]}: ' if found else ''}{item['measured']}")
+    if not cells:
+        return ""
+    rows = [
+        [statement, *(_cell(by_scale, scale) for scale in ("small", "public"))] for statement, by_scale in cells.items()
+    ]
+    return Table("", ["statement", "small", "public"], rows).markdown()
+
+
+def _cell(by_scale: Mapping[str, Sequence[str]], scale: str) -> str:
+    return "<br>".join(by_scale.get(scale, ["not tested"]))
 
 
 def _text(name: str) -> str:
@@ -68,33 +110,38 @@ def _link(record: Record) -> str:
     return f"[{record['name']}]({record['name']}.md)" if record["checks"] else record["name"]
 
 
-def read(results: Path) -> list[Record]:
+def read(results: Path, scale: str = "small") -> list[Record]:
     """The records of a folder, in the paper's order; an experiment without results has one that says so."""
     records = []
     for name in list_experiments():
         path = results / f"{name}.json"
+        experiment = find(name, scale)
         if path.is_file():
             records.append(json.loads(path.read_text(encoding="utf-8")))
+        elif untested := experiment.settings.get("untested"):
+            records.append(Result(missing=[f"not tested: {untested}"]).record(experiment, 0.0))
         else:
-            records.append(Result(missing=[f"no results; run: fdbd paper {name}"]).record(find(name), 0.0))
-    if not any(record["checks"] for record in records):
-        raise FileNotFoundError(f"{results} has no results; run: fdbd paper all --out {results}")
+            command = f"fdbd paper {name}" + ("" if scale == "small" else f" --scale {scale}")
+            records.append(Result(missing=[f"no results; run: {command}"]).record(experiment, 0.0))
     return records
 
 
 def main() -> None:
     """Write the page and the figures that it shows."""
-    results = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    page = Path(sys.argv[2]) if len(sys.argv) > 2 else PAGE
-    records = read(results)
+    given = [Path(argument) for argument in sys.argv[1:]]
+    small, public, page = (*given, *(SMALL, PUBLIC, PAGE)[len(given) :])
+    records = read(small), read(public, "public")
+    if not any(record["checks"] for part in records for record in part):
+        raise FileNotFoundError(f"{small} and {public} have no results; run: fdbd paper all --out {small}")
     figures = page.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
-    for record in records:
-        source = results / f"{record['name']}.svg"
-        if record["checks"]:
-            with beside(figures / source.name) as temporary:
-                shutil.copyfile(source, temporary)
-    write_text(page, render(records, figures.name))
+    for folder, part in zip((small, public), records):  # public figures take the place of small ones
+        for record in part:
+            source = folder / f"{record['name']}.svg"
+            if record["checks"] and source.is_file():
+                with beside(figures / source.name) as temporary:
+                    shutil.copyfile(source, temporary)
+    write_text(page, render(*records, figures.name))
     print(f"wrote {page}")
 
 

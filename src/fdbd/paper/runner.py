@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fdbd.bench import bundle
 from fdbd.networks.zoo import list_zoo, zoo_card
-from fdbd.paper import boundary_figures, propositions
+from fdbd.paper import across_networks, boundary_figures, propositions
 from fdbd.paper.closed_form import closed_form
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
@@ -28,6 +28,8 @@ from fdbd.util.version import __version__
 
 PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
     "detector-table": detector_table,
+    "percentiles": across_networks.percentiles,
+    "regularization-gain": across_networks.regularization_gain,
     "domain-shift": domain_shift,
     "overview": boundary_figures.overview,
     "regularization": boundary_figures.regularization,

@@ -1,0 +1,153 @@
+"""On stored features of real networks, AUROCs equal those of plain numpy and of pytorch-ood to 0.1 points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+import fdbd
+from fdbd import Batch, Head
+
+FILES = sorted((Path(__file__).parent / "real").glob("*.safetensors"))
+Floats = NDArray[np.float64]
+
+
+class Sample(NamedTuple):
+    """Features of one network: (N, P) each, and its head."""
+
+    weight: Tensor
+    bias: Tensor
+    fit: Tensor
+    inside: Tensor
+    outside: Tensor
+
+    def numpy(self) -> list[Floats]:
+        return [part.double().numpy() for part in self]
+
+
+def samples() -> list[pytest.param]:
+    found = []
+    for path in FILES:
+        tensors = {key: value.float() for key, value in load_file(path).items()}
+        common = [tensors[key] for key in ("weight", "bias", "fit", "inside")]
+        for key, value in tensors.items():
+            if key.startswith("outside "):
+                title = f"{path.stem}-{key.removeprefix('outside ')}"
+                found.append(pytest.param(Sample(*common, value), id=title))
+    return found
+
+
+def separation(inside: object, outside: object) -> float:
+    """AUROC, ID positive, by scikit-learn."""
+    scores = np.concatenate([np.asarray(inside, float), np.asarray(outside, float)])
+    return float(roc_auc_score(np.repeat([1, 0], [len(np.asarray(inside)), len(np.asarray(outside))]), scores))
+
+
+def ours(name: str, sample: Sample, **options: object) -> float:
+    head = Head(sample.weight, sample.bias)
+    labels = head(sample.fit).argmax(dim=1)
+    detector = fdbd.create(name, **options).fit(Batch(sample.fit, None, labels), head)
+    return separation(*(detector.score(Batch(z)) for z in (sample.inside, sample.outside)))
+
+
+# The same scores from their definitions, in numpy.
+
+
+def boundary_score(z: Floats, weight: Floats, bias: Floats, mean: Floats) -> Floats:
+    """The paper's regDistDB, one class at a time."""
+    scores = []
+    for row in z:
+        logits = weight @ row + bias
+        k = int(logits.argmax())
+        others = [c for c in range(len(bias)) if c != k]
+        distances = [(logits[k] - logits[c]) / np.linalg.norm(weight[k] - weight[c]) for c in others]
+        scores.append(np.mean(distances) / np.linalg.norm(row - mean))
+    return np.array(scores)
+
+
+def energy(z: Floats, weight: Floats, bias: Floats) -> Floats:
+    logits = z @ weight.T + bias
+    top = logits.max(axis=1, keepdims=True)
+    return (top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True)))[:, 0]
+
+
+def ash(z: Floats, percentile: float = 90) -> Floats:
+    kept = z.shape[1] - round(z.shape[1] * percentile / 100)
+    shaped = np.zeros_like(z)
+    for row, new in zip(z, shaped):
+        largest = np.argsort(-row, kind="stable")[:kept]
+        new[largest] = row[largest] * np.exp(row.sum() / row[largest].sum())
+    return shaped
+
+
+def by_numpy(name: str, sample: Sample) -> float:
+    weight, bias, fit, inside, outside = sample.numpy()
+    mean = fit.mean(axis=0)
+    clip = np.quantile(fit, 0.8)
+
+    def neighbour(z: Floats) -> Floats:
+        bank, query = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (fit, z))
+        distances = np.linalg.norm(query[:, None] - bank[None], axis=2)
+        return -np.sort(distances, axis=1)[:, 4]
+
+    scores: dict[str, Callable[[Floats], Floats]] = {
+        "fdbd": lambda z: boundary_score(z, weight, bias, mean),
+        "react+fdbd": lambda z: boundary_score(np.minimum(z, clip), weight, bias, np.minimum(mean, clip)),
+        "ash-s+fdbd": lambda z: boundary_score(ash(z), weight, bias, ash(mean[None])[0]),
+        "energy": lambda z: energy(z, weight, bias),
+        "react+energy": lambda z: energy(np.minimum(z, clip), weight, bias),
+        # In float32 many probabilities are 1, and equal.
+        "msp": lambda z: np.exp((z @ weight.T + bias).max(axis=1) - energy(z, weight, bias)).astype(np.float32),
+        "maxlogit": lambda z: (z @ weight.T + bias).max(axis=1),
+        "knn": neighbour,
+    }
+    return separation(scores[name](inside), scores[name](outside))
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "react+fdbd": {"percentile": 80, "mean": "shaped"},
+    "ash-s+fdbd": {"percentile": 90, "mean": "shaped"},
+    "react+energy": {"percentile": 80},
+    "knn": {"k": 5},
+}
+NAMES = ("fdbd", "react+fdbd", "ash-s+fdbd", "energy", "react+energy", "msp", "maxlogit", "knn")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sample", samples())
+def test_the_auroc_is_that_of_the_definition_in_numpy(name: str, sample: Sample) -> None:
+    assert ours(name, sample, **OPTIONS.get(name, {})) == pytest.approx(by_numpy(name, sample), abs=1e-3)
+
+
+@pytest.mark.parametrize("sample", samples())
+def test_the_auroc_is_that_of_pytorch_ood(sample: Sample) -> None:
+    peer = pytest.importorskip("pytorch_ood.detector")
+    linear = nn.Linear(sample.weight.shape[1], len(sample.weight))
+    linear.load_state_dict({"weight": sample.weight, "bias": sample.bias})
+    labels = torch.zeros(len(sample.fit)).long()
+    theirs = {
+        "fdbd": peer.fDBD(None, linear).fit_features(sample.fit, labels).predict_features,
+        "energy": lambda z: peer.EnergyBased(None).predict_logits(linear(z)),
+        "msp": lambda z: peer.MaxSoftmax(None).predict_logits(linear(z)),
+        "knn": peer.KNN(None, k=5).fit_features(sample.fit, labels).predict_features,
+        "ash-s+energy": lambda z: peer.ASH(None, lambda m: linear(m.flatten(1)), "ash-s", 0.5).predict_feature_maps(
+            z.clone()[:, :, None, None]
+        ),
+        "scale+energy": lambda z: peer.SCALE(None, lambda m: linear(m.flatten(1)), 0.85).predict_feature_maps(
+            z.clone()[:, :, None, None]
+        ),
+    }
+    options = {"knn": {"k": 5}, "ash-s+energy": {"percentile": 50}, "scale+energy": {"percentile": 85}}
+    for name, score in theirs.items():
+        with torch.no_grad():
+            expected = separation(*(-score(z).numpy() for z in (sample.inside, sample.outside)))
+        assert ours(name, sample, **options.get(name, {})) == pytest.approx(expected, abs=1e-3), name
