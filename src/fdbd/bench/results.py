@@ -17,7 +17,7 @@ class Results(ResultTable):
     tells whether two detectors differ.
 
     >>> from fdbd.bench import load_bundle
-    >>> results = load_bundle().run(["fdbd", "msp"], latency=False)
+    >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)
     >>> results.compare("fdbd", "msp").verdict()
     'higher'
     """
