@@ -97,6 +97,7 @@ benchmarks: $(VENV)/.dev ## measure speed and memory, write benchmarks/RESULTS.m
 	$(BIN)/python benchmarks/ray_scaling.py
 	$(BIN)/python benchmarks/onnx_overhead.py
 	$(BIN)/python benchmarks/analysis.py
+	$(BIN)/python benchmarks/serving.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) .venv-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html results.json

@@ -97,9 +97,22 @@ class LitGuard(litserve.LitAPI if litserve else object):
         return {"label": int(answers.labels[0]), "score": float(answers.scores[0]), "is_ood": bool(answers.is_ood[0])}
 
 
+def cpu_seconds(group: int) -> float:
+    """Processor time of a process and its children so far (Linux)."""
+    ticks = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def running(command: list[str], port: int, path: str) -> Iterator[None]:
-    """A server in a process of its own, from when it answers."""
+def running(command: list[str], port: int, path: str) -> Iterator[int]:
+    """A server in processes of its own, from when it answers; the id of their group."""
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 180
@@ -111,7 +124,7 @@ def running(command: list[str], port: int, path: str) -> Iterator[None]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"no server came up: {command}") from None
                 time.sleep(0.2)
-        yield
+        yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -146,9 +159,10 @@ async def _client(port: int, request: bytes, until: Callable[[], bool], times: l
     writer.close()
 
 
-def per_second(port: int, request: bytes, seconds: float) -> float:
-    """Answers per second to all clients together."""
+def per_second(group: int, port: int, request: bytes, seconds: float) -> tuple[float, float]:
+    """Answers per second to all clients together, and the server's processor time per answer."""
     times: list[float] = []
+    before = cpu_seconds(group)
     end = time.perf_counter() + seconds
 
     async def all_clients() -> float:
@@ -159,7 +173,7 @@ def per_second(port: int, request: bytes, seconds: float) -> float:
         return time.perf_counter() - start
 
     took = asyncio.run(all_clients())
-    return len(times) / took
+    return len(times) / took, (cpu_seconds(group) - before) / len(times)
 
 
 def median_latency(port: int, request: bytes, count: int) -> float:
@@ -168,14 +182,14 @@ def median_latency(port: int, request: bytes, count: int) -> float:
     return statistics.median(times)
 
 
-def bare_per_second(model: torch.nn.Module, rows: torch.Tensor, seconds: float) -> float:
-    """Images per second of the network alone."""
-    done, start = 0, time.perf_counter()
+def bare_per_second(model: torch.nn.Module, rows: torch.Tensor, seconds: float) -> tuple[float, float]:
+    """Images per second of the network alone, and its processor time per image."""
+    done, start, before = 0, time.perf_counter(), time.process_time()
     with torch.inference_mode():
         while time.perf_counter() - start < seconds:
             model(rows)
             done += len(rows)
-    return done / (time.perf_counter() - start)
+    return done / (time.perf_counter() - start), (time.process_time() - before) / done
 
 
 # ── the measurement ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,20 +227,18 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         image = buffer.getvalue()
         row = backend.prepare(image)[None]
         rows = {size: torch.from_numpy(row).expand(size, *row.shape[1:]).contiguous() for size in BATCH_SIZES}
-        best = max(BATCH_SIZES, key=lambda size: bare_per_second(network, rows[size], seconds / 4))
+        best = max(BATCH_SIZES, key=lambda size: bare_per_second(network, rows[size], seconds / 4)[0])
 
         here, python = str(Path(__file__).resolve()), sys.executable
-        ports = {kind: free_port() for kind in ("fdbd", "fastapi", "litserve")}
-        serve = ["-m", "fdbd", "serve", str(guard), "--no-state", "--no-samples", "--device", "cpu"]
-        stack.enter_context(running([python, *serve, "--port", str(ports["fdbd"])], ports["fdbd"], "/v2/health/ready"))
-        child = [python, here, "--child"]
-        stack.enter_context(
-            running([*child, "fastapi", str(guard), str(ports["fastapi"])], ports["fastapi"], "/v2/health/ready")
-        )
-        if litserve:
-            stack.enter_context(
-                running([*child, "litserve", str(guard), str(ports["litserve"])], ports["litserve"], "/health")
-            )
+        ports = {kind: free_port() for kind in ("fdbd", "fastapi", *(["litserve"] if litserve else []))}
+        groups = {}
+        for kind, port in ports.items():
+            command = [python, here, "--child", kind, str(guard), str(port)]
+            if kind == "fdbd":
+                command = [python, "-m", "fdbd", "serve", str(guard), "--no-state", "--no-samples", "--device", "cpu"]
+                command += ["--port", str(port)]
+            path = "/health" if kind == "litserve" else "/v2/health/ready"
+            groups[kind] = stack.enter_context(running(command, port, path))
         header = json.dumps(
             {
                 "inputs": [
@@ -246,22 +258,24 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         )
         file = request_bytes("/decide", image, {"content-type": "image/jpeg"})
         lit = json.dumps({"image": base64.b64encode(image).decode()}).encode()
-        contenders: dict[str, Callable[[], float]] = {
+        contenders: dict[str, Callable[[], tuple[float, float]]] = {
             "bare": lambda: bare_per_second(network, rows[best], seconds),
-            "tensors": lambda: per_second(ports["fdbd"], tensor, seconds),
-            "files": lambda: per_second(ports["fdbd"], file, seconds),
-            "fastapi": lambda: per_second(ports["fastapi"], file, seconds),
+            "tensors": lambda: per_second(groups["fdbd"], ports["fdbd"], tensor, seconds),
+            "files": lambda: per_second(groups["fdbd"], ports["fdbd"], file, seconds),
+            "fastapi": lambda: per_second(groups["fastapi"], ports["fastapi"], file, seconds),
         }
         if litserve:
             posted = request_bytes("/predict", lit, {"content-type": "application/json"})
-            contenders["litserve"] = lambda: per_second(ports["litserve"], posted, seconds)
+            contenders["litserve"] = lambda: per_second(groups["litserve"], ports["litserve"], posted, seconds)
         found: dict[str, list[float]] = {kind: [] for kind in contenders}
+        cpu: dict[str, list[float]] = {kind: [] for kind in contenders}
         added = []
         for number in range(rounds + 1):
             for kind, contender in contenders.items():
-                rate = contender()
+                rate, processor = contender()
                 if number:  # the first round warms up
                     found[kind].append(rate)
+                    cpu[kind].append(processor)
             alone = []
             for _ in range(20):
                 start = time.perf_counter()
@@ -279,11 +293,16 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
     ]
     if litserve:
         results.append(("files, times LitServe with batching", ratio("files", "litserve"), OF_LITSERVE))
-    lines = [["network alone, images/s", f"{statistics.median(found['bare']):,.0f} (batch {best})", ""]]
-    lines += [
-        [f"{kind}, requests/s", f"{statistics.median(rates):,.0f}", ""]
+    names = {
+        "bare": f"network alone, batches of {best}",
+        "tensors": "fdbd serve, tensors",
+        "files": "fdbd serve, files",
+        "fastapi": "plain FastAPI, files",
+        "litserve": "LitServe, files",
+    }
+    lines = [
+        [names[kind], f"{statistics.median(rates):,.0f}/s, {1e3 * statistics.median(cpu[kind]):.2f} ms of CPU each", ""]
         for kind, rates in found.items()
-        if kind != "bare"
     ]
     lines += [[what, f"{value:.2f}", f"≥ {target:g}"] for what, value, target in results]
     lines += [["added median latency, one client", f"{1e3 * statistics.median(added):.1f} ms", "< 3 ms"]]
