@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 GRACE_SECONDS = 1.0
 """How long an interrupted run may take to stop in good order."""
@@ -50,12 +50,18 @@ def answer_interrupts(message: str) -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to by the signal itself
-    told = threading.Event()
-    threading.Thread(target=_watch, args=(reader, message, told), name="fdbd-interrupt", daemon=True).start()
+    told = threading.Lock()
+
+    def tell() -> None:
+        """Once, from the watch or from here: on a busy machine the program may end before the watch has its turn."""
+        if told.acquire(blocking=False):
+            os.write(2, f"\n{message}\n".encode())
+
+    threading.Thread(target=_watch, args=(reader, tell), name="fdbd-interrupt", daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
-        told.wait(GRACE_SECONDS)  # on a busy machine the program may end before the watch has its turn
+        tell()
         raise  # the watch goes on until the process ends: other threads may keep it
     except BaseException:
         _unwatch(before, writer)
@@ -64,15 +70,14 @@ def answer_interrupts(message: str) -> Iterator[None]:
         _unwatch(before, writer)
 
 
-def _watch(reader: int, message: str, told: threading.Event) -> None:
+def _watch(reader: int, tell: Callable[[], None]) -> None:
     first: float | None = None
     while number := os.read(reader, 1):
         if number[0] != signal.SIGINT:
             continue
         if first is None:
             first = time.monotonic()
-            os.write(2, f"\n{message}\n".encode())
-            told.set()
+            tell()
             late = threading.Timer(GRACE_SECONDS, os._exit, (INTERRUPTED,))
             late.daemon = True
             late.start()
