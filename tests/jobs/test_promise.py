@@ -101,7 +101,7 @@ def test_false_alarms_on_fresh_images_are_those_asked_for(target, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     pixels = np.load(SHARED / "ood32" / "tiny_imagenet_val.npz")["x"]
     pixels = pixels[np.random.default_rng(0).permutation(len(pixels))]
-    for name, rows in (("train", slice(300)), ("calibration", slice(300, 900)), ("fresh", slice(900, 1500))):
+    for name, rows in (("train", slice(300)), ("calibration", slice(300, 900)), ("fresh", slice(900, 2700))):
         np.savez(f"{name}.npz", x=pixels[rows])
     weights = SHARED / "weights" / "resnet20-12fca82f.th"
     for detector in DETECTORS:
