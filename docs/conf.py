@@ -28,7 +28,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "paper/*.md"]
 nitpicky = True
@@ -41,6 +40,7 @@ INCLUDED = {"benchmarks/RESULTS.md": "benchmarks.md", "CHANGELOG.md": "changelog
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 nb_execution_mode = "off" if os.environ.get("FDBD_DOCS_DRAFT") else "force"
+suppress_warnings = ["myst-nb.lexer"] if os.environ.get("FDBD_DOCS_DRAFT") else []  # without a kernel: no language
 nb_execution_timeout = 300
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small: threads would only wait for each other
 nb_execution_raise_on_error = True

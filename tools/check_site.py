@@ -35,29 +35,30 @@ class Page(HTMLParser):
                 self.loaded.append(value)
 
 
-def faults(folder: Path) -> list[str]:
+def faults_of(folder: Path) -> list[str]:
     """One sentence for each link without a target and each address that is loaded from outside."""
-    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.html"))}
-    found = [] if pages else [f"{folder} holds no pages: build the site first"]
+    found = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]  # the theme's own
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in found}
+    faults = [] if pages else [f"{folder} holds no pages: build the site first"]
     for path, page in pages.items():
         place = path.relative_to(folder)
         for address in [*page.links, *page.loaded]:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 if address in page.loaded and parts.scheme != "data":
-                    found.append(f"{place} loads {address}, which is not in the site")
+                    faults.append(f"{place} loads {address}, which is not in the site")
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
             if not target.exists():
-                found.append(f"{place} links to {address}, which does not exist")
+                faults.append(f"{place} links to {address}, which does not exist")
             elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                found.append(f"{place} links to {address}, which has no such anchor")
-    return found
+                faults.append(f"{place} links to {address}, which has no such anchor")
+    return faults
 
 
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
-    if found := faults(folder):
+    if found := faults_of(folder):
         sys.exit("\n".join(found))
     print(f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from outside")
 
