@@ -62,9 +62,13 @@ nitpick_ignore_regex = [
     # Types of other libraries: their sites are not asked, since the build is offline.
     ("py:.*", r"(torch|numpy|np|collections|typing|typing_extensions|pathlib|os|sklearn|pandas|ray|onnx|nn|abc)\..*"),
     # Type variables and aliases, and what passes through jobs without being asked for.
-    ("py:.*", r"fdbd\..*\.(S|G)|fdbd\.(jobs|data)\..*|fdbd\.bench\.cache\..*|Pixels|Inputs|Data|Names|NDArray|Table"),
+    ("py:.*", r"fdbd\..*\.(S|G)|fdbd\.(jobs|data)\..*|fdbd\.bench\.cache\..*|Pixels|Inputs|Data|Names"),
     ("py:exc", r"\w+"),
-    ("py:.*", r"(Tensor|Module|Any|Self|Path|Iterable|Iterator|Callable|Sequence|Mapping|Literal|optional)"),
+    (
+        "py:.*",
+        r"(Tensor|Module|Any|Self|Path|Iterable|Iterator|Callable|Sequence|Mapping|Literal|optional|NDArray|Table)",
+    ),
+    ("py:.*", r"(DataFrame|Collector|CollectorRegistry)"),
 ]
 
 # ── looks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,7 +81,7 @@ html_copy_source = False
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 3,
     "footer_start": ["copyright"],
     "footer_end": [],
     "icon_links": [{"name": "Repository", "url": "https://github.com/fdbd/fdbd", "icon": "fa-brands fa-github"}],

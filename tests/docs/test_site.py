@@ -80,6 +80,18 @@ def test_every_name_in_the_reference_exists_and_says_what_it_is(name: str) -> No
     assert (thing.__doc__ or "").strip(), f"{name} has no docstring"
 
 
+@pytest.mark.parametrize("module", ["fdbd", "fdbd.metrics"])
+def test_every_public_name_has_an_example(module: str) -> None:
+    lacking = []
+    for name in importlib.import_module(module).__all__:
+        thing = getattr(importlib.import_module(module), name)
+        members = vars(thing).values() if inspect.isclass(thing) else ()
+        texts = [thing.__doc__, *(inspect.unwrap(getattr(part, "__func__", part)).__doc__ for part in members)]
+        if not inspect.ismodule(thing) and not any(">>>" in (text or "") for text in texts):
+            lacking.append(name)
+    assert not lacking
+
+
 def test_there_are_ten_tutorials_and_their_code_parses() -> None:
     assert len(TUTORIALS) == 10
     for path in TUTORIALS:

@@ -35,6 +35,12 @@ def average(
         id_scores: (N,) scores of the ID samples; None: not known, and the interval is the mean of the sets' intervals,
             which is too wide.
         ood_scores: scores of each OOD set.
+
+    >>> from fdbd.metrics import evaluate
+    >>> inside, near, far = [3.0, 4.0, 5.0, 6.0], [1.0, 3.5], [0.0, 1.0]
+    >>> found = [evaluate(inside, near), evaluate(inside, far)]
+    >>> round(float(average(found, "auroc", inside, [near, far])), 4)
+    0.9375
     """
     parts: list[Estimate] = [getattr(evaluation, metric) for evaluation in evaluations]
     value, low, high = (sum(each) / len(parts) for each in zip(*((float(p), p.low, p.high) for p in parts)))
