@@ -41,6 +41,9 @@ def test_the_code_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch) -> None
     assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
+    index = (README.parent / "docs" / "index.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", index, re.DOTALL):
+        exec(compile(block, "docs/index.md", "exec"), names)
     decision = names["decision"]
     assert torch.equal(decision.logits[:4], model(validation[:4]))
     assert decision.is_ood.tolist()[4] is True
