@@ -37,4 +37,5 @@ class LTS(TopShare):
 
     def shape(self, batch: Batch) -> Batch:
         assert batch.logits is not None
-        return batch._replace(logits=batch.logits * self.ratio(batch.features.relu()).square())
+        logits = batch.logits * self.ratio(batch.features.relu()).square()
+        return Batch(batch.features, logits, batch.labels, batch.layers, batch.views)
