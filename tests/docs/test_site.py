@@ -117,6 +117,7 @@ def test_the_reference_of_the_command_line_has_every_option() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_site_builds_without_a_warning_and_runs_its_tutorials(tmp_path: Path) -> None:
     pytest.importorskip("myst_nb")
     docs = tmp_path / "docs"
