@@ -228,7 +228,9 @@ def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(capsys, tm
     shown += [] if "fdbd" in shown else ["fdbd"]
     assert [line.split()[1] for line in lines if line.startswith("│")] == shown
     assert f"{8 - len(shown)} further detectors" in out
-    code, out, _ = run(capsys, "bench", "--model", "cifar10-ce", "--detectors", chosen, "--all", "--no-latency", "--format", "json")
+    code, out, _ = run(
+        capsys, "bench", "--model", "cifar10-ce", "--detectors", chosen, "--all", "--no-latency", "--format", "json"
+    )
     assert code == 0
     assert sum(line.startswith("│") for line in out.splitlines()) == 8
     assert "costs" not in out
