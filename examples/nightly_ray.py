@@ -19,8 +19,8 @@ import torch
 
 import fdbd
 from fdbd.bench.bundle import load_bundle
-from fdbd.deploy.monitor import wilson
-from fdbd.jobs import ray as on_ray
+from fdbd.deploy import ray as on_ray
+from fdbd.deploy.stream_monitor import wilson
 
 EXPECTED_OOD = 0.05
 
