@@ -30,7 +30,7 @@ CONTENTS = (
     "fdbd/networks/weights/*.safetensors",
     "fdbd/networks/weights/*.md",
     "fdbd/paper/*.md",
-    "fdbd/paper/experiments/*.toml",
+    "fdbd/paper/*.toml",
     "fdbd/report/assets/*.html",
     "fdbd/report/assets/*.js",
     "fdbd/report/assets/*.css",
