@@ -63,6 +63,9 @@ EXTRAS = {
     "monitor": "import prometheus_client as p; fdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
     "serve": "fdbd.Guard(head).fit([fdbd.Batch(z)]).calibrate([fdbd.Batch(z + 1)]).save('guard.safetensors'); "
     "from fdbd.serve.run import Service, application; application(Service('guard.safetensors'))",
+    "openvino": "import openvino",
+    "hub": "import huggingface_hub",
+    "mlflow": "import mlflow",
     "onnx-runtime": "import onnxruntime; from fdbd.serve.onnx_backend import OnnxBackend",
 }
 """One thing per extra that does not work without it; `SETUP` goes before."""
