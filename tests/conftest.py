@@ -48,9 +48,12 @@ def result(run) -> Result:
     return result
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real Chromium, driven by Playwright; tests that need one are skipped where there is none."""
+    """A real Chromium, driven by Playwright; tests that need one are skipped where there is none.
+
+    Of one module: Playwright keeps an event loop running in this thread until it ends.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fdbd.bench.full_statistics import FullStatistics
 from fdbd.bench.latency import measure
 from fdbd.bench.results import Results
-from fdbd.core.batch import Head
+from fdbd.core.batch import Batch, Head
 from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
 from fdbd.fitting.statistics import ClassMoments
@@ -30,7 +30,7 @@ from fdbd.util.progress import track
 BATCH_SIZES = (1, 256)
 FORWARD_SECONDS = 1.0
 """A call of the network that is timed takes about this long at most; slow networks are timed at smaller batches."""
-WARM_UP_ROWS, WARM_UP_CLASSES = 512, 16
+WARM_UP_ROWS, WARM_UP_CLASSES, WARM_UP_WIDTH = 512, 16, 64
 SHAPED = ("energy", "fdbd")
 """Detectors that a full run also combines with every shaping."""
 
@@ -168,10 +168,10 @@ class Benchmark:
         return Row(name, _paper(detector), seconds, evaluations, timings, inside, outside, from_bank=from_bank)
 
     def _warm_up(self, detector: Detector) -> None:
-        """Fit a copy on a few rows and classes, so that the time of the fit has no compiler in it."""
-        head = Head(self.head.weight[:WARM_UP_CLASSES], self.head.bias[:WARM_UP_CLASSES])
-        batch = self.train.rows(slice(0, WARM_UP_ROWS))
-        batch = batch._replace(logits=None, labels=head(batch.features).argmax(dim=1))
+        """Fit a copy on a few rows, classes and features, so that the time of the fit has no compiler in it."""
+        head = Head(self.head.weight[:WARM_UP_CLASSES, :WARM_UP_WIDTH], self.head.bias[:WARM_UP_CLASSES])
+        features = self.train.rows(slice(0, WARM_UP_ROWS)).features[:, :WARM_UP_WIDTH]
+        batch = Batch(features, None, head(features).argmax(dim=1))
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fit_together([copy.deepcopy(detector)], batch, head)

@@ -61,7 +61,7 @@ class Guard(nn.Module):
         layers: names of inner layers whose pooled features the detector reads (multi-layer MDS).
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> guard = Guard(model).fit([torch.randn(64, 4)]).calibrate([torch.randn(64, 4)], tpr=0.95)
+    >>> guard = Guard(model).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)], tpr=0.95)
     >>> decision = guard(torch.randn(5, 4))
     >>> decision.is_ood.shape, decision.logits.shape
     (torch.Size([5]), torch.Size([5, 3]))

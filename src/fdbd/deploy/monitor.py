@@ -46,7 +46,7 @@ class Monitor(StreamMonitor):
         seed: of the test's random tie-breaking.
         on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.
 
-    >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(64, 4)]).calibrate([torch.randn(64, 4)])
+    >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
     >>> monitor = Monitor(guard)
     >>> decision = monitor(torch.randn(8, 4))  # the guard's decision
     >>> monitor.snapshot()["samples"], monitor.alarm
