@@ -17,7 +17,10 @@ def paper(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("paper"),
     scale: Annotated[
-        str, typer.Option(help="small: the models and features of the package; paper: the paper's networks and data.")
+        str,
+        typer.Option(
+            help="small: features in the package; public: public networks and images; paper: the paper's networks and data."
+        ),
     ] = "small",
     fresh: Annotated[bool, typer.Option("--fresh", help="With all: run what is finished, too.")] = False,
     device: Device = "auto",
