@@ -19,7 +19,7 @@ def paper(
     scale: Annotated[
         str,
         typer.Option(
-            help="small: features in the package; public: public networks and images; paper: the paper's networks and data."
+            help="small: features in the package; public: public networks and images; paper: its own networks and data."
         ),
     ] = "small",
     fresh: Annotated[bool, typer.Option("--fresh", help="With all: run what is finished, too.")] = False,
