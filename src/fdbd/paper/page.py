@@ -16,7 +16,7 @@ from pathlib import Path
 from fdbd.paper.experiment import find, list_experiments
 from fdbd.paper.result import Record, Result
 from fdbd.paper.table import Table
-from fdbd.util.files import beside, write_text
+from fdbd.util.files import beside, data_roots, write_text
 
 PAGE = Path("docs/paper.md")
 SMALL, PUBLIC = Path("paper"), Path("paper-public")
@@ -141,7 +141,10 @@ def main() -> None:
             if record["checks"] and source.is_file():
                 with beside(figures / source.name) as temporary:
                     shutil.copyfile(source, temporary)
-    write_text(page, render(*records, figures.name))
+    text = render(*records, figures.name)
+    for root in data_roots():  # the reader's folder is another one
+        text = text.replace(f"{root}/", "FDBD_DATA/")
+    write_text(page, text)
     print(f"wrote {page}")
 
 
