@@ -5,6 +5,7 @@ Pillow does the decoding and is imported at the first use; none of its global se
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 from pathlib import Path
@@ -98,6 +99,18 @@ def centre_square(image: Pixels, size: int, interpolation: str = "bilinear") -> 
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return resize(image[top : top + side, left : left + side], size, size, interpolation)
+
+
+def thumbnail(source: str | Path | bytes, side: int = 96) -> str:
+    """A small JPEG of an image, `side` pixels at its longer side, as a data address for a page.
+
+    Raises ImageError as `decode` does.
+    """
+    picture = import_pillow().fromarray(decode(source))
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=70)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def import_pillow() -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import io
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -15,12 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdbd.data.images import ImageError, decode, import_pillow
+from fdbd.data.images import ImageError, thumbnail
+from fdbd.report.page import script_json
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 
-SIDE = 96
-"""Pixels of a thumbnail's longer side."""
 EMBEDDED = 2000
 """Thumbnails inside the page, of the most suspicious samples: some 5 MB. The others are links to their files."""
 _COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
@@ -65,7 +62,7 @@ def write_gallery(
         title=title or f"Scores of {scores.name}",
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
         f"img-src data: 'self' file:; script-src 'sha256-{digest}'",
-        data=raw(_json(_payload(rows, thumbnails, link))),
+        data=raw(script_json(_payload(rows, thumbnails, link))),
         script=raw(script),
         rows=len(rows),
         ood=sum(row.is_ood for row in rows),
@@ -134,15 +131,11 @@ def _thumbnails(folder: Path, rows: Iterable[Scored]) -> list[str | None]:
 
 
 def _thumbnail(path: Path) -> str | None:
-    """A data address of a small JPEG; None where the file is no image."""
+    """A small picture as a data address; None where the file is no image."""
     try:
-        picture = import_pillow().fromarray(decode(path))
+        return thumbnail(path)
     except ImageError:
         return None
-    picture.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=70)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _payload(rows: list[Scored], thumbnails: list[str | None], link: str | None) -> dict[str, Any]:
@@ -165,9 +158,3 @@ def _payload(rows: list[Scored], thumbnails: list[str | None], link: str | None)
         "thumbnails": thumbnails,
         "folder": link,
     }
-
-
-def _json(value: Any) -> str:
-    """JSON that no text in it can end early inside a <script> element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -36,7 +36,7 @@ def html(results: ResultTable) -> str:
         policy=_policy(script),
         style=raw(_asset("style.css")),
         script=raw(script),
-        data=raw(_json(payload(results))),
+        data=raw(script_json(payload(results))),
         setting=results.setting,
         title=results.setting.title or "Out-of-distribution detection, compared",
         facts=facts(results),
@@ -72,7 +72,7 @@ def _policy(script: str) -> str:
     return f"{only}; script-src 'sha256-{digest}'"
 
 
-def _json(value: Any) -> str:
+def script_json(value: Any) -> str:
     """JSON that no text in it can end early: it stands inside a <script> element, whose content is not unescaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from fdbd.data.images import decode, import_pillow
+from fdbd.data.images import thumbnail
 from fdbd.serve.answers import Answers
-
-SIDE = 96
-"""Pixels of a thumbnail's longer side."""
 
 
 class Samples:
@@ -25,10 +20,6 @@ class Samples:
 
     def add(self, image: bytes, answers: Answers, class_names: Sequence[str]) -> None:
         """Note a rejected image, the first row of `answers`."""
-        picture = import_pillow().fromarray(decode(image))
-        picture.thumbnail((SIDE, SIDE))
-        buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=70)
         label = int(answers.labels[0])
         self._kept.append(
             {
@@ -36,7 +27,7 @@ class Samples:
                 "label": label,
                 "class": class_names[label] if label < len(class_names) else None,
                 "p_value": float(answers.p_values[0]),
-                "image": "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode(),
+                "image": thumbnail(image),
             }
         )
 
