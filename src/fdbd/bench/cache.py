@@ -1,20 +1,18 @@
 """The feature cache: one forward pass per (model, dataset, preprocessing), ever.
 
-Features are written in shards as they come, so a killed run resumes, and end up in one memory-mapped array. Logits are
+Features are written in shards as they come, so a killed run resumes, into one array that is memory-mapped. Logits are
 not stored: they are the head's, recomputed from the features.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +22,9 @@ from torch import Tensor
 
 from fdbd.bench.cache_entry import EntryFolder
 from fdbd.bench.extraction import Extractor, Progress, extract
-from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets.collection import Images
-from fdbd.data.decoding import Failure
+from fdbd.data.decoding import Failure, cut
+from fdbd.data.feature_set import FeatureSet
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.files import cache_root, lock, write_json
 
@@ -65,59 +63,16 @@ class Entry:
         return self.rows_done == self.rows
 
 
-class CachedFeatures:
-    """Features of one dataset under one model.
+@dataclass(frozen=True, kw_only=True)
+class CachedFeatures(FeatureSet):
+    """Features of one dataset under one model, over a memory map: writing to them changes memory only."""
 
-    Attributes:
-        name: the dataset's name.
-        features: (N, P) tensor over a memory map; writing to it changes memory only.
-        labels: (N,) int64, or None where the dataset has none.
-        layers: pooled earlier layers by name, (N, P_layer), or None.
-        rows: (N,) positions of the samples in the dataset: all but the failures.
-        failures: images that could not be decoded; they are counted and left out.
-        head: the classifier's head, as it was.
-        num_computed: images that went through the network in this call; 0: all came from the cache.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        arrays: Mapping[str, Tensor],
-        labels: Tensor | None,
-        rows: Tensor,
-        failures: Sequence[Failure],
-        head: Head,
-        num_computed: int,
-    ) -> None:
-        self.name = name
-        self.features = arrays["features"]
-        layers = {key.removeprefix("layer:"): array for key, array in arrays.items() if key.startswith("layer:")}
-        self.layers = layers or None
-        self.labels = labels
-        self.rows = rows
-        self.failures = tuple(failures)
-        self.head = head
-        self.num_computed = num_computed
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """(N, C) float32, from the head, in memory."""
-        return torch.cat(
-            [self.head(self.features[start : start + 8192].float()) for start in range(0, len(self), 8192)]
-        )
-
-    def batches(self, size: int = 8192) -> Iterator[Batch]:
-        """The samples in order as float32 batches of at most `size`, with logits, and labels where there are some."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            batch = Batch(self.features, None, self.labels, self.layers).rows(part).to(dtype=torch.float32)
-            yield batch._replace(logits=self.head(batch.features))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.batches()
+    positions: Tensor
+    """(N,) positions of the samples in the dataset: all but the failures."""
+    failures: tuple[Failure, ...]
+    """Images that could not be decoded; they are counted and left out."""
+    num_computed: int
+    """Images that went through the network in this call; 0: all came from the cache."""
 
 
 class FeatureCache:
@@ -169,12 +124,11 @@ class FeatureCache:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
-        head = Head(classifier.head.weight.clone(), classifier.head.bias.clone()).cpu()
         model = model_key(classifier)
         parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
-        folder = EntryFolder(self.root / key)
-        with self._locked(key) as is_locked:
+        with lock(self._lock_path(key)) as is_locked:
+            folder = EntryFolder(self.root / key)
             if is_locked:
                 folder.clean()
             if folder.about() is None:
@@ -189,55 +143,35 @@ class FeatureCache:
                     "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 }
                 write_json(folder.path / "about.json", about)
-            num_shards = -(-len(images) // self.shard_rows)
-            shards = folder.open_shards()
-            missing = [number for number in range(num_shards) if number not in shards]
+            for number, reason in folder.check():
+                log.warning("feature cache %s, shard %s: %s; it is computed again", key, number, reason)
+            shards = cut(range(len(images)), self.shard_rows)
+            missing = folder.missing(len(shards))
             num_computed = 0
-            size = batch_size if isinstance(batch_size, int) else batch_size() if missing else 1
-            for shard in extract(
-                classifier,
-                images,
-                preprocess,
-                missing,
-                self.shard_rows,
-                batch_size=size,
-                dtype=dtype,
-                progress=progress,
-                workers=workers,
-            ):
-                folder.write_shard(*shard)
-                num_computed += len(shard.arrays["features"])
-            if progress is not None and not missing:
+            if missing:
+                size = batch_size if isinstance(batch_size, int) else batch_size()
+                chosen = [shards[number] for number in missing]
+                found = extract(classifier, images, preprocess, chosen, size, dtype, progress, workers)
+                for number, (arrays, failures) in zip(missing, found):
+                    folder.write(number, arrays, failures, len(images))
+                    num_computed += len(arrays["features"])
+            elif progress is not None:
                 progress(len(images), len(images))
-            if missing or not folder.is_packed:
-                folder.pack(num_shards)
-            arrays, failures = folder.read()
-        return _collect(images, arrays, failures, head, num_computed)
+            return _collect(images, folder, num_computed)
 
     def verify(self) -> tuple[Problem, ...]:
         """Reads every byte and strikes off what is damaged, so that the next `features` computes it again.
 
         Entries that another run is writing to are passed over.
         """
-        problems: list[Problem] = []
-        for entry in self.list():
-            with lock(self._lock_path(entry.key), wait=False) as is_locked:
-                if is_locked is not False:
-                    folder = EntryFolder(entry.path)
-                    folder.open_shards()
-                    problems += [Problem(entry.key, number, reason) for number, reason in folder.problems]
-        return tuple(problems)
+        return tuple(Problem(e.key, *problem) for e in self._unused() for problem in EntryFolder(e.path).check())
 
     def clear(self, keys: Iterable[str] | None = None) -> int:
         """Removes entries (default: all) that no run is writing to, and returns the bytes freed."""
-        wanted = None if keys is None else set(keys)
         freed = 0
-        for entry in self.list():
-            if wanted is None or entry.key in wanted:
-                with lock(self._lock_path(entry.key), wait=False) as is_locked:
-                    if is_locked is not False:
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                        freed += entry.num_bytes
+        for entry in self._unused(keys):
+            shutil.rmtree(entry.path, ignore_errors=True)
+            freed += entry.num_bytes
         return freed
 
     def list(self) -> tuple[Entry, ...]:
@@ -245,35 +179,29 @@ class FeatureCache:
         found = []
         for path in self.root.iterdir() if self.root.is_dir() else ():
             folder = EntryFolder(path)
-            about = folder.about()
-            if about is not None:
+            if (about := folder.about()) is not None:
+                num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
                 entry = Entry(
                     key=path.name,
-                    model=about["model"],
-                    dataset=about["dataset"],
-                    dtype=about["dtype"],
-                    rows=about["rows"],
-                    rows_done=min(about["rows"], folder.count_shards() * about["shard_rows"]),
+                    **{name: about[name] for name in ("model", "dataset", "dtype", "rows", "created")},
+                    rows_done=min(about["rows"], num_done * about["shard_rows"]),
                     num_bytes=sum(file.stat().st_size for file in path.iterdir()),
-                    created=about["created"],
                     path=path,
                 )
                 found.append(entry)
         return tuple(sorted(found, key=lambda entry: (entry.created, entry.key)))
 
+    def _unused(self, keys: Iterable[str] | None = None) -> Iterator[Entry]:
+        """Entries (default: all), each locked while it is worked on, without those that another run has."""
+        wanted = None if keys is None else set(keys)
+        for entry in self.list():
+            if wanted is None or entry.key in wanted:
+                with lock(self._lock_path(entry.key), wait=False) as is_locked:
+                    if is_locked is not False:
+                        yield entry
+
     def _lock_path(self, key: str) -> Path:
         return self.root / ".locks" / key
-
-    @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[bool | None]:
-        """The entry's lock, waiting for whoever has it, and saying so."""
-        with lock(self._lock_path(key), wait=False) as is_locked:
-            if is_locked is not False:
-                yield is_locked
-                return
-        log.info("another run computes the same features; waiting for it")
-        with lock(self._lock_path(key)) as is_locked:
-            yield is_locked
 
 
 def model_key(classifier: Extractor) -> str:
@@ -292,13 +220,21 @@ def model_key(classifier: Extractor) -> str:
     return digest.hexdigest()
 
 
-def _collect(
-    images: Images, arrays: Mapping[str, Tensor], failures: Sequence[Failure], head: Head, num_computed: int
-) -> CachedFeatures:
+def _collect(images: Images, folder: EntryFolder, num_computed: int) -> CachedFeatures:
+    arrays, failures = folder.read()
     rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
     if not len(rows):
         raise ValueError(f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}")
     if failures:
         log.warning("%s: %d of %d images are left out: %s", images.name, len(failures), len(images), failures[0].reason)
-    labels = None if images.labels is None else torch.from_numpy(images.labels[rows])
-    return CachedFeatures(images.name, arrays, labels, torch.from_numpy(rows), failures, head, num_computed)
+    layers = {key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"}
+    return CachedFeatures(
+        name=images.name,
+        features=arrays["features"],
+        labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
+        samples=f"images {images.content_key()[:32]}, {len(rows)}",
+        layers=layers or None,
+        positions=torch.from_numpy(rows),
+        failures=tuple(failures),
+        num_computed=num_computed,
+    )

@@ -1,20 +1,16 @@
-"""The files of one entry of the feature cache: shards while they are computed, then one memory map per array.
+"""The files of one entry of the feature cache: one array per name, filled shard by shard, and what is in them.
 
-``about.json`` says what the entry is. ``shard-000003.safetensors`` carries its own checksums. ``manifest.json`` appears
-last: it names the packed arrays and holds the checksums of their parts.
+``about.json`` says what the entry is. ``manifest.json`` names the arrays and has one record per shard, in order: its
+rows, its failures, and the checksum of its part of each array. A shard counts once its record is written.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
+import os
 import re
-import secrets
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,45 +18,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.data.decoding import Failure
-from fdbd.util.files import beside, is_draft, read_json, sha256_of_array, write_bytes, write_json
-
-log = logging.getLogger(__name__)
+from fdbd.util.files import beside, is_draft, read_json, sha256_of_array, write_json
 
 Arrays = dict[str, NDArray[Any]]
 
-_SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
-_ABOUT = ("rows", "shard_rows", "dtype", "model", "dataset", "created")
-
-
-class Shard(NamedTuple):
-    """A shard whose checksums are right."""
-
-    load: Callable[[], Arrays]
-    num_rows: int
-    failures: list[Failure]
-    sha256: dict[str, str]
+_ABOUT = {"rows", "shard_rows", "dtype", "model", "dataset", "created"}
 
 
 class EntryFolder:
     """One entry's files.
 
     Attributes:
-        problems: damaged shards that `open_shards` struck off: number (None: all of them) and reason.
+        files: name of the file of each array.
+        shards: the records of the manifest; one whose sha256 is None was damaged and is struck off.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.problems: list[tuple[int | None, str]] = []
-        self._manifest = path / "manifest.json"
-
-    @property
-    def is_packed(self) -> bool:
-        return self._manifest.exists()
+        manifest = read_json(path / "manifest.json")
+        is_whole = isinstance(manifest, dict) and {"arrays", "shards"} <= set(manifest)
+        self.files: dict[str, str] = manifest["arrays"] if is_whole else {}
+        self.shards: list[dict[str, Any]] = manifest["shards"] if is_whole else []
 
     def about(self) -> dict[str, Any] | None:
         """What the entry is; None where `path` is no entry."""
         about = read_json(self.path / "about.json")
-        return about if isinstance(about, dict) and all(key in about for key in _ABOUT) else None
+        return about if isinstance(about, dict) and set(about) >= _ABOUT else None
 
     def clean(self) -> None:
         """Removes what a killed run left half-written. Only for the holder of the lock."""
@@ -68,136 +51,73 @@ class EntryFolder:
             if is_draft(path):
                 path.unlink(missing_ok=True)
 
-    def count_shards(self) -> int:
-        """Shards that are there, by name; nothing is read."""
-        manifest = read_json(self._manifest)
-        records = manifest.get("shards", ()) if isinstance(manifest, dict) else ()
-        packed = {number for number, record in enumerate(records) if not record.get("is_damaged")}
-        matches = (_SHARD.fullmatch(path.name) for path in self.path.iterdir())
-        return len(packed | {int(match[1]) for match in matches if match})
+    def missing(self, count: int) -> list[int]:
+        """Which of `count` shards are to be computed."""
+        return [k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None]
 
-    def open_shards(self) -> dict[int, Shard]:
-        """All shards by number. Every byte is read; damaged ones are struck off, and noted in `problems`."""
-        self.problems = []
-        shards = self._packed_shards()
-        for path in sorted(self.path.glob("shard-*.safetensors")):
-            match = _SHARD.fullmatch(path.name)
-            if match is None or int(match[1]) in shards:
-                continue
-            try:
-                shards[int(match[1])] = _open_shard(path)
-            except Exception as error:  # whatever a damaged file makes its reader raise
-                self.problems.append((int(match[1]), f"{path.name} is damaged ({_one_line(error)})"))
-                path.unlink(missing_ok=True)
-        for number, reason in self.problems:
-            log.warning("feature cache %s, shard %s: %s; it is computed again", self.path.name, number, reason)
-        return shards
-
-    def _packed_shards(self) -> dict[int, Shard]:
-        if not self.is_packed:
-            return {}
+    def check(self) -> list[tuple[int | None, str]]:
+        """Reads every byte and strikes off what is damaged: the number of each shard (None: all of them) and why."""
+        problems: list[tuple[int | None, str]] = []
         try:
-            manifest = json.loads(self._manifest.read_bytes())
-            records = manifest["shards"]
-            arrays = {name: np.load(self.path / file, mmap_mode="r") for name, file in manifest["arrays"].items()}
-            counts = [record["count"] for record in records]
-            if any(len(array) != sum(counts) for array in arrays.values()):
-                raise ValueError("arrays and manifest do not agree")
+            arrays = self._open()
+            end = 0
+            for number, record in enumerate(self.shards):
+                start, end = end, end + record["count"]
+                if any(len(array) < end for array in arrays.values()):
+                    raise ValueError("arrays and manifest do not agree")
+                sums = {name: sha256_of_array(array[start:end]) for name, array in arrays.items()}
+                if record["sha256"] is not None and record["sha256"] != sums:
+                    problems.append((number, "its checksum is wrong"))
+                    record["sha256"] = None
         except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
-            self.problems.append((None, f"manifest or arrays are damaged ({_one_line(error)})"))
-            self._manifest.unlink(missing_ok=True)
-            return {}
-        shards = {}
-        has_news = False
-        start = 0
-        for number, record in enumerate(records):
-            rows = {name: array[start : start + record["count"]] for name, array in arrays.items()}
-            start += record["count"]
-            if record.get("is_damaged"):
-                continue
-            if all(sha256_of_array(rows[name]) == record["sha256"][name] for name in rows):
-                failures = [Failure(*failure) for failure in record["failures"]]
-                shards[number] = Shard(partial(dict, rows), record["count"], failures, record["sha256"])
-            else:
-                self.problems.append((number, "its checksum is wrong"))
-                record["is_damaged"] = has_news = True
-        if has_news:
-            write_json(self._manifest, manifest)
-        return shards
+            reason = " ".join(str(error).split()) or type(error).__name__
+            problems = [(None, f"manifest or arrays are damaged ({reason})")]
+            self.files, self.shards = {}, []
+        if problems:
+            self._record()
+        return problems
 
-    def write_shard(self, number: int, arrays: Arrays, failures: Sequence[Failure]) -> None:
-        """Adds a shard; it appears whole."""
-        from safetensors.numpy import save
-
-        path = self.path / f"shard-{number:06d}.safetensors"
-        about = {"sha256": {name: sha256_of_array(array) for name, array in arrays.items()}, "failures": list(failures)}
-        write_bytes(path, save(arrays, metadata={"fdbd": json.dumps(about)}))
-
-    def pack(self, count: int) -> None:
-        """Puts all `count` shards into one array a name, then removes the shard files.
+    def write(self, number: int, arrays: Arrays, failures: Sequence[Failure], rows: int) -> None:
+        """Adds a shard, or replaces a damaged one, of an entry of at most `rows` rows.
 
         Raises:
-            OSError: when a shard that was just written cannot be read back.
+            OSError: when a damaged shard is replaced and other images than before can be decoded.
         """
-        shards = self.open_shards()
-        if sorted(shards) != list(range(count)):
-            raise OSError(f"the feature cache in {self.path} loses what is written to it; check the disk")
-        ordered = [shards[number] for number in range(count)]
-        total = sum(shard.num_rows for shard in ordered)
-        token = secrets.token_hex(4)
-        files: dict[str, str] = {}
-        with contextlib.ExitStack() as drafts:
-            outputs: Arrays = {}
-            for name, first in ordered[0].load().items():
-                files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(files)}-{token}.npy"
-                draft = drafts.enter_context(beside(self.path / files[name]))
-                shape = (total, *first.shape[1:])
-                outputs[name] = np.lib.format.open_memmap(draft, mode="w+", dtype=first.dtype, shape=shape)
-            start = 0
-            for shard in ordered:
-                for name, array in shard.load().items():
-                    outputs[name][start : start + shard.num_rows] = array
-                start += shard.num_rows
-            outputs.clear()  # closes the files
-        records = [{"count": shard.num_rows, "failures": shard.failures, "sha256": shard.sha256} for shard in ordered]
-        # From here on the new arrays count, and the old ones and the shard files are waste.
-        write_json(self._manifest, {"arrays": files, "shards": records})
-        for path in self.path.iterdir():
-            if _SHARD.fullmatch(path.name) or (path.suffix == ".npy" and path.name not in files.values()):
-                with contextlib.suppress(OSError):  # Windows keeps a file that another run has mapped
-                    path.unlink()
+        if not self.files:
+            self._create(arrays, rows)
+        count = len(arrays["features"])
+        if number < len(self.shards) and self.shards[number]["count"] != count:
+            del self.shards[number:]
+            self._record()
+            raise OSError(f"other images can be read now than when {self.path} was written; run the command again")
+        start = sum(record["count"] for record in self.shards[:number])
+        for name, whole in self._open().items():
+            with open(self.path / self.files[name], "r+b") as file:
+                file.seek(whole.offset + start * whole[:1].nbytes)
+                file.write(arrays[name].data)
+                file.flush()
+                os.fsync(file.fileno())
+        sums = {name: sha256_of_array(array) for name, array in arrays.items()}
+        self.shards[number : number + 1] = [{"count": count, "failures": list(failures), "sha256": sums}]
+        self._record()
 
     def read(self) -> tuple[dict[str, Tensor], list[Failure]]:
-        """The packed arrays as tensors over memory maps (written to in memory only), and all failures."""
-        manifest = read_json(self._manifest)
-        arrays = {
-            name: torch.from_numpy(np.load(self.path / file, mmap_mode="c"))
-            for name, file in manifest["arrays"].items()
-        }
-        return arrays, [Failure(*failure) for record in manifest["shards"] for failure in record["failures"]]
+        """The arrays as tensors over memory maps (written to in memory only), and all failures."""
+        count = sum(record["count"] for record in self.shards)
+        arrays = {name: torch.from_numpy(array[:count]) for name, array in self._open("c").items()}
+        return arrays, [Failure(*failure) for record in self.shards for failure in record["failures"]]
 
+    def _open(self, mode: Any = "r") -> dict[str, Any]:
+        return {name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()}
 
-def _open_shard(path: Path) -> Shard:
-    about = json.loads(_metadata(path)["fdbd"])
-    arrays = _load_shard(path)
-    if {name: sha256_of_array(array) for name, array in arrays.items()} != about["sha256"]:
-        raise ValueError("its checksum is wrong")
-    failures = [Failure(*failure) for failure in about["failures"]]
-    return Shard(partial(_load_shard, path), len(arrays["features"]), failures, about["sha256"])
+    def _create(self, arrays: Arrays, rows: int) -> None:
+        for name, array in arrays.items():
+            self.files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(self.files)}.npy"
+            with beside(self.path / self.files[name]) as draft:
+                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:]))
+        for path in self.path.glob("*.npy"):
+            if path.name not in self.files.values():
+                path.unlink(missing_ok=True)
 
-
-def _metadata(path: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        return dict(file.metadata())
-
-
-def _load_shard(path: Path) -> Arrays:
-    from safetensors.numpy import load_file
-
-    return dict(load_file(path))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    def _record(self) -> None:
+        write_json(self.path / "manifest.json", {"arrays": self.files, "shards": self.shards})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,50 +32,37 @@ class Extractor(Protocol):
     def __call__(self, inputs: Any, /) -> Batch: ...
 
 
-class Extracted(NamedTuple):
-    """What the network says of one shard."""
-
-    number: int
-    arrays: Arrays
-    failures: list[Failure]
-
-
 def extract(
     classifier: Extractor,
     images: Images,
     preprocess: Preprocess,
-    shards: Sequence[int],
-    shard_rows: int,
-    *,
-    batch_size: int = 128,
-    dtype: str = "float32",
-    progress: Progress | None = None,
-    workers: int | None = None,
-) -> Generator[Extracted, None, None]:
-    """Runs the network over the shards with these numbers; shard i is rows i·shard_rows and following.
+    shards: Sequence[range],
+    batch_size: int,
+    dtype: str,
+    progress: Progress | None,
+    workers: int | None,
+) -> Generator[tuple[Arrays, list[Failure]], None, None]:
+    """Runs the network over these shards, which are ranges of rows.
 
     Arrays are ``features`` (N, P) and ``layer:NAME`` (N, P_layer), without the rows that cannot be decoded.
     """
-    total = len(images)
-    done = total - sum(min(shard_rows, total - number * shard_rows) for number in shards)
+    done = len(images) - sum(map(len, shards))
     parts: list[Arrays] = []
     failures: list[Failure] = []
-    stops = {number: min((number + 1) * shard_rows, total) for number in shards}
-    spans = [span for number in shards for span in cut(range(number * shard_rows, stops[number]), batch_size)]
+    stops = {shard.stop for shard in shards}
+    spans = [span for shard in shards for span in cut(shard, batch_size)]
     pin = device_of(classifier.model).type == "cuda"
     with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers, pin=pin)) as prepared:
         for batch in prepared:
-            number = batch.rows.start // shard_rows
-            is_last = batch.rows.stop == stops[number]
+            is_last = batch.rows.stop in stops
             failures += batch.failures
             if len(batch.inputs) or (is_last and not parts):  # an empty part says how many features there are
                 parts.append(_forward(classifier, batch.inputs, preprocess.size, dtype, images.name))
             done += len(batch.rows)
             if progress is not None:
-                progress(done, total)
+                progress(done, len(images))
             if is_last:
-                arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                yield Extracted(number, arrays, failures)
+                yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, failures
                 parts, failures = [], []
 
 

@@ -61,7 +61,7 @@ def make_imagenet(folder: Path = FOLDER) -> list[Path]:
             labels[title] = found.labels
         if name == "sun":
             assert images.paths is not None
-            near = torch.tensor([images.paths[row].name.startswith(NEAR_SCENES) for row in found.rows.tolist()])
+            near = torch.tensor([images.paths[row].name.startswith(NEAR_SCENES) for row in found.positions.tolist()])
             kept["sun"], kept["sun-near"] = kept["sun"][~near], kept["sun"][near]
     train, test = kept.pop("train"), kept["imagenet-sample"]
     accuracy = float((classifier.head(test).argmax(dim=1) == labels["imagenet-sample"]).float().mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ class FeatureSet:
         labels: (N,) class indices, where there are any.
         logits: (N, C); None: computed from the head.
         samples: a key of the samples themselves (the images, say), the same under every model; "": not known.
+        layers: pooled earlier layers by name, (N, P_layer) each, where there are any.
 
     >>> samples = FeatureSet("mine", torch.zeros(5, 2, dtype=torch.float16))
     >>> len(samples), samples.rows(slice(0, 2)).features.dtype
@@ -33,6 +34,7 @@ class FeatureSet:
     labels: Tensor | None = None
     logits: Tensor | None = None
     samples: str = ""
+    layers: Mapping[str, Tensor] | None = None
 
     def __len__(self) -> int:
         return self.features.shape[0]
@@ -53,7 +55,7 @@ class FeatureSet:
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some samples as one Batch."""
         dtype = torch.float64 if self.features.dtype == torch.float64 else torch.float32
-        return Batch(self.features, self.logits, self.labels).rows(rows).to(dtype=dtype)
+        return Batch(self.features, self.logits, self.labels, self.layers).rows(rows).to(dtype=dtype)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
