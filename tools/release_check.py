@@ -30,6 +30,7 @@ CONTENTS = (
     "fdbd/networks/weights/*.safetensors",
     "fdbd/networks/weights/*.md",
     "fdbd/paper/*.md",
+    "fdbd/data/datasets/datasets.toml",
     "fdbd/paper/*.toml",
     "fdbd/report/assets/*.html",
     "fdbd/report/assets/*.js",

@@ -267,7 +267,7 @@ def test_an_npz_of_another_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="has the keys images, expected images under 'x'"):
         from_npz(path)
     np.savez(path, x=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(FormatError, match="not"):
+    with pytest.raises(FormatError, match="expected numbers"):
         from_npz(path)
     path.write_bytes(b"PK no zip")
     with pytest.raises(FormatError, match="not a readable NPZ file"):

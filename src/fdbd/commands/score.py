@@ -52,7 +52,7 @@ def score(
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
-    from fdbd.data.inputs import describe_skipped
+    from fdbd.data.folders import describe_skipped
     from fdbd.jobs.scoring import score_files
 
     summary = score_files(

@@ -24,6 +24,7 @@ from fdbd.data.decoding import Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, stamp, stamps
+from fdbd.util.terminal import one_line
 
 CHUNK_ROWS = 8192
 """Rows that are read and scored at once."""
@@ -203,7 +204,7 @@ class ParquetFeatures:
         except (require("pyarrow", "report").ArrowException, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise ValueError(f"{self.source} is not a readable Parquet file ({_one_line(error)})") from None
+            raise ValueError(f"{self.source} is not a readable Parquet file ({one_line(error)})") from None
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         types = require("pyarrow", "report").types
@@ -251,7 +252,7 @@ class ParquetFeatures:
                 start += len(chunk)
             check_unchanged(self.source, self._stamp)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.source}, rows from {start}: not readable ({_one_line(error)})") from None
+            raise ValueError(f"{self.source}, rows from {start}: not readable ({one_line(error)})") from None
 
 
 def _check_width(rows: FeatureRows, name: str, found: int, widths: Widths) -> None:
@@ -345,7 +346,3 @@ def _check_list(field: Any, source: str) -> None:
     is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
     if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
         raise ValueError(f"{source}: the column {field.name!r} is {kind}, expected lists of numbers")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

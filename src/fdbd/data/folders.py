@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fdbd.data.images import EXTENSIONS
+from fdbd.data.labels import classes_by_folder
 
 HIDDEN = "hidden"
 OTHER_ENDING = "without the ending of an image"
@@ -17,10 +22,13 @@ UNREADABLE_FOLDER = "a folder that cannot be read"
 
 
 class Found(NamedTuple):
-    """Images below a folder."""
+    """Images below a folder, at least one."""
 
     names: list[str]
     """Paths below the folder, with ``/``, in the order of their parts."""
+    classes: list[str]
+    labels: NDArray[np.int64] | None
+    """By the first folder of each path, as `classes_by_folder` has them."""
     skipped: Counter[str]
     """How many entries were passed over, by reason."""
 
@@ -31,6 +39,9 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
     Links to folders are followed once, so that loops end. Only regular files are read: pipes and devices, which can
     block a reader for ever, are passed over like hidden entries. A link to an image that is not there is an image,
     which then cannot be read.
+
+    Raises:
+        ValueError: when there is no image.
     """
     root = os.fspath(folder)
     names: list[str] = []
@@ -42,6 +53,9 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
         name, kind = pending.pop()
         if kind == "image":
             names.append(name)
+            continue
+        if kind not in ("folder", "link"):
+            skipped[kind] += 1
             continue
         path = os.path.join(root, name)
         try:
@@ -60,27 +74,30 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
                 raise
             skipped[UNREADABLE_FOLDER] += 1
             continue
-        for entry in ordered:
-            kind = _kind(entry)
-            below = f"{name}/{entry.name}" if name else entry.name
-            if kind in ("image", "folder", "link"):
-                pending.append((below, kind))
-            else:
-                skipped[kind] += 1
-    return Found(names, skipped)
+        pending += [(f"{name}/{entry.name}" if name else entry.name, _kind(entry)) for entry in ordered]
+    if not names:
+        raise ValueError(f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
+    return Found(names, *classes_by_folder(names), skipped)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
     """``"image"``, ``"folder"``, ``"link"`` to a folder, or why the entry is passed over."""
     if entry.name.startswith("."):
         return HIDDEN
-    is_image = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
+    kind = "image" if os.path.splitext(entry.name)[1].lower() in EXTENSIONS else OTHER_ENDING
     try:
         mode = entry.stat().st_mode
     except OSError:  # a link to nothing, or to itself
-        return "image" if is_image else OTHER_ENDING
+        return kind
     if stat.S_ISDIR(mode):
         return "link" if entry.is_symlink() else "folder"
-    if not stat.S_ISREG(mode):
-        return NOT_REGULAR
-    return "image" if is_image else OTHER_ENDING
+    return kind if stat.S_ISREG(mode) else NOT_REGULAR
+
+
+def describe_skipped(skipped: Mapping[str, int]) -> str:
+    """What was passed over, for the end of a sentence; nothing where nothing was.
+
+    >>> describe_skipped({"hidden": 3})
+    '; passed over: 3 hidden'
+    """
+    return f"; passed over: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""

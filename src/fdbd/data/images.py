@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.util.extras import require
+from fdbd.util.terminal import one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,10 +75,10 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     except pil.UnidentifiedImageError as error:
         raise ImageError(f"{label} is not a readable image (cannot identify the format)") from error
     except OSError as error:
-        reason = error.strerror or _one_line(error)
+        reason = error.strerror or one_line(error)
         raise ImageError(f"{label} is not a readable image ({reason})") from error
     except Exception as error:  # a broken file can make a decoder raise nearly anything
-        raise ImageError(f"{label} is not a readable image ({_one_line(error)})") from error
+        raise ImageError(f"{label} is not a readable image ({one_line(error)})") from error
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinear") -> Pixels:
@@ -138,7 +139,3 @@ def _to_rgb(image: Image) -> Image:
         grey: Image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
         return grey.convert("RGB")
     return image if mode == "RGB" else image.convert("RGB")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

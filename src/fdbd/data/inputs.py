@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Union
 
@@ -14,7 +13,6 @@ from fdbd.data.decoding import Files, ImageRows
 from fdbd.data.features import FeatureRows, holds_features, open_features
 from fdbd.data.folders import find_images
 from fdbd.data.images import EXTENSIONS
-from fdbd.data.labels import class_order
 from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
 from fdbd.util.files import stamps
 
@@ -34,7 +32,9 @@ def open_images(data: str, split: str = "test") -> ImageRows:
     and perhaps ``y``; or a name as in `fdbd data`."""
     path = Path(data).expanduser()
     if path.is_dir():
-        return _from_folder(path)
+        found = find_images(path)
+        files = Files(os.fspath(path), found.names)
+        return ImageRows(files, found.names, found.labels, found.classes, files.key(), str(path), found.skipped)
     if path.is_file() and path.suffix.lower() in EXTENSIONS:
         files = Files(os.fspath(path.parent), [path.name])
         return ImageRows(files, files.names, None, (), files.key(), str(path))
@@ -56,26 +56,3 @@ def open_images(data: str, split: str = "test") -> ImageRows:
     names = range(len(images)) if images.paths is None else [str(file) for file in images.paths]
     key = images.content_key() if images.paths is None else stamps(images.paths)
     return ImageRows(images.images, names, images.labels, images.classes, key, images.source)
-
-
-def _from_folder(folder: Path) -> ImageRows:
-    names, skipped = find_images(folder)
-    if not names:
-        raise ValueError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
-    labels, classes = None, []
-    if all("/" in name for name in names):
-        tops = [name.partition("/")[0] for name in names]
-        classes = class_order(tops)
-        index = {name: number for number, name in enumerate(classes)}
-        labels = np.array([index[top] for top in tops], np.int64)
-    files = Files(os.fspath(folder), names)
-    return ImageRows(files, names, labels, classes, files.key(), str(folder), skipped)
-
-
-def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """What was passed over, for the end of a sentence; nothing where nothing was.
-
-    >>> describe_skipped({"hidden": 3})
-    '; passed over: 3 hidden'
-    """
-    return f"; passed over: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""

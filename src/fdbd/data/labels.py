@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import bdtrc
 from torch import Tensor
 
 SHOWN = 3
@@ -23,6 +23,19 @@ def class_order(names: Sequence[str]) -> list[str]:
     (['1', '9', '10'], ['10', '9', 'ant'])
     """
     return sorted(set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name))
+
+
+def classes_by_folder(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64] | None]:
+    """Classes of files, and labels (N,), by the first folder of each path; neither where a file lies in no folder.
+
+    >>> classes_by_folder(["dog/1.png", "cat/x/2.png"])
+    (['cat', 'dog'], array([1, 0]))
+    """
+    tops = [name.partition("/")[0] for name in names if "/" in name]
+    if not tops or len(tops) < len(names):
+        return [], None
+    index = {name: number for number, name in enumerate(class_order(tops))}
+    return list(index), np.array([index[top] for top in tops], np.int64)
 
 
 def as_classes(
@@ -92,13 +105,13 @@ class Agreement:
     def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
         """One sentence where the accuracy is no better than guessing among the classes, else None.
 
-        That is where guesses would be right as often in more than 1 % of cases, and fewer than a quarter of what
-        guessing misses is right: five labels alone prove nothing.
+        That is where guesses would be right as often in more than 1 % of cases (the tail of a binomial), and fewer than
+        a quarter of what guessing misses is right: five labels alone prove nothing.
         """
         if self.count < _ENOUGH:
             return None
         accuracy, chance = self.right / self.count, 1 / self.num_classes
-        if accuracy > chance + (1 - chance) / 4 or _tail(self.right, self.count, chance) < _RARE:
+        if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < _RARE:
             return None
 
         def name(index: int) -> str:
@@ -114,15 +127,3 @@ class Agreement:
 
 def _are_integers(names: Sequence[str]) -> bool:
     return bool(names) and all(name.isascii() and name.isdecimal() for name in names)
-
-
-def _tail(right: int, count: int, chance: float) -> float:
-    """P(X ≥ right) for X ~ Binomial(count, chance)."""
-    if right == 0:
-        return 1.0
-    terms = (
-        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-        + k * math.log(chance) + (count - k) * math.log1p(-chance)
-        for k in range(right, count + 1)
-    )  # fmt: skip
-    return min(1.0, math.fsum(map(math.exp, terms)))

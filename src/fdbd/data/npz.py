@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fdbd.data.images import MAX_PIXELS
 from fdbd.util.files import check_unchanged, stamp
+from fdbd.util.terminal import one_line
 
 MAX_WHOLE_BYTES = 4 << 30
 """The largest array that is read as a whole: the weight of 250,000 classes × 4,096 features in float32."""
@@ -130,5 +131,4 @@ def _readable(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a broken file can make zipfile, its decompressors and numpy raise nearly anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"{path} is not a readable NPZ file ({reason})") from None
+        raise ValueError(f"{path} is not a readable NPZ file ({one_line(error)[:200]})") from None

