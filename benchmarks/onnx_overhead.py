@@ -47,9 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--detectors", nargs="+", default=["fdbd", "react+fdbd", "energy"])
     parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument(
-        "--calibration", type=int, default=5000, help="calibration scores: above 1,024 p-values interpolate"
-    )
+    parser.add_argument("--calibration", type=int, default=5000, help="calibration scores")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)

@@ -126,7 +126,7 @@ def test_all_boundaries_cost_one_gather(exported):
     assert operators.count("Gemm") + operators.count("MatMul") == 1
     assert operators.count("ArgMax") <= 2
     assert sum(name.startswith("Gather") for name in operators) <= 4
-    assert len(operators) < 50
+    assert len(operators) < 70
 
 
 def test_only_the_file_appears(exported):
@@ -191,17 +191,17 @@ def test_an_approximate_index_is_refused(tmp_path):
 # ── thresholds ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_many_calibration_scores_are_a_grid_and_decisions_stay_exact(tmp_path):
+def test_many_calibration_scores_leave_p_values_and_decisions_exact(tmp_path):
     guard = head_guard("msp", calibration=4000, alpha=0.03)
     guard.export_onnx(tmp_path / "guard.onnx", features(4, 5))
     batch = features(500, 7)._replace(labels=None)
     got, expected = run(tmp_path / "guard.onnx", features=batch.features), guard.decide(batch)
     scores = torch.from_numpy(got["score"])
-    assert np.abs(got["p_value"] - guard.threshold.p_values(scores).numpy()).max() < 1e-3
+    assert np.abs(got["p_value"] - guard.threshold.p_values(scores).numpy()).max() < 1e-6
     assert (got["is_ood"] == guard.threshold.is_ood(scores).numpy()).all()
     assert (got["is_ood"] == (got["p_value"] <= 0.03)).all()
     assert 0 < expected.is_ood.sum() < 500
-    assert deploy.metadata(tmp_path / "guard.onnx")["p_value_resolution"] == 1 / 1024
+    assert deploy.metadata(tmp_path / "guard.onnx")["p_value_resolution"] == 0
 
 
 def test_a_threshold_by_class_is_in_the_graph(tmp_path):

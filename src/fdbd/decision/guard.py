@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -405,42 +404,8 @@ class Guard(nn.Module):
         }
         artifact.write(path, description, tensors)
 
-    def export_onnx(
-        self,
-        path: str | os.PathLike[str],
-        example: Inputs | Batch,
-        *,
-        class_names: Sequence[str] | None = None,
-        opset: int = onnx_export.OPSET,
-    ) -> Path:
-        """Write one ONNX graph: images (or features) in; logits, label, score, p_value, is_ood out.
-
-        Arguments and errors are those of `fdbd.deploy.onnx.export`.
-        """
-        return onnx_export.export(self, path, example, class_names=class_names, opset=opset)
-
-    def push_to_hub(
-        self,
-        repo: str,
-        metrics: Mapping[str, float] | None = None,
-        *,
-        private: bool = True,
-        token: str | None = None,
-        message: str | None = None,
-    ) -> str:
-        """Put the guard's file and a card into a repository of the Hugging Face Hub; `fdbd.from_hub` reads it.
-
-        Args:
-            repo: "owner/name"; it is made where there is none.
-            metrics: what you measured, by name, for the card. The card also has the threshold's promise.
-            private: whether a new repository is.
-            token: of the Hub; None: the one that you are logged in with.
-            message: of the commit.
-
-        Returns:
-            The address of the commit.
-        """
-        return hub.push(self, repo, metrics, private=private, token=token, message=message)
+    export_onnx = onnx_export.export
+    push_to_hub = hub.push
 
 
 def _name_of(precision: torch.dtype | None) -> str | None:

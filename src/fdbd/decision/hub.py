@@ -40,7 +40,19 @@ def push(
     token: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Put a guard into a repository, which is made where there is none, and return the commit's address."""
+    """Put the guard's file and a card into a repository of the Hugging Face Hub; `fdbd.from_hub` reads it.
+
+    Args:
+        guard: fitted.
+        repo: "owner/name"; it is made where there is none.
+        metrics: what you measured, by name, for the card. The card also has the threshold's promise.
+        private: whether a new repository is.
+        token: of the Hub; None: the one that you are logged in with.
+        message: of the commit.
+
+    Returns:
+        The address of the commit.
+    """
     hub = require("huggingface_hub", "hub")
     with tempfile.TemporaryDirectory() as folder:
         write_folder(guard, folder, metrics)

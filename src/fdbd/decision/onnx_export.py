@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.answers import NotCalibratedError
-from fdbd.decision.threshold import GRID_POINTS, Threshold
+from fdbd.decision.threshold import Threshold
 from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
@@ -41,6 +41,7 @@ OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 """Names of the graph's outputs, in order."""
 
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
+"""From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
 
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
 
@@ -59,10 +60,8 @@ def export(
 ) -> Path:
     """Write a calibrated guard as one ONNX graph with a dynamic batch size, and check it in ONNX Runtime.
 
-    Outputs: ``logits`` (N, C), ``label`` (N,) int64, ``score`` (N,), ``p_value`` (N,), ``is_ood`` (N,) bool. Decisions
-    are exact; with more than 1,024 calibration scores p-values come from a grid of 1,024 of them, off by less than
-    1/1,000. A row with a NaN or an infinity scores −inf and is OOD. The metadata (see `metadata`) hold class names,
-    threshold, detector, the head's fingerprint, the opset and the version of fdbd.
+    Outputs: ``logits`` (N, C), ``label`` (N,) int64, ``score`` (N,), ``p_value`` (N,), ``is_ood`` (N,) bool. A row with
+    a NaN or an infinity scores −inf and is OOD. For the metadata see `metadata`.
 
     Args:
         guard: fitted and calibrated. Detectors that perturb the images by a gradient (ODIN, AdaSCALE, a guard with
@@ -80,20 +79,13 @@ def export(
     onnx = require("onnx", "onnx")
     for module in ("onnxscript", "onnxruntime"):
         require(module, "onnx")
-    _check(guard, class_names)
-    if guard.classifier is not None and guard.classifier.autocast is not None and not isinstance(example, Batch):
-        raise ValueError(
-            "the guard's network runs under autocast, which an ONNX graph cannot: set guard.classifier.autocast = None "
-            "for a graph in full precision, whose scores differ a little"
-        )
-    graph, names, inputs = _prepare(guard, example)
+    _check(guard, example, class_names)
+    graph = _Graph(guard, example)
     with beside(path) as temporary:  # first, so that a missing folder is told before the work
-        shorter = _shorter(graph, inputs)
-        model = _trace(graph, names, inputs, opset, shorter is not None)
-        _strip(model)
-        onnx.helper.set_model_props(model, _metadata(graph.guard, class_names, opset))
+        model = _trace(graph, opset)
+        onnx.helper.set_model_props(model, _metadata(graph, class_names, opset))
         onnx.save_model(model, os.fspath(temporary))
-        _verify(graph, os.fspath(temporary), names, inputs, shorter)
+        _verify(graph, runtime(temporary), "ONNX Runtime")
     return Path(path)
 
 
@@ -118,21 +110,65 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-class _Graph(nn.Module):
-    """The guard as a function of tensors alone."""
+def runtime(path: Path) -> Run:
+    """A graph in ONNX Runtime, on the CPU."""
+    onnxruntime = require("onnxruntime", "onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime cannot load the graph: {error}") from error
+    return lambda given: session.run(list(OUTPUTS), given)
 
-    def __init__(self, guard: Guard, names: Sequence[str] | None, takes_features: bool) -> None:
+
+def verify(guard: Guard, run: Run, name: str, example: Inputs | Batch) -> None:
+    """Raise ExportError unless the runtime of this name gives torch's answers on the example, as `export` asks of ONNX
+    Runtime."""
+    _verify(_Graph(guard, example), run, name, lengths=False)
+
+
+class _Graph(nn.Module):
+    """The guard as a function of tensors alone, on the CPU, with the example to trace and verify it on."""
+
+    def __init__(self, guard: Guard, example: Inputs | Batch) -> None:
         super().__init__()
-        self.guard = guard
-        self.names = names
-        self.takes_features = takes_features
+        self.takes_features = isinstance(example, Batch) or guard.classifier is None
+        given = example.features if isinstance(example, Batch) else split_batch(example)[0]
+        self.by_name = isinstance(given, Mapping)
+        named = dict(given) if self.by_name else {"features" if self.takes_features else "images": given}
+        tensors = list(named.values())
+        for name, tensor in named.items():
+            if not isinstance(tensor, Tensor) or not tensor.ndim or not len(tensor) or len(tensor) != len(tensors[0]):
+                what = f"of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"the example's {name} are {what}, expected one row per sample, at least one")
+        rows = len(tensors[0])
+        places = torch.arange(max(2, rows)) % rows  # one row would become a fixed batch size
+        self.names = list(map(str, named))
+        self.example = tuple(tensor.detach().cpu()[places].contiguous() for tensor in tensors)
+        self.guard = copy.deepcopy(guard).cpu().eval()
+        self.shorter = self._shorter()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given: Any = inputs[0] if self.names is None else dict(zip(self.names, inputs))
+        given: Any = dict(zip(self.names, inputs)) if self.by_name else inputs[0]
         return tuple(self.guard(Batch(given) if self.takes_features else given))
 
+    def _shorter(self) -> tuple[Tensor, ...] | None:
+        """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes
+        any length; None: all sizes but the first are fixed."""
+        shape = self.example[0].shape
+        if any(tensor.is_floating_point() or tensor.ndim != 2 or tensor.shape != shape for tensor in self.example):
+            return None
+        shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
+        try:
+            with torch.no_grad():
+                self(*shorter)
+        except Exception:  # a model of one length raises what it likes
+            return None
+        return shorter if shape[1] > 3 else None
 
-def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
+
+def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
     if not hasattr(guard, "observe"):
         raise TypeError(f"expected an fdbd.Guard, got {type(guard).__name__}")
     guard.require_fitted()
@@ -153,6 +189,11 @@ def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
         raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one per class")
+    if guard.classifier is not None and guard.classifier.autocast is not None and not isinstance(example, Batch):
+        raise ValueError(
+            "the guard's network runs under autocast, which an ONNX graph cannot: set guard.classifier.autocast = None "
+            "for a graph in full precision, whose scores differ a little"
+        )
     if any(tensor.dtype is torch.bfloat16 for tensor in guard.parameters()):
         raise ExportError(
             "the model is in bfloat16, which ONNX Runtime does not run on a CPU: call model.float(), and export that"
@@ -165,52 +206,20 @@ def _check(guard: Guard, class_names: Sequence[str] | None) -> None:
         )
 
 
-def _prepare(guard: Guard, example: Inputs | Batch) -> tuple[_Graph, list[str], tuple[Tensor, ...]]:
-    """The graph on the CPU in eval mode, the names of its inputs, and the example's tensors, at least two rows each."""
-    takes_features = isinstance(example, Batch) or guard.classifier is None
-    inputs = example.features if isinstance(example, Batch) else split_batch(example)[0]
-    if isinstance(inputs, Mapping):
-        names, tensors = [str(name) for name in inputs], tuple(inputs.values())
-    else:
-        names, tensors = ["features" if takes_features else "images"], (inputs,)
-    for name, tensor in zip(names, tensors):
-        if not isinstance(tensor, Tensor) or tensor.ndim == 0 or not len(tensor) or len(tensor) != len(tensors[0]):
-            what = f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"the example's {name} are {what}, expected a tensor of one row per sample, at least one")
-    copied = copy.deepcopy(guard).cpu().eval()
-    graph = _Graph(copied, names if isinstance(inputs, Mapping) else None, takes_features)
-    rows = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size
-    return graph, names, tuple(tensor.detach().cpu()[rows].contiguous() for tensor in tensors)
-
-
-def _shorter(graph: _Graph, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes any
-    length; None: all sizes but the first are fixed."""
-    if any(tensor.is_floating_point() or tensor.ndim != 2 or tensor.shape != inputs[0].shape for tensor in inputs):
-        return None
-    if inputs[0].shape[1] < 4:
-        return None
-    shorter = tuple(tensor[:, :-1].contiguous() for tensor in inputs)
-    try:
-        with torch.no_grad():
-            graph(*shorter)
-    except Exception:  # a model of one length raises what it likes
-        return None
-    return shorter
-
-
-def _trace(graph: _Graph, names: list[str], inputs: tuple[Tensor, ...], opset: int, any_length: bool) -> Any:
-    sizes = {0: torch.export.Dim("N"), **({1: torch.export.Dim("T")} if any_length else {})}
+def _trace(graph: _Graph, opset: int) -> Any:
+    """The model as ONNX's protobuf, without the exporter's notes: stack traces with the paths of this machine, larger
+    than the graph itself."""
+    sizes = {0: torch.export.Dim("N"), **({} if graph.shorter is None else {1: torch.export.Dim("T")})}
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # the exporter's own, on how it registers operators
             program = torch.onnx.export(
                 graph,
-                inputs,
+                graph.example,
                 dynamo=True,
-                input_names=names,
+                input_names=graph.names,
                 output_names=list(OUTPUTS),
-                dynamic_shapes=(tuple(sizes for _ in inputs),),
+                dynamic_shapes=(tuple(sizes for _ in graph.example),),
                 opset_version=opset,
                 verbose=False,
             )
@@ -220,27 +229,19 @@ def _trace(graph: _Graph, names: list[str], inputs: tuple[Tensor, ...], opset: i
             f"torch cannot export the guard ({graph.guard.detector.label}) to ONNX opset {opset}: {reason}"
         ) from error
     assert program is not None
-    return program.model_proto
-
-
-def _strip(model: Any) -> None:
-    """Remove the exporter's notes: stack traces with the paths of this machine, larger than the graph itself."""
-    graph = model.graph
-    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+    model = program.model_proto
+    main, functions = model.graph, model.functions
+    named = (main, *main.node, *main.input, *main.output, *main.value_info, *main.initializer)
+    for part in (model, *named, *functions, *(node for function in functions for node in function.node)):
         part.doc_string = ""
         if hasattr(part, "metadata_props"):
             del part.metadata_props[:]
-    del model.metadata_props[:]
-    for function in model.functions:
-        function.doc_string = ""
-        del function.metadata_props[:]
-        for node in function.node:
-            node.doc_string = ""
-            del node.metadata_props[:]
+    return model
 
 
-def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, str]:
-    threshold = _threshold(guard)
+def _metadata(graph: _Graph, class_names: Sequence[str] | None, opset: int) -> dict[str, str]:
+    guard, threshold = graph.guard, graph.guard.threshold
+    assert threshold is not None
     description = {
         "version": __version__,
         "opset": opset,
@@ -251,63 +252,31 @@ def _metadata(guard: Guard, class_names: Sequence[str] | None, opset: int) -> di
         "calibration": base64.b64encode(np.sort(threshold.calibration.double().numpy()).tobytes()).decode(),
         "promise": threshold.guarantee,
         "preprocess": guard.about.get("preprocess"),
-        "p_value_resolution": 1 / GRID_POINTS if threshold.grid_is_coarse else 0.0,
+        "p_value_resolution": 0.0,
     }
     return {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
 
 
-def _verify(
-    graph: _Graph, path: str, names: list[str], inputs: tuple[Tensor, ...], shorter: tuple[Tensor, ...] | None
-) -> None:
-    runtime = require("onnxruntime", "onnx")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise ExportError(f"ONNX Runtime cannot load the graph: {error}") from error
-    _check_answers(graph, lambda given: session.run(list(OUTPUTS), given), "ONNX Runtime", names, inputs, shorter)
-
-
-def verify(guard: Guard, run: Run, runtime: str, example: Inputs | Batch) -> None:
-    """Raise ExportError unless another runtime gives torch's answers on the example, as `export` asks of ONNX Runtime.
-
-    Args:
-        guard: which was exported.
-        run: from arrays by the names of the inputs to those of OUTPUTS, in order.
-        runtime: its name, for errors.
-        example: as for `export`.
-    """
-    graph, names, inputs = _prepare(guard, example)
-    _check_answers(graph, run, runtime, names, inputs, None)
-
-
-def _check_answers(
-    graph: _Graph,
-    run: Run,
-    runtime: str,
-    names: list[str],
-    inputs: tuple[Tensor, ...],
-    shorter: tuple[Tensor, ...] | None,
-) -> None:
-    others = [] if shorter is None else [("shorter sequences", shorter)]
-    for what, tensors in (*_trials(inputs), *others):
+def _verify(graph: _Graph, run: Run, name: str, lengths: bool = True) -> None:
+    threshold = graph.guard.threshold
+    assert threshold is not None
+    for what, tensors in _trials(graph, lengths):
         with torch.no_grad():
             expected = dict(zip(OUTPUTS, graph(*tensors)))
         try:
-            results = run({name: tensor.numpy() for name, tensor in zip(names, tensors)})
+            results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
         except Exception as error:
-            raise ExportError(f"{runtime} cannot run the graph on {what}: {error}") from error
-        got = dict(zip(OUTPUTS, map(torch.from_numpy, results)))
-        _compare(got, expected, _threshold(graph.guard), f"{what} ({runtime})")
+            raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
+        _compare(dict(zip(OUTPUTS, map(torch.from_numpy, results))), expected, threshold, f"{what} ({name})")
 
 
-def _trials(inputs: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-    """The example, other batch sizes, noisy copies, and a row of NaN."""
+def _trials(graph: _Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another length."""
     generator = torch.Generator().manual_seed(0)
+    inputs = graph.example
 
-    def noisy(tensor: Tensor, rows: int, scale: float) -> Tensor:
-        copies = tensor[torch.arange(rows) % len(tensor)]
+    def noisy(tensor: Tensor, scale: float) -> Tensor:
+        copies = tensor[torch.arange(len(tensor) + 1) % len(tensor)]
         if not tensor.is_floating_point():
             return copies
         spread = tensor[torch.isfinite(tensor)].float().std(correction=0).nan_to_num().item()
@@ -315,15 +284,15 @@ def _trials(inputs: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...
 
     yield "the example", inputs
     yield "its first sample alone", tuple(tensor[:1] for tensor in inputs)
-    rows = len(inputs[0])
     for scale in (0.1, 1.0):
-        yield f"the example with noise of {scale:g} of its spread", tuple(noisy(t, rows + 1, scale) for t in inputs)
+        yield f"the example with noise of {scale:g} of its spread", tuple(noisy(tensor, scale) for tensor in inputs)
     if any(tensor.is_floating_point() for tensor in inputs):
         broken = tuple(tensor.clone() for tensor in inputs)
-        for tensor in broken:
-            if tensor.is_floating_point():
-                tensor[(1, *(-1 for _ in tensor.shape[1:]))] = torch.nan
+        for tensor in filter(Tensor.is_floating_point, broken):
+            tensor[(1, *(-1 for _ in tensor.shape[1:]))] = torch.nan
         yield "a batch with a NaN", broken
+    if lengths and graph.shorter is not None:
+        yield "shorter sequences", graph.shorter
 
 
 def _compare(got: dict[str, Tensor], expected: dict[str, Tensor], threshold: Threshold, what: str) -> None:
@@ -335,27 +304,21 @@ def _compare(got: dict[str, Tensor], expected: dict[str, Tensor], threshold: Thr
                 f"{name} differs on {what}: shape {tuple(got[name].shape)}, torch has {tuple(expected[name].shape)}"
             )
     readable = torch.isfinite(expected["logits"]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
-    _require("logits", got["logits"][readable], expected["logits"][readable], what)
-    _require("label", got["label"][readable], got["logits"][readable].argmax(dim=1), what)
     same = (got["label"] == expected["label"]) | ~readable
-    _require("score", got["score"][same], expected["score"][same], what)
     predicted = got["label"] if threshold.per_class else None
-    _require("p_value", got["p_value"], threshold.p_values_on_grid(got["score"], predicted), what)
-    _require("is_ood", got["is_ood"], threshold.is_ood(got["score"], predicted), what)
-
-
-def _require(name: str, got: Tensor, expected: Tensor, what: str) -> None:
-    actual, wanted = got.double().numpy(), expected.double().numpy()
-    close = np.isclose(actual, wanted, rtol=TOLERANCE, atol=TOLERANCE)
-    if not close.all():
-        place = tuple(int(i) for i in np.argwhere(~close)[0])
-        raise ExportError(
-            f"{name} differs from torch on {what}: {(~close).sum()} of {close.size} values by more "
-            f"than {TOLERANCE:g}, such as {actual[place]:.6g} instead of {wanted[place]:.6g} at {list(place)}; "
-            "no file was written"
-        )
-
-
-def _threshold(guard: Guard) -> Threshold:
-    assert guard.threshold is not None
-    return guard.threshold
+    p_values, is_ood = threshold(got["score"], predicted)
+    for name, actual, wanted in (
+        ("logits", got["logits"][readable], expected["logits"][readable]),
+        ("label", got["label"][readable], got["logits"][readable].argmax(dim=1)),
+        ("score", got["score"][same], expected["score"][same]),
+        ("p_value", got["p_value"], p_values),
+        ("is_ood", got["is_ood"], is_ood),
+    ):
+        close = np.isclose(actual.double().numpy(), wanted.double().numpy(), rtol=TOLERANCE, atol=TOLERANCE)
+        if not close.all():
+            place = tuple(int(i) for i in np.argwhere(~close)[0])
+            raise ExportError(
+                f"{name} differs from torch on {what}: {(~close).sum()} of {close.size} values by more than "
+                f"{TOLERANCE:g}, such as {float(actual[place]):.6g} instead of {float(wanted[place]):.6g} at "
+                f"{list(place)}; no file was written"
+            )
