@@ -17,7 +17,6 @@ from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import EXAMPLE, Config
 from fdbd.bench.detector_specs import detectors_from
 from fdbd.data.datasets import DatasetUnavailable, load
-from fdbd.data.preprocessing import Preprocess
 
 BASE = 'model = "cifar10-ce"\nid = "cifar10"\n'
 
@@ -36,8 +35,8 @@ def images_file(path: Path, count: int) -> str:
     return str(path)
 
 
-def test_the_example_is_a_valid_config(tmp_path: Path) -> None:
-    config = Config.from_file(written(tmp_path, EXAMPLE))
+def test_the_example_is_a_valid_config() -> None:
+    config = Config.from_file(EXAMPLE)
     assert config.train == config.id == "cifar10"
     assert config.groups["near"] == ("tiny-imagenet",)
     assert set(config.groups["far"]) <= set(config.ood)
@@ -110,13 +109,13 @@ def test_a_detector_of_the_users_own_is_found_in_the_current_folder(tmp_path: Pa
 def test_parts_of_the_id_images_share_none(holdout: float, scored: int, tmp_path: Path) -> None:
     data = images_file(tmp_path / "id.npz", 20)
     config = Config("cifar10-ce", data, {"mnist": "mnist"}, holdout=holdout, validation=0.4)
-    parts = from_config._id_images(config, Preprocess.preset("cifar10"))
+    parts = from_config._id_images(config, 32)
     numbers = {part: {int(image[0, 0, 0]) for image in images.images} for part, images in parts.items()}
     assert len(numbers["test"]) + len(numbers["validation"]) == scored
     assert set.union(*numbers.values()) == set(range(20))
     assert sum(map(len, numbers.values())) == 20
     with pytest.raises(ValueError, match="leaves a part empty"):
-        from_config._id_images(Config("cifar10-ce", data, {}, holdout=0.01), Preprocess.preset("cifar10"))
+        from_config._id_images(Config("cifar10-ce", data, {}, holdout=0.01), 32)
 
 
 def test_the_configs_of_the_project_are_valid() -> None:

@@ -7,9 +7,9 @@ import os
 import reprlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from fdbd.bench.detector_specs import Spec, detectors_from, runs_code
 from fdbd.data.datasets import info
@@ -20,44 +20,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-EXAMPLE = """\
-# fdbd bench CONFIG: this model, this ID set, these OOD sets, these detectors.
-
-title = "ResNet-20 on CIFAR-10"
-
-# A model of the zoo, timm:NAME, torchvision:NAME, public:NAME, or package.module:function (which takes --trust-model);
-# `checkpoint` loads weights into it, from this folder or from below FDBD_DATA.
-model = "cifar10-ce"
-# checkpoint = "resnet20.th"
-# num_classes = 10
-
-# Dataset names (`fdbd data` lists them), folders of images, .npz files or OpenOOD image lists.
-train = "cifar10"          # split "train"
-id = "cifar10"             # split "test"
-ood = ["textures", "tiny-imagenet", "flowers102", "mnist", "fashion-mnist"]
-# To name OOD sets, give a table instead, below the other entries:
-# [ood]
-# "my textures" = "photos/dtd"
-
-# limit = 5000             # at most so many ID images; train_limit and ood_limit do the same for the other sets
-# holdout = 0.5            # instead of `train`: fit on the other half of the ID images
-# validation = 0.1         # this share of the ID images is not scored: temperatures and ensembles learn from it
-
-# Optional: a preset (cifar10, cifar100, imagenet, …) or its fields.
-# preprocess = { size = 32, mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225] }
-
-# Optional; left out, every detector that works on features runs, with the shaping combinations. Options stand beside
-# the name; package.module:Class is a detector of your own (which takes --trust-model).
-# detectors = ["fdbd", "knn", { name = "react+fdbd", percentile = 80, title = "ReAct 80 + fDBD" }]
-
-# Optional: averages by group.
-[groups]
-near = ["tiny-imagenet"]
-far = ["textures", "flowers102", "mnist", "fashion-mnist"]
-"""
-
-_TEXTS = ("model", "id", "train", "title", "checkpoint", "head", "positive")
-_COUNTS = ("num_classes", "limit", "train_limit", "ood_limit", "batch_size")
+EXAMPLE = Path(__file__).with_name("example.toml")
+"""The file that `fdbd bench --init` copies."""
+_EXPECTED: dict[Any, str] = {
+    str: "a text",
+    int: "a positive whole number",
+    float: "a share of the ID images, in (0, 1)",
+    Literal["id", "ood"]: "'id' or 'ood'",
+}
+"""What an entry of each type in `Config` is to be; entries of other types are checked one by one."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +89,7 @@ class Config:
             ValueError: for the first entry that is wrong, in one sentence that starts with `source`.
         """
         try:
-            checked = _checked(values)
-            if is_file:
-                checked["source"] = Path(source)
-            return cls(**checked)
+            return cls(**_checked(values), source=Path(source) if is_file else None)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{source}: {error}") from None
 
@@ -131,50 +99,49 @@ class Config:
 
 
 def _checked(values: Any) -> dict[str, Any]:
+    """The entries as `Config` keeps them."""
     if not isinstance(values, dict):
         raise ValueError(f"expected entries such as model, id and ood, got {type(values).__name__}")
-    known = {entry.name for entry in fields(Config)} - {"source"}
-    for name in values:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+    hints = get_type_hints(Config)
+    del hints["source"]
+    for name, value in values.items():
+        if name not in hints:
+            close = difflib.get_close_matches(str(name), hints, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(hints))}"
             raise ValueError(f"unknown entry {_short(name)}; {hint}")
+        for kind, expected in _EXPECTED.items():
+            if hints[name] in (kind, kind | None) and not _fits(value, kind):
+                raise ValueError(f"{name!r} is {_short(value)}, expected {expected}")
     for name in ("model", "id", "ood"):
         if not values.get(name):
             raise ValueError(f"{name!r} is missing; `fdbd bench --init` writes an example")
-    for name in _TEXTS:
-        if name in values and not isinstance(values[name], str):
-            raise ValueError(f"{name!r} is {_short(values[name])}, expected a text")
-    for name in _COUNTS:
-        value = values.get(name)
-        if name in values and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name!r} is {_short(value)}, expected a positive whole number")
-    for name in ("holdout", "validation"):
-        value = values.get(name, 0.5)
-        if not isinstance(value, float) or not 0 < value < 1:
-            raise ValueError(f"{name!r} is {_short(value)}, expected a share of the ID images, in (0, 1)")
     if "holdout" in values and values.get("train"):
         raise ValueError("'holdout' fits on a part of 'id'; leave out 'train', or 'holdout'")
-    if values.get("positive", "id") not in ("id", "ood"):
-        raise ValueError(f"'positive' is {_short(values['positive'])}, expected 'id' or 'ood'")
     if "preprocess" in values:
         Preprocess.parse(values["preprocess"])
-    ood = _ood(values["ood"])
-    checked = {**values, "ood": ood, "train": values.get("train") or values["id"]}
-    checked["groups"] = _groups(values.get("groups", {}), ood)
+    checked = {**values, "ood": _ood(values["ood"]), "train": values.get("train") or values["id"]}
+    checked["groups"] = _groups(values.get("groups", {}), checked["ood"])
     if "detectors" in values:
         checked["detectors"] = _detectors(values["detectors"])
     return checked
 
 
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is int:
+        return type(value) is int and value >= 1
+    if kind is float:
+        return isinstance(value, float) and 0 < value < 1
+    return isinstance(value, str) and (kind is str or value in ("id", "ood"))
+
+
 def _ood(value: Any) -> dict[str, str]:
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
-        return value
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    value = [value] if isinstance(value, str) else value
+    texts = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, (dict, list)) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"'ood' is {_short(value)}, expected a list of names, or a table of names and what to load")
-    names = [info(item).name if _is_dataset(item) else Path(item).stem for item in value]
+    if isinstance(value, dict):
+        return value
+    names = [_dataset(item) or Path(item).stem for item in value]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
@@ -191,33 +158,29 @@ def _groups(value: Any, ood: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     for group, members in value.items():
         if not isinstance(members, list) or not members or not all(isinstance(item, str) for item in members):
             raise ValueError(f"'groups.{group}' is {_short(members)}, expected a list of OOD sets")
-        for member in members:
-            if member not in known:
-                raise ValueError(f"group {group!r} has {member!r}, which is not among the OOD sets {', '.join(ood)}")
+        if unknown := [member for member in members if member not in known]:
+            raise ValueError(f"group {group!r} has {unknown[0]!r}, which is not among the OOD sets {', '.join(ood)}")
     return {str(group): tuple(members) for group, members in value.items()}
 
 
 def _detectors(value: Any) -> tuple[Spec, ...]:
     value = [value] if isinstance(value, (str, dict)) else value
     if not isinstance(value, list) or not value:
-        raise ValueError(
-            f"'detectors' is {_short(value)}, expected a list of names, or of tables with name and options"
-        )
+        raise ValueError(f"'detectors' is {_short(value)}, expected a list of names, or tables with name and options")
     detectors_from([spec for spec in value if not runs_code(spec)])  # code waits for the user's word
     return tuple(value)
 
 
 def _names_of(key: str, data: str) -> set[str]:
-    if key != data:
-        return {key}
-    return {key, info(key).name} if _is_dataset(key) else {key, Path(key).name, Path(key).stem}
+    return {key} if key != data else {key, _dataset(key) or Path(key).name, Path(key).stem}
 
 
-def _is_dataset(name: str) -> bool:
+def _dataset(name: str) -> str | None:
+    """The dataset's own name; None where `name` is that of no dataset."""
     try:
-        return bool(info(name))
+        return info(name).name
     except ValueError:
-        return False
+        return None
 
 
 def _short(value: Any) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache as once
+from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
@@ -33,11 +35,10 @@ def benchmark_of(
     trust: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Benchmark:
-    """The benchmark that a config describes.
+    """The benchmark that a config describes, from cached features or one forward pass that fills the cache.
 
-    Features come from the cache, or from one forward pass that fills it. An OOD set that is not available is left out
-    with one line that says how to get it; without training data, test data or any OOD set it is an error. All sets are
-    opened before the network runs over the first.
+    An OOD set that is not available is left out with one line that says how to get it; without training data, test data
+    or any OOD set it is an error. All sets are opened before the network runs over the first.
 
     Args:
         config: what to compare.
@@ -50,14 +51,12 @@ def benchmark_of(
     """
     say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr, flush=True))
     cache = cache or FeatureCache()
-    named = network_of(config, device=device, trust=trust)
+    named, preprocess = network_of(config, device=device, trust=trust)
     classifier = Classifier(named.model, config.head, autocast=autocast)
-    preprocess = preprocess_of(config, named)
-    num_classes = classifier.head.num_classes
-    opened = _id_images(config, preprocess)
-    parts = {part: images.as_classes(num_classes, named.class_names) for part, images in opened.items()}
+    head, opened = classifier.head.cpu(), _id_images(config, preprocess.size)
+    parts = {part: images.as_classes(head.num_classes, named.class_names) for part, images in opened.items()}
     test = parts["test"]
-    ood = _ood_images(config, preprocess, test.name, say)
+    ood = _ood_images(config, preprocess.size, test.name, say)
     groups = _groups(config, ood, say)
 
     @once
@@ -73,19 +72,21 @@ def benchmark_of(
             )
         if found.failures:
             say(f"{len(found.failures)} images of {images.name} could not be read, the first: {found.failures[0]}")
-        samples = f"images {images.content_key()[:32]}, {len(found)}"
-        return FeatureSet(images.name, found.features, found.labels, samples=samples)
+        return found
 
     id_sets = {part: features_of(images, f"{images.name} ({part})") for part, images in parts.items()}
     sources = ", ".join(f"{images.name} from {images.source}" for images in (test, *ood.values()))
     notes = [f"Model: {named.weights}.", f"Data: {sources}."]
     warnings = [f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is noise."]
     for samples in (id_sets["train"], id_sets["test"]):
-        if text := _agreement(samples, classifier, named.class_names):
+        agreement = Agreement(head.num_classes)
+        for batch in samples.batches() if samples.labels is not None else ():
+            agreement.add(cast(Tensor, batch.labels), head(batch.features).argmax(dim=1))
+        if text := agreement.warning(samples.name, named.class_names):
             say(text)
             notes.append(f"Caution: {text}.")
     return Benchmark(
-        classifier.head.cpu(),
+        head,
         id_sets["train"],
         id_sets["test"],
         [features_of(images, images.name) for images in ood.values()],
@@ -100,9 +101,12 @@ def benchmark_of(
     )
 
 
-def network_of(config: Config, *, device: str | torch.device | None = "auto", trust: bool = False) -> NamedModel:
-    """The network of a config; a factory that the config's file names takes the user's word."""
-    return model_by_name(
+def network_of(
+    config: Config, *, device: str | torch.device | None = "auto", trust: bool = False
+) -> tuple[NamedModel, Preprocess]:
+    """The network of a config; a factory that the config's file names takes the user's word. And how images are
+    prepared: as the config says, as the model's weights ask, or as is usual for the ID set."""
+    named = model_by_name(
         config.model,
         config.checkpoint,
         num_classes=config.num_classes,
@@ -112,25 +116,19 @@ def network_of(config: Config, *, device: str | torch.device | None = "auto", tr
         named_by=config.source,
         allow_untrained=True,
     )
-
-
-def preprocess_of(config: Config, named: NamedModel) -> Preprocess:
-    """How images are prepared: as the config says, as the model's weights ask, or as is usual for the ID set."""
-    if named.preprocess is not None:
-        return named.preprocess
     try:
-        return Preprocess.preset(info(config.id).preprocess)
+        return named, named.preprocess or Preprocess.preset(info(config.id).preprocess)
     except ValueError:
         raise ValueError(
             f"how are images of {config.id!r} to be prepared? give 'preprocess', a preset or its fields"
         ) from None
 
 
-def _id_images(config: Config, preprocess: Preprocess) -> dict[str, Images]:
+def _id_images(config: Config, size: int) -> dict[str, Images]:
     """The training and the test images, and those set aside for validation; no two share an image."""
-    test = load(config.id, "test", limit=config.limit, for_size=preprocess.size)
+    test = load(config.id, "test", limit=config.limit, for_size=size)
     if config.holdout is None:
-        train = load(config.train, "train", limit=config.train_limit, for_size=preprocess.size)
+        train = load(config.train, "train", limit=config.train_limit, for_size=size)
     else:
         train, test = _split(test, config.holdout, "holdout")
         train = train.limited(config.train_limit)
@@ -143,19 +141,18 @@ def _id_images(config: Config, preprocess: Preprocess) -> dict[str, Images]:
 def _split(images: Images, share: float, what: str) -> tuple[Images, Images]:
     """The images without a share of them, and that share: every image whose place passes another multiple of 1/share,
     hence spread evenly, and the same in every run."""
-    chosen = np.flatnonzero(np.diff(np.floor(np.arange(len(images) + 1) * share)) > 0)
-    if not 0 < len(chosen) < len(images):
+    is_chosen = np.diff(np.floor(np.arange(len(images) + 1) * share)) > 0
+    if is_chosen.all() or not is_chosen.any():
         raise ValueError(f"a {what} of {share} of {len(images)} images of {images.name} leaves a part empty")
-    return images.subset(np.setdiff1d(np.arange(len(images)), chosen)), images.subset(chosen)
+    return images.subset(np.flatnonzero(~is_chosen)), images.subset(np.flatnonzero(is_chosen))
 
 
-def _ood_images(config: Config, preprocess: Preprocess, id_name: str, say: Say) -> dict[str, Images]:
+def _ood_images(config: Config, size: int, id_name: str, say: Say) -> dict[str, Images]:
     """The OOD sets that are available, by the config's key, each with a name of its own."""
     found: dict[str, Images] = {}
-    limit = config.ood_limit or config.limit
     for key, data in config.ood.items():
         try:
-            images = load(data, "test", limit=limit, for_size=preprocess.size)
+            images = load(data, "test", limit=config.ood_limit or config.limit, for_size=size)
         except DatasetUnavailable as error:
             say(f"{key} is left out: {error}")
             continue
@@ -168,7 +165,7 @@ def _ood_images(config: Config, preprocess: Preprocess, id_name: str, say: Say) 
     return found
 
 
-def _groups(config: Config, ood: Mapping[str, Images], say: Say) -> dict[str, list[str]]:
+def _groups(config: Config, ood: Mapping[str, Images], say: Say) -> dict[str, tuple[str, ...]]:
     """Names of the available members of each group."""
     groups = {}
     for group, members in config.groups.items():
@@ -176,15 +173,5 @@ def _groups(config: Config, ood: Mapping[str, Images], say: Say) -> dict[str, li
         if len(present) < len(members):
             say(f"group {group}: {len(members) - len(present)} of {len(members)} sets are not available")
         if present:
-            groups[group] = present
+            groups[group] = tuple(present)
     return groups
-
-
-def _agreement(samples: FeatureSet, classifier: Classifier, class_names: tuple[str, ...]) -> str | None:
-    """A caution where labels and predictions agree no more often than by chance."""
-    agreement = Agreement(classifier.head.num_classes)
-    head = classifier.head.cpu()
-    for batch in samples.batches():
-        if batch.labels is not None:
-            agreement.add(batch.labels, head(batch.features).argmax(dim=1))
-    return agreement.warning(samples.name, class_names)

@@ -7,8 +7,9 @@ import copy
 import inspect
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 import torch
@@ -51,6 +52,7 @@ def _works_on_arrays(name: str) -> bool:
     return not Configured.registry[name].needs.network
 
 
+@dataclass(eq=False, repr=False)
 class Benchmark:
     """One model, one in-distribution set, several out-of-distribution sets.
 
@@ -80,42 +82,35 @@ class Benchmark:
     True
     """
 
-    def __init__(
-        self,
-        head: Head,
-        train: FeatureSet,
-        test: FeatureSet,
-        ood: Sequence[FeatureSet],
-        *,
-        groups: Mapping[str, Sequence[str]] | None = None,
-        title: str = "",
-        notes: Sequence[str] = (),
-        statistics: ClassMoments | None = None,
-        validation: FeatureSet | None = None,
-        forward: Callable[[int], Latency] | None = None,
-        positive: Literal["id", "ood"] = "id",
-        warnings: Sequence[str] = (),
-        class_names: Sequence[str] = (),
-    ) -> None:
-        if not ood:
+    head: Head
+    train: FeatureSet
+    test: FeatureSet
+    ood: Sequence[FeatureSet]
+    _: KW_ONLY
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    title: str = ""
+    notes: Sequence[str] = ()
+    statistics: ClassMoments | None = None
+    validation: FeatureSet | None = None
+    forward: Callable[[int], Latency] | None = None
+    positive: Literal["id", "ood"] = "id"
+    warnings: Sequence[str] = ()
+    class_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        names = [samples.name for samples in self.ood]
+        if not names:
             raise ValueError("a benchmark needs at least one out-of-distribution set")
-        names = [samples.name for samples in ood]
-        if len(set(names)) < len(names) or test.name in names:
-            raise ValueError(f"datasets need names of their own, got {[test.name, *names]}")
-        unknown = {name for members in (groups or {}).values() for name in members} - set(names)
-        if unknown:
+        if len({self.test.name, *names}) < len(names) + 1:
+            raise ValueError(f"datasets need names of their own, got {[self.test.name, *names]}")
+        if unknown := {name for members in self.groups.values() for name in members} - set(names):
             raise ValueError(f"groups name {', '.join(sorted(unknown))}, which are not among the OOD sets")
-        for samples in (train, test, *ood, *([] if validation is None else [validation])):
-            if samples.features.ndim != 2 or samples.features.shape[1] != head.num_features:
+        for samples in (self.train, self.test, *self.ood, self.validation or self.train):
+            if samples.features.ndim != 2 or samples.features.shape[1] != self.head.num_features:
                 raise ValueError(
                     f"features of {samples.name} have shape {tuple(samples.features.shape)}, "
-                    f"expected (N, {head.num_features}): the head's input"
+                    f"expected (N, {self.head.num_features}): the head's input"
                 )
-        self.head, self.train, self.test, self.ood = head, train, test, list(ood)
-        self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
-        self.title, self.notes, self.positive = title, tuple(notes), positive
-        self.statistics, self.validation, self.forward = statistics, validation, forward
-        self.warnings, self.class_names = tuple(warnings), tuple(class_names)
 
     def run(
         self,
@@ -132,40 +127,37 @@ class Benchmark:
             latency: also time the score stage, and the network's forward pass where `forward` is given.
             progress: show a bar when it takes more than two seconds.
         """
-        notes, titles = list(self.notes), None
+        notes = list(self.notes)
         if detectors is None:
-            chosen: list[str | Detector] = [*default_detectors()]
+            detectors = default_detectors()
             if self.validation is None:
-                left_out = [name for name in chosen if isinstance(name, str) and create(name).needs.heldout]
-                chosen = [name for name in chosen if name not in left_out]
+                left_out = [name for name in detectors if create(name).needs.heldout]
+                detectors = [name for name in detectors if name not in left_out]
                 notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
-        elif isinstance(detectors, Mapping):
-            titles, chosen = list(detectors), list(detectors.values())
-        else:
-            chosen = list(detectors)
+        if not isinstance(detectors, Mapping):
+            detectors = _by_name(detectors)
         if self.train.features.numel() >= WORTH_A_KERNEL:
             compile_kernels(self.head.weight.dtype)  # else the first fit's time would have the compiler in it
-        rows = [self._row(item, latency) for item in track(chosen, "comparing detectors", enabled=progress)]
-        if titles is not None:
-            rows = [replace(row, name=title) for row, title in zip(rows, titles)]
-        forward = self._time_forward() if latency else ()
-        return Results(self.setting(notes, forward), _with_own_names(rows), figures(self))
+        items = track(detectors.items(), "comparing detectors", enabled=progress)
+        rows = [self._row(name, item, latency) for name, item in items]
+        return Results(self.setting(notes, self._time_forward() if latency else ()), rows, figures(self))
 
-    def _row(self, item: str | Detector, latency: bool) -> Row:
-        name = item if isinstance(item, str) else label(item)
+    def _row(self, name: str, item: str | Detector, latency: bool) -> Row:
         try:
             detector = create(item) if isinstance(item, str) else item
             self._warm_up(detector)
             start = time.perf_counter()
             from_bank = self._fit(detector)
             seconds = time.perf_counter() - start
-            inside = self._score(detector, self.test)
-            outside = {samples.name: self._score(detector, samples) for samples in self.ood}
-            evaluations = {name: evaluate(inside, scores, positive=self.positive) for name, scores in outside.items()}
+            inside, *scores = (self._score(detector, samples) for samples in (self.test, *self.ood))
+            outside = {samples.name: part for samples, part in zip(self.ood, scores)}
+            evaluations = {key: evaluate(inside, part, positive=self.positive) for key, part in outside.items()}
             timings = [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
         except Exception as error:  # the others' results stand, whatever goes wrong in one
-            return Row.failed(name, " ".join(f"{type(error).__name__}: {error}".split()))
-        return Row(name, _paper(detector), seconds, evaluations, timings, inside, outside, from_bank=from_bank)
+            return Row(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
+        paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
+        citation = None if paper is None else str(paper)
+        return Row(name, citation, seconds, evaluations, timings, inside, outside, from_bank=from_bank)
 
     def _warm_up(self, detector: Detector) -> None:
         """Fit a copy on a few rows, classes and features, so that the time of the fit has no compiler in it."""
@@ -178,21 +170,19 @@ class Benchmark:
 
     def _fit(self, detector: Detector) -> bool:
         """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
+        apart: Iterable[Batch] = self.validation or ()
+        if self.validation is None and (detector.needs.heldout or isinstance(detector, Ensemble)):
+            raise ValueError(
+                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give `validation`"
+            )
         if detector.needs.heldout:
-            fit_together([detector], self._held_out(detector), self.head)
+            fit_together([detector], apart, self.head)
             return False
         full = FullStatistics(self.statistics, self.train)
         fit_together([detector], self.train, self.head, full)
         if isinstance(detector, Ensemble):
-            detector.calibrate(self._held_out(detector))
+            detector.calibrate(apart)
         return full.used_bank
-
-    def _held_out(self, detector: Detector) -> FeatureSet:
-        if self.validation is None:
-            raise ValueError(
-                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give `validation`"
-            )
-        return self.validation
 
     def _score(self, detector: Detector, samples: FeatureSet) -> Tensor:
         with torch.inference_mode():
@@ -208,60 +198,47 @@ class Benchmark:
 
     def setting(self, notes: Sequence[str] = (), forward: tuple[Latency, ...] = ()) -> Setting:
         """What all rows of the results have in common."""
+        accuracy = None
+        if self.test.labels is not None:
+            batches = ((self.head(b.features) if b.logits is None else b.logits) for b in self.test.batches())
+            predicted = torch.cat([logits.argmax(dim=1) for logits in batches])
+            accuracy = int((predicted == self.test.labels).sum()) / max(len(self.test), 1)
         return Setting(
             title=self.title,
             notes=tuple(notes),
             positive=self.positive,
             num_classes=self.head.num_classes,
             num_features=self.head.num_features,
-            num_train=self.train.features.shape[0] if self.statistics is None else self.statistics.count,
+            num_train=len(self.train) if self.statistics is None else self.statistics.count,
             test=(self.test.name, len(self.test)),
             ood={samples.name: len(samples) for samples in self.ood},
-            groups=self.groups,
-            accuracy=self._accuracy(),
+            groups={name: tuple(members) for name, members in self.groups.items()},
+            accuracy=accuracy,
             forward=forward,
             num_bank=None if self.statistics is None else len(self.train),
-            warnings=self.warnings,
-            class_names=self.class_names,
+            warnings=tuple(self.warnings),
+            class_names=tuple(self.class_names),
             samples={samples.name: samples.key for samples in (self.test, *self.ood)},
         )
 
-    def _accuracy(self) -> float | None:
-        if self.test.labels is None:
-            return None
-        correct = 0
-        for batch in self.test.batches():
-            logits = self.head(batch.features) if batch.logits is None else batch.logits
-            assert batch.labels is not None
-            correct += int((logits.argmax(dim=1) == batch.labels).sum())
-        return correct / max(len(self.test), 1)
+
+def _by_name(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:
+    """Detectors by the title of their row, told apart by a number: tables and comparisons go by name."""
+    found: dict[str, str | Detector] = {}
+    seen: Counter[str] = Counter()
+    for item in detectors:
+        name = item if isinstance(item, str) else _title(item)
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = item
+    return found
 
 
-def _paper(detector: Detector) -> str | None:
-    """Where a detector comes from: for a shaped one, its shaping."""
-    paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
-    return None if paper is None else str(paper)
-
-
-def _with_own_names(rows: list[Row]) -> list[Row]:
-    """Rows of one name told apart by a number: tables and comparisons go by name."""
-    seen: dict[str, int] = {}
-    for position, row in enumerate(rows):
-        seen[row.name] = seen.get(row.name, 0) + 1
-        if seen[row.name] > 1:
-            rows[position] = replace(row, name=f"{row.name} #{seen[row.name]}")
-    return rows
-
-
-def label(detector: Detector) -> str:
+def _title(detector: Detector) -> str:
     """A short name for a detector: its registered name and the options that are not at their default."""
-    parameters = inspect.signature(type(detector).__init__).parameters
-    options = detector.options()
-    inner = "+".join(part.name for part in options.values() if isinstance(part, Configured))
+    parameters = inspect.signature(type(detector)).parameters
     changed = ", ".join(
         f"{name}={value}"
-        for name, value in options.items()
+        for name, value in detector.options().items()
         if not isinstance(value, (Configured, list)) and value != parameters[name].default
     )
-    name = inner or detector.name or type(detector).__name__
-    return f"{name} ({changed})" if changed else name
+    return f"{detector.label} ({changed})" if changed else detector.label

@@ -171,5 +171,5 @@ def _write_example(path: Path) -> None:
         raise ValueError(f"--init writes TOML, but {str(path)!r} does not end in .toml")
     if path.exists():
         raise FileExistsError(f"{str(path)!r} exists already; choose another name or remove it")
-    write_text(path, EXAMPLE)
+    write_text(path, EXAMPLE.read_text(encoding="utf-8"))
     typer.echo(f"wrote {path}; run: fdbd bench {path}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
 from fdbd.bench.bundle import bundle_model
-from fdbd.bench.from_config import network_of, preprocess_of
+from fdbd.bench.from_config import network_of
 from fdbd.core import geometry
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess
@@ -46,8 +46,8 @@ class EvaluatedModel:
     @cached_property
     def network(self) -> tuple[Classifier, Preprocess]:
         """The network and the preprocessing of its images."""
-        named = network_of(self.config, device=self.device)
-        return Classifier(named.model, self.config.head), preprocess_of(self.config, named)
+        named, preprocess = network_of(self.config, device=self.device)
+        return Classifier(named.model, self.config.head), preprocess
 
     def images(self, features: FeatureSet, step: int) -> Images:
         """Every step-th image of a test set: row i belongs to row i · step of its features."""
