@@ -55,19 +55,28 @@ SOURCES = (
 )
 """What the sdist holds, among others."""
 EXTRAS = {
-    "vision": "import timm, torchvision; m = timm.create_model('resnet18', num_classes=3); fdbd.Guard(m); "
+    "vision": "import timm, torchvision\n"
+    "fdbd.Guard(timm.create_model('resnet18', num_classes=3))\n"
     "fdbd.Guard(torchvision.models.resnet18(num_classes=3))",
-    "knn": "import faiss; detector = fdbd.create('knn').fit(fdbd.Batch(z), head); detector.score(fdbd.Batch(z))",
-    "report": "fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False).to_pandas()",
+    "knn": "import faiss\nfdbd.KNN(index='ivf').fit(fdbd.Batch(z), head).score(fdbd.Batch(z))",
+    "report": "found = fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False)\n"
+    "found.to_pandas(), found.to_html('extra.html')",
     "onnx": "guard.export_onnx('guard.onnx', images)",
-    "ray": "import ray.data, fdbd.deploy.ray",
-    "monitor": "import prometheus_client as p; fdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
-    "serve": "fdbd.Guard(head).fit([fdbd.Batch(z)]).calibrate([fdbd.Batch(z + 1)]).save('guard.safetensors'); "
-    "from fdbd.serve.run import Service, application; application(Service('guard.safetensors'))",
-    "openvino": "import openvino",
-    "hub": "import huggingface_hub",
-    "mlflow": "import mlflow",
-    "onnx-runtime": "import onnxruntime; from fdbd.serve.onnx_backend import OnnxBackend",
+    "ray": "import ray.data\nfrom fdbd.deploy import ray as on_ray\non_ray.connect()\n"
+    "rows = ray.data.from_items([{'features': row.tolist()} for row in z])\n"
+    "by_ray = on_ray.calibrate(on_ray.fit(fdbd.Guard(head), rows), rows, alpha=0.1)\n"
+    "assert on_ray.score(by_ray, rows).count() == len(z)",
+    "monitor": "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
+    "serve": "from fdbd.serve.run import Service, application\napplication(Service('features.safetensors'))",
+    "openvino": "from fdbd.deploy.openvino import export_openvino\nexport_openvino(guard, 'guard.xml', images)",
+    "hub": "import os, pathlib\nfrom fdbd.decision import hub\nos.environ['HF_HUB_OFFLINE'] = '1'\n"
+    "cache = pathlib.Path.home() / '.cache' / 'huggingface' / 'hub' / 'models--me--guard'\n"
+    "hub.write_folder(by_features, cache / 'snapshots' / 'abc')\n"
+    "(cache / 'refs').mkdir()\n(cache / 'refs' / 'main').write_text('abc')\nfdbd.from_hub('me/guard')",
+    "mlflow": "import fdbd.deploy.mlflow, mlflow.pyfunc\n"
+    "fdbd.deploy.mlflow.save_model('features.safetensors', 'logged')\n"
+    "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)",
+    "onnx-runtime": "from fdbd.serve.onnx_backend import OnnxBackend\nOnnxBackend('guard.onnx')",  # of the extra onnx
 }
 """One thing per extra that does not work without it; `SETUP` goes before."""
 SETUP = (
@@ -86,6 +95,8 @@ GUARD = (
     "guard.fit(train_loader)\n"
     "guard.calibrate(val_loader)\n"
     "head, z = fdbd.Head(weight, bias), train_features\n"
+    "by_features = fdbd.Guard(head).fit([fdbd.Batch(z)]).calibrate([fdbd.Batch(z + 1)])\n"
+    "by_features.save('features.safetensors')\n"
 )
 
 
