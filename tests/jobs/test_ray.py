@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import functools
 import os
 import re
@@ -32,7 +33,7 @@ from fdbd.data.decoding import ImageRows  # noqa: E402
 from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
-from fdbd.jobs.ray import pool  # noqa: E402
+from fdbd.jobs.ray import datasets, pool  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
@@ -80,6 +81,13 @@ def ray_processes() -> set[str]:
 
 SLOW = pytest.mark.slow
 HEAD = fdbd.Head(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(4))
+
+
+@pytest.mark.parametrize("module", [datasets, pool], ids=lambda module: module.__name__)
+def test_the_examples_of_the_reference_run(cluster, module):
+    found = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted > 1
+    assert not found.failed
 
 
 def make_features(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,6 +44,10 @@ class Config:
             network has not seen: a temperature, or the p-values of an ensemble.
         batch_size: images per forward pass; None: chosen by a short trial.
         source: the file, where it came from one; a file does not choose what code runs.
+
+    >>> config = Config.from_dict({"model": "cifar10-ce", "id": "cifar10", "ood": ["mnist"], "limit": 100})
+    >>> config.train, config.ood
+    ('cifar10', {'mnist': 'mnist'})
     """
 
     model: str

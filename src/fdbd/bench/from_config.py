@@ -48,6 +48,15 @@ def benchmark_of(
         device: where the network runs; "auto": a GPU where there is one.
         trust: the user's word that a model that the config's file names may run code.
         autocast: as for `Classifier`.
+
+    >>> import pathlib, tempfile
+    >>> folder, rng = pathlib.Path(tempfile.mkdtemp()), np.random.default_rng(0)
+    >>> for name in ("train", "test", "noise"):
+    ...     np.savez(folder / name, x=rng.integers(0, 255, (20, 32, 32, 3), np.uint8), y=np.arange(20) % 10)
+    >>> train, test, noise = (str(folder / f"{name}.npz") for name in ("train", "test", "noise"))
+    >>> config = Config("cifar10-ce", id=test, ood={"noise": noise}, train=train)
+    >>> benchmark_of(config, FeatureCache(folder / "cache"), lambda line: None).test.features.shape
+    torch.Size([20, 128])
     """
     say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr, flush=True))
     cache = cache or FeatureCache()

@@ -35,7 +35,12 @@ Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch]
 
 
 class Observation(NamedTuple):
-    """What the network says of a batch, before it is scored."""
+    """What the network says of a batch, before it is scored.
+
+    >>> guard = Guard(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))).fit([torch.rand(9, 4)])
+    >>> guard.observe(torch.rand(5, 4)).scored.features.shape
+    torch.Size([5, 8])
+    """
 
     logits: Tensor
     """(N, C) of the untouched model."""

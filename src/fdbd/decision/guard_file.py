@@ -26,7 +26,12 @@ from fdbd.util.devices import device_of
 
 
 class OpenedGuard(NamedTuple):
-    """A guard with its model, ready to be asked."""
+    """A guard with its model, ready to be asked; what `open_guard` gives.
+
+    >>> opened = OpenedGuard(Guard(Head(torch.eye(2))), None, ("cat", "dog"))
+    >>> opened.class_names
+    ('cat', 'dog')
+    """
 
     guard: Guard
     preprocess: Preprocess | None
@@ -68,7 +73,12 @@ def from_hub(
         revision: a branch, tag or commit; a commit is the same for ever.
         token: of the Hub; None: the one that you are logged in with.
 
-    >>> from_hub("owner/name", model, revision="main")  # doctest: +SKIP
+    >>> import fdbd, tempfile
+    >>> from fdbd.decision.hub import write_folder
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
+    >>> folder = write_folder(guard, tempfile.mkdtemp())
+    >>> from_hub(str(folder)).detector
+    FDBD(normalizer='deviation', nearest=None)
     """
     return load(hub.fetch(repo, revision, token), model, head=head)
 

@@ -47,7 +47,14 @@ _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itsel
 
 
 class ExportError(RuntimeError):
-    """A guard cannot be written as ONNX, or ONNX Runtime does not agree with torch on it."""
+    """A guard cannot be written as ONNX, or ONNX Runtime does not agree with torch on it.
+
+    >>> import fdbd
+    >>> guard = fdbd.Guard(nn.Sequential(nn.Linear(4, 3)), "odin").fit([(torch.rand(9, 4), torch.arange(9) % 3)])
+    >>> export(guard, "guard.onnx", torch.rand(2, 4))
+    Traceback (most recent call last):
+    fdbd.decision.onnx_export.ExportError: odin follows the network's gradient ...
+    """
 
 
 def export(
@@ -75,6 +82,14 @@ def export(
 
     Raises:
         ExportError: the graph cannot be made, or its outputs differ from torch's by more than 1e-4.
+
+    >>> import fdbd, tempfile
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
+    >>> path = Path(tempfile.mkdtemp(), "guard.onnx")
+    >>> export(guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9), path, Batch(torch.rand(4, 3))).name
+    'guard.onnx'
+    >>> metadata(path)["threshold"]["target"]
+    0.9
     """
     onnx = require("onnx", "onnx")
     for module in ("onnxscript", "onnxruntime"):
@@ -95,6 +110,10 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Reads the description alone: no graph is run. In other languages it is the model's custom metadata, JSON under keys
     that start with ``fdbd.``
+
+    >>> metadata("missing.onnx")  # `export` shows it with a file
+    Traceback (most recent call last):
+    FileNotFoundError: no ONNX file at 'missing.onnx': no such file
     """
     onnx = require("onnx", "onnx")
     source = Path(path)

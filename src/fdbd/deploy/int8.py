@@ -36,7 +36,11 @@ has then not seen."""
 
 
 class Shift(NamedTuple):
-    """What 8 bits did, on the calibration samples that set the threshold."""
+    """What 8 bits did, on the calibration samples that set the threshold.
+
+    >>> Shift(samples=400, accepted=0.9, accepted_before=0.86, accepted_after=0.9, disagree=0.01).disagree
+    0.01
+    """
 
     samples: int
     accepted: float
@@ -73,6 +77,13 @@ def export_int8(
 
     Raises:
         ExportError: more differ; no file is written.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    >>> train, fresh = list(torch.randn(4, 100, 8)), list(torch.randn(4, 100, 8))
+    >>> guard = Guard(model).fit(train).calibrate(fresh, alpha=0.1)
+    >>> export_int8(guard, Path(tempfile.mkdtemp(), "guard.onnx"), fresh[0], fresh, disagreement=1.0).samples
+    320
     """
     if guard.classifier is None:
         raise ExportError("a guard for features has no network to compute in 8 bits: export it without --int8")

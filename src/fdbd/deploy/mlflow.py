@@ -23,6 +23,14 @@ def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **op
             (N, 3, H, W), with weights found as by `fdbd score`; any other takes features (N, D).
         path: the folder.
         options: further arguments of `mlflow.pyfunc.save_model`.
+
+    >>> import fdbd, mlflow, tempfile, torch
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
+    >>> file, folder = Path(tempfile.mkdtemp(), "guard.safetensors"), Path(tempfile.mkdtemp(), "model")
+    >>> guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).save(file)
+    >>> save_model(file, folder)
+    >>> list(mlflow.pyfunc.load_model(str(folder)).predict(torch.rand(4, 3).numpy()))[:2]
+    ['label', 'class']
     """
     mlflow = require("mlflow", "mlflow")
     mlflow.pyfunc.save_model(os.fspath(path), **{**_arguments(guard), **options})
@@ -35,6 +43,10 @@ def log_model(guard: str | os.PathLike[str], name: str = "guard", **options: Any
         guard: as for `save_model`.
         name: of the model.
         options: further arguments of `mlflow.pyfunc.log_model`, such as `registered_model_name`.
+
+    >>> log_model("missing.safetensors")  # `save_model` shows it with a file
+    Traceback (most recent call last):
+    FileNotFoundError: no guard at 'missing.safetensors': no such file
     """
     mlflow = require("mlflow", "mlflow")
     return mlflow.pyfunc.log_model(name=name, **{**_arguments(guard), **options})

@@ -35,6 +35,12 @@ def export_openvino(
     Args:
         guard, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
         path: ends with ``.xml``; the weights go beside it, with the ending ``.bin``.
+
+    >>> import fdbd, torch
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
+    >>> guard = guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9)
+    >>> export_openvino(guard, Path(tempfile.mkdtemp(), "guard.xml"), Batch(torch.rand(4, 3))).name
+    'guard.xml'
     """
     openvino = require("openvino", "openvino")
     target = Path(path)

@@ -34,7 +34,11 @@ S = TypeVar("S", bound="Statistic")
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A summary of training data that grows by a batch and adds up with its like."""
+    """A summary of training data that grows by a batch and adds up with its like.
+
+    >>> isinstance(Mean(2), Statistic)
+    True
+    """
 
     def update(self, batch: Batch) -> None: ...
 
@@ -237,7 +241,18 @@ class ClassMoments(Moments):
 
 
 class ClassMeans:
-    """Count (C,) and sum (C, D) of some vector of each sample, by label; `value` maps a Batch to (N, D)."""
+    """Count (C,) and sum (C, D) of some vector of each sample, by class.
+
+    Args:
+        num_classes: C.
+        width: D.
+        value: maps a Batch to the vectors (N, D) and the classes (N,).
+
+    >>> means = ClassMeans(2, 1, lambda batch: (batch.features, torch.tensor([0, 0, 1])))
+    >>> means.update(Batch(torch.tensor([[1.0], [3.0], [7.0]])))
+    >>> means.means().tolist()
+    [[2.0], [7.0]]
+    """
 
     def __init__(self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
         self.value = value
@@ -266,6 +281,11 @@ class Sum:
         value: maps a Batch to (N, …).
         finds_non_finite: whether a NaN or an infinity among a sample's features is sure to show in its value, so that
             no one needs to read the features again.
+
+    >>> largest = Sum(lambda batch: batch.features.amax(dim=1))
+    >>> largest.update(Batch(torch.tensor([[1.0, 2.0], [5.0, 3.0]])))
+    >>> largest.sum().item()
+    7.0
     """
 
     def __init__(self, value: Callable[[Batch], Tensor], finds_non_finite: bool = False) -> None:
@@ -370,6 +390,11 @@ class Bank:
     Args:
         alpha: fraction of the samples to keep, in (0, 1].
         value: what to keep of a batch, (N, D), in memory of its own; default a copy of the features.
+
+    >>> bank = Bank(alpha=0.5)
+    >>> bank.update(Batch(torch.arange(2000.0)[:, None]))
+    >>> 900 < len(bank.samples()) < 1100
+    True
     """
 
     def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
@@ -422,7 +447,13 @@ def finds_non_finite(statistic: Statistic) -> bool:
 
 
 class Transformed(Generic[S]):
-    """A statistic of transformed batches: each batch passes through `transform` first."""
+    """A statistic of transformed batches: each batch passes through `transform` first.
+
+    >>> doubled = Transformed(Mean(1), lambda batch: Batch(2 * batch.features))
+    >>> doubled.update(Batch(torch.tensor([[1.0], [2.0]])))
+    >>> doubled.statistic.mean().item()
+    3.0
+    """
 
     def __init__(self, statistic: S, transform: Callable[[Batch], Batch]) -> None:
         self.statistic = statistic

@@ -27,6 +27,12 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     ``+`` where the head is in a file of its own. Names of other implementations are translated (`under_names`).
     Weights that do not fit are a ValueError that names the keys; half-precision weights are converted to the model's
     type.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")
+    >>> save_weights(nn.Linear(3, 2), path)
+    >>> load_checkpoint(nn.Linear(3, 2), path)
+    Linear(in_features=3, out_features=2, bias=True)
     """
     path = Path(path)
     own = model.state_dict()
@@ -95,7 +101,12 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """What a safetensors file says of itself."""
+    """What a safetensors file says of itself.
+
+    >>> from fdbd.networks.zoo import zoo_card
+    >>> read_metadata(zoo_card("cifar10-ce").path)["dataset"]
+    'cifar10'
+    """
     with safe_open(Path(path), framework="pt") as file:
         return dict(file.metadata() or {})
 
@@ -110,6 +121,12 @@ def save_weights(
     """Write a model's weights as safetensors, beside and then renamed.
 
     dtype: how filters and matrices are stored, half precision say; biases and batch-norm statistics stay as they are.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")
+    >>> save_weights(nn.Linear(3, 2), path, metadata={"dataset": "digits"}, dtype=torch.float16)
+    >>> read_metadata(path)
+    {'dataset': 'digits'}
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

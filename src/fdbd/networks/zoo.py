@@ -20,7 +20,11 @@ _FOLDER = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class ZooCard:
-    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction."""
+    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction.
+
+    >>> zoo_card("cifar10-supcon").recipe
+    'zoo-supcon'
+    """
 
     name: str
     model: str

@@ -24,7 +24,11 @@ ALL = "average"
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per sample at one batch size: the median of many calls, its 95 % interval, and the 95th percentile."""
+    """Seconds per sample at one batch size: the median of many calls, its 95 % interval, and the 95th percentile.
+
+    >>> Latency.of(32, [0.1, 0.3, 0.2])
+    Latency(batch_size=32, median=0.2, p95=0.3, low=0.1, high=0.3)
+    """
 
     batch_size: int
     median: float
@@ -62,6 +66,11 @@ class Setting:
         warnings: what makes the numbers worthless, such as untrained weights; stands above every table.
         class_names: in the order of the labels, where they are known.
         samples: a key of each set's samples; sets with the same key hold the same samples in the same order.
+
+    >>> from fdbd.bench import load_bundle
+    >>> setting = load_bundle("cifar10-ce").run(["msp"], latency=False).setting
+    >>> setting.num_classes, setting.test
+    (10, ('cifar10', 8000))
     """
 
     title: str
@@ -144,6 +153,11 @@ class Row:
         id_scores, ood_scores: the scores; empty in results read from a file that does not hold them.
         averages: measures by group and metric, where the scores are not known.
         from_bank: whether the fit rests, in whole or in part, on the samples of the bank alone.
+
+    >>> from fdbd.bench import load_bundle
+    >>> row = load_bundle("cifar10-ce").run(["msp"], latency=False).row("msp")
+    >>> sorted(row.evaluations) == sorted(row.ood_scores)
+    True
     """
 
     name: str

@@ -35,6 +35,11 @@ class ResultTable:
         setting: what the rows have in common.
         rows: one per detector, each with a name of its own.
         figures: what `fdbd.report.figures` drew from the features, for the HTML report; None: no such figures.
+
+    >>> from fdbd.bench import load_bundle
+    >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)
+    >>> results.value(results.row("fdbd"), "average", "auroc")
+    Estimate(0.92..., low=0.92..., high=0.93...)
     """
 
     def __init__(self, setting: Setting, rows: Sequence[Row], figures: Mapping[str, object] | None = None) -> None:

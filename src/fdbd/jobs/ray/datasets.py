@@ -53,6 +53,11 @@ def fit(
         label: column of class indices, where there is one.
         preprocess: from uint8 images to what the model takes.
         workers: how the work is spread, or how much of it is done at once.
+
+    >>> import ray.data
+    >>> rows = ray.data.from_items([{"features": row.tolist()} for row in torch.rand(50, 3)])
+    >>> fit(Guard(Head(torch.eye(3))), rows).detector
+    FDBD(normalizer='deviation', nearest=None)
     """
     if isinstance(guard, Detector):
         if head is None:
@@ -80,7 +85,14 @@ def calibrate(
     workers: Workers | int | None = None,
 ) -> Guard:
     """Set a fitted guard's threshold from in-distribution data that neither the network's training nor the fit has
-    seen: `Guard.calibrate`, on data as for `score`. A row that cannot be read is an error."""
+    seen: `Guard.calibrate`, on data as for `score`. A row that cannot be read is an error.
+
+    >>> import fdbd, ray.data
+    >>> rows = ray.data.from_items([{"features": row.tolist()} for row in torch.rand(50, 3)])
+    >>> guard = Guard(Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(50, 3)))
+    >>> calibrate(guard, rows, alpha=0.1).threshold
+    Threshold(conformal, alpha=0.1, 50 calibration scores)
+    """
     if tpr is not None and alpha is not None:
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
     pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess)
@@ -116,6 +128,12 @@ def score(
     Returns:
         the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood`` and ``error`` as
         `fdbd score` writes them: rows that could not be read are OOD, and ``error`` says why.
+
+    >>> import fdbd, ray.data
+    >>> guard = Guard(Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(50, 3))).calibrate(fdbd.Batch(torch.rand(50, 3)))
+    >>> rows = ray.data.from_items([{"id": number, "features": [0.1, 0.2, number]} for number in range(4)])
+    >>> score(guard, rows).columns()
+    ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
     if guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")

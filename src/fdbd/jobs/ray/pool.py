@@ -48,6 +48,9 @@ class Workers:
         gpus: GPUs of each; with one the model runs there.
         batch_size: rows that the model sees at once.
         patience: seconds without a result after which a job ends with an error that says what it waits for.
+
+    >>> Workers(8, cpus=4, gpus=1).batch_size
+    256
     """
 
     count: int | None = None
@@ -229,6 +232,10 @@ def connect(address: str | None = None) -> None:
     Args:
         address: such as ``"auto"`` or ``"head:6379"``; None: what ``RAY_ADDRESS`` in the environment says; without
             that, Ray is started on this machine.
+
+    >>> connect()
+    >>> require("ray", "ray").is_initialized()
+    True
     """
     ray = require("ray", "ray")
     if ray.is_initialized():

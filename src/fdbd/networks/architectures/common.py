@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """A convolutional classifier: feature map, global average pooling, one linear head named `head_name`."""
+    """A convolutional classifier: feature map, global average pooling, one linear head named `head_name`.
+
+    >>> import torch
+    >>> from fdbd.models import create
+    >>> network = create("resnet20", num_classes=10)
+    >>> network.forward_head(network.forward_features(torch.rand(2, 3, 32, 32)), pre_logits=True).shape
+    torch.Size([2, 64])
+    """
 
     head_name: str = "linear"
     num_features: int
