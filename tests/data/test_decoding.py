@@ -91,7 +91,7 @@ def test_large_images_in_an_array_are_prepared_a_few_at_a_time(monkeypatch) -> N
 SLEEPER = """
 import os, sys, time
 from collections.abc import Sequence
-from fdbd.data.decoding import Decoded, apart
+from fdbd.data.decoding import prepare
 from fdbd.data.preprocessing import Preprocess
 
 class Sleeper(Sequence):
@@ -101,7 +101,7 @@ class Sleeper(Sequence):
         print(os.getpid(), flush=True)
         time.sleep(600)
 
-apart(Decoded(Sleeper(), Preprocess(4), ()), range(1))
+list(prepare(Sleeper(), Preprocess(4), [range(1)], workers=1, processes=True))
 """
 
 

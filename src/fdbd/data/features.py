@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,6 @@ FREE_ROWS = 1 << 24
 MAX_ROWS_PER_BYTE = 64
 """A Parquet file is taken for damaged if its footer claims more than ``FREE_ROWS + MAX_ROWS_PER_BYTE · size`` rows, for
 a size in bytes: null rows take almost no space, so that a small file may well hold millions."""
-ABSENT = "its features are null"
 
 
 class RowBatch(NamedTuple):
@@ -60,27 +60,52 @@ class Widths(NamedTuple):
         return cls(head.num_features, head.num_classes)
 
 
-class FeatureRows(Protocol):
-    """Features in a fixed order; their names are row numbers."""
+class FeatureRows(ABC):
+    """Features of a file, in a fixed order; their names are row numbers."""
 
-    key: str
-    """Changes when the file is written anew."""
-    source: str
-
-    def __len__(self) -> int: ...
-
-    is_sequential: bool
+    is_sequential = False
     """Whether rows are cheap to read only in order, by one thread."""
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.source = os.fspath(path)
+        self.key = stamps([path])
+        """Changes when the file is written anew."""
+        self._stamp = stamp(path)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
     def check(self, widths: Widths, labels: bool = False) -> None:
         """One sentence where the file as a whole does not suit a head, or has labels that are no class indices."""
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of about `size` that are cheap to read apart."""
+        return cut(range(len(self)), size)
 
+    @abstractmethod
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         """The rows of a span of a file that `check` has passed; with their labels, if asked for and there. An error
         where the file is no longer the one that was opened."""
+
+    def _choose(self, names: Sequence[str]) -> None:
+        """Note which columns are read, in order, and which of them holds the true classes."""
+        self._label = "y" if "y" in names else "label"
+        self._names = [name for name in ("features", "logits", self._label) if name in names]
+
+    def _columns(self, labels: bool) -> list[str]:
+        return [name for name in self._names if labels or name != self._label]
+
+    def _check_width(self, name: str, found: int, widths: Widths) -> None:
+        expected = getattr(widths, name)
+        if len(self) and found != expected:
+            raise ValueError(f"{self.source} has {found} {name} per row, expected the head's {expected}")
+
+    def _check_label(self, kind: Any, is_number: bool) -> None:
+        if not is_number:
+            raise ValueError(
+                f"{self.source}: the column {self._label!r} is {kind}, expected class indices; leave it out or map it"
+            )
 
 
 def open_features(path: str | os.PathLike[str]) -> FeatureRows:
@@ -98,84 +123,73 @@ def holds_features(data: str) -> bool:
     return path.suffix.lower() == ".npz" and path.is_file() and "features" in array_names(path)
 
 
-class NpzFeatures:
+class NpzFeatures(FeatureRows):
     """Features in an NPZ file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key, self._stamp = os.fspath(path), stamps([path]), stamp(path)
-        self._names, self._label = _known(array_names(path))
+        super().__init__(path)
+        self._choose(array_names(path))
         arrays = self._open(labels=False)
         self._len = len(arrays["features"])
         self.is_sequential = any(array.is_compressed for array in arrays.values())
-        self._kept: dict[str, NpzArray] | None = None
-        self._check_shapes(arrays)
-        for name, array in arrays.items():
-            if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-                raise ValueError(
-                    f"{self.source}: the array {name!r} is {array.dtype}, expected numbers of at most 64 bits"
-                )
+        self._kept: dict[str, NpzArray] = {}
 
     def _open(self, labels: bool) -> dict[str, NpzArray]:
-        names = [name for name in self._names if labels or name != self._label]
-        return {name: NpzArray(self.source, name, self._stamp) for name in names}
+        return {name: NpzArray(self.source, name, self._stamp) for name in self._columns(labels)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": None}
-
-    def _check_shapes(self, arrays: dict[str, NpzArray]) -> None:
-        wanted = {name: 1 if name == self._label else 2 for name in arrays}
-        if any(len(array) != self._len or len(array.shape) != wanted[name] for name, array in arrays.items()):
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
+        return {**vars(self), "_kept": {}}
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         arrays = self._open(labels)
-        self._check_shapes(arrays)
-        for name in ("features", "logits"):
-            if name in arrays:
-                _check_width(self, name, arrays[name].shape[1], widths)
-        if self._label in arrays:
-            dtype = arrays[self._label].dtype
-            _check_label(self, self._label, dtype, dtype.kind in "biuf")
+        if any(
+            len(array) != len(self) or len(array.shape) != 2 - (name == self._label) for name, array in arrays.items()
+        ):
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
+        for name, array in arrays.items():
+            is_number = array.dtype.kind in "biuf"
+            if name == self._label:
+                self._check_label(array.dtype, is_number)
+            elif not is_number or array.dtype.itemsize > 8:
+                raise ValueError(
+                    f"{self.source}: the array {name!r} is {array.dtype}, expected numbers of at most 64 bits"
+                )
+            else:
+                self._check_width(name, array.shape[1], widths)
 
     def __len__(self) -> int:
         return self._len
 
-    def spans(self, size: int) -> list[range]:
-        return cut(range(len(self)), size)
-
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        if not self.is_sequential:
+        arrays = self._kept  # where rows are read in order, they stand where the last span ended
+        if not self.is_sequential or not set(self._columns(labels)) <= set(arrays):
             arrays = self._open(labels)
-        elif self._kept is None or (labels and self._label not in self._kept):
-            arrays = self._kept = self._open(labels)
-        else:
-            arrays = self._kept  # they stand where the last span ended
+        self._kept = arrays if self.is_sequential else {}
         for part in cut(rows, CHUNK_ROWS):
-            found = {name: arrays[name][part.start : part.stop] for name in ("features", "logits") if name in arrays}
-            values = {name: torch.from_numpy(array.astype(_float_for(array.dtype))) for name, array in found.items()}
-            label = None
-            if labels and self._label in arrays:
-                label = torch.from_numpy(arrays[self._label][part.start : part.stop].astype(np.int64))
-            yield RowBatch(part, Batch(values["features"], values.get("logits"), label), {})
+            values: dict[str, Tensor] = {}
+            for name in self._columns(labels):
+                found = arrays[name][part.start : part.stop]
+                dtype = np.int64 if name == self._label else _float_for(found.dtype)
+                values[name] = torch.from_numpy(found.astype(dtype))
+            yield RowBatch(part, Batch(values["features"], values.get("logits"), values.get(self._label)), {})
 
 
-class ParquetFeatures:
+class ParquetFeatures(FeatureRows):
     """Features in a Parquet file; a span is one or more row groups."""
 
-    is_sequential = False
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.source, self.key, self._stamp = os.fspath(path), stamps([path]), stamp(path)
+        super().__init__(path)
+        types = require("pyarrow", "report").types
         with self._readable():
             file = self._open()
             schema, footer = file.schema_arrow, file.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
             counts = [group.num_rows for group in groups]
-        columns, self._label = _known(schema.names)
-        if twice := [name for name in columns if schema.names.count(name) > 1]:
+        self._choose(schema.names)
+        if twice := [name for name in self._names if schema.names.count(name) > 1]:
             raise ValueError(f"{self.source} has several columns called {twice[0]!r}, expected one")
-        if "features" not in columns:
+        if "features" not in self._names:
             raise ValueError(
                 f"{self.source} has no column 'features' with lists of numbers; it has "
                 f"{', '.join(schema.names) or 'none'}"
@@ -184,15 +198,17 @@ class ParquetFeatures:
         size = os.path.getsize(self.source)
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
             raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
-        self._types = {name: schema.field(name).type for name in columns}
+        self._types = {name: schema.field(name).type for name in self._names}
         self._values: dict[str, list[int]] = {}
         """Numbers in each row group, by column."""
-        for name in ("features", "logits"):
-            if name in self._types:
-                _check_list(schema.field(name), self.source)
-                with self._readable():
-                    leaf = _leaf(footer.schema, name)
-                    self._values[name] = [group.column(leaf).num_values for group in groups]
+        for name in self._columns(labels=False):
+            kind = self._types[name]
+            is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+            if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+                raise ValueError(f"{self.source}: the column {name!r} is {kind}, expected lists of numbers")
+            with self._readable():
+                leaf = _leaf(footer.schema, name)
+                self._values[name] = [group.column(leaf).num_values for group in groups]
 
     def _open(self) -> Any:
         return require("pyarrow.parquet", "report").ParquetFile(self.source, pre_buffer=False)
@@ -201,9 +217,9 @@ class ParquetFeatures:
     def _readable(self) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise
         except (require("pyarrow", "report").ArrowException, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
             raise ValueError(f"{self.source} is not a readable Parquet file ({one_line(error)})") from None
 
     def check(self, widths: Widths, labels: bool = False) -> None:
@@ -211,19 +227,17 @@ class ParquetFeatures:
         for name, values in self._values.items():
             size = getattr(self._types[name], "list_size", None)  # None: each row has its own
             if size is not None:
-                _check_width(self, name, size, widths)
+                self._check_width(name, size, widths)
             width = getattr(widths, name)
-            for group, (start, stop) in enumerate(itertools.pairwise(self._starts)):
-                if values[group] > (stop - start) * max(1, width) + SPARE_VALUES:
+            for (start, stop), count in zip(itertools.pairwise(self._starts), values):
+                if count > (stop - start) * max(1, width) + SPARE_VALUES:
                     raise ValueError(
-                        f"{self.source}, rows {start} to {stop}: {values[group]:,} {name} are far more than {width} "
-                        "per row, too many to be read"
+                        f"{self.source}, rows {start} to {stop}: {count:,} {name} are far more than {width} per row, "
+                        "too many to be read"
                     )
         if labels and self._label in self._types:
             kind = self._types[self._label]
-            _check_label(
-                self, self._label, kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-            )
+            self._check_label(kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -237,41 +251,27 @@ class ParquetFeatures:
         return spans
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        groups = [
-            group
-            for group, (start, stop) in enumerate(itertools.pairwise(self._starts))
-            if rows.start <= start and stop <= rows.stop
-        ]
-        columns = [name for name in self._types if labels or name != self._label]
-        start = rows.start
-        pa = require("pyarrow", "report")
+        bounds = enumerate(itertools.pairwise(self._starts))
+        groups = [group for group, (start, stop) in bounds if rows.start <= start and stop <= rows.stop]
         check_unchanged(self.source, self._stamp)
-        try:
-            for chunk in self._open().iter_batches(CHUNK_ROWS, groups, columns, use_threads=False):
-                yield _row_batch(chunk, range(start, start + len(chunk)), widths, self._label)
+        with self._readable():
+            start = rows.start
+            for chunk in self._open().iter_batches(CHUNK_ROWS, groups, self._columns(labels), use_threads=False):
+                batch, errors = self._batch(dict(zip(chunk.schema.names, chunk.columns)), widths)
+                yield RowBatch(range(start, start + len(chunk)), batch, errors)
                 start += len(chunk)
             check_unchanged(self.source, self._stamp)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{self.source}, rows from {start}: not readable ({one_line(error)})") from None
 
-
-def _check_width(rows: FeatureRows, name: str, found: int, widths: Widths) -> None:
-    expected = getattr(widths, name)
-    if len(rows) and found != expected:
-        raise ValueError(f"{rows.source} has {found} {name} per row, expected the head's {expected}")
-
-
-def _check_label(rows: FeatureRows, name: str, kind: Any, is_number: bool) -> None:
-    if not is_number:
-        raise ValueError(
-            f"{rows.source}: the column {name!r} is {kind}, expected class indices; leave it out or map it"
-        )
-
-
-def _known(names: Sequence[str]) -> tuple[list[str], str]:
-    """The columns that are read, in order, and which of them holds the true classes."""
-    label = "y" if "y" in names else "label"
-    return [name for name in ("features", "logits", label) if name in names], label
+    def _batch(self, columns: Mapping[str, Any], widths: Widths) -> tuple[Batch, dict[int, str]]:
+        features, errors = matrix(columns["features"], widths.features)
+        logits = labels = None
+        if "logits" in columns:
+            logits, more = matrix(columns["logits"], widths.logits, "logits")
+            errors = {**more, **errors}
+        if self._label in columns:
+            indices = columns[self._label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
+            labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
+        return Batch(features, logits, labels).without(errors), errors
 
 
 def _float_for(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
@@ -290,22 +290,7 @@ def _leaf(schema: Any, name: str) -> int:
     raise OSError(f"the column {name!r} has no numbers")
 
 
-def _row_batch(chunk: Any, rows: range, widths: Widths, label: str) -> RowBatch:
-    """A record batch with the columns of a file of features."""
-    columns = dict(zip(chunk.schema.names, chunk.columns))
-    features, errors = matrix(columns["features"], widths.features)
-    logits = None
-    if "logits" in columns:
-        logits, more = matrix(columns["logits"], widths.logits)
-        errors = {**{row: reason.replace("features", "logits") for row, reason in more.items()}, **errors}
-    labels = None
-    if label in columns:
-        indices = columns[label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
-        labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
-    return RowBatch(rows, Batch(features, logits, labels).without(errors), errors)
-
-
-def matrix(column: Any, width: int) -> tuple[Tensor, dict[int, str]]:
+def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dict[int, str]]:
     """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong with which row.
 
     Rows that are null or of another width are named, and are zeros; a null among the numbers is NaN.
@@ -315,34 +300,18 @@ def matrix(column: Any, width: int) -> tuple[Tensor, dict[int, str]]:
     if column.null_count or not pa.types.is_fixed_size_list(column.type):
         lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(lengths != width).tolist():
-            length = lengths[row]
-            errors[row] = ABSENT if length < 0 else f"it has {length} features, expected {width}"
+            is_null = lengths[row] < 0
+            errors[row] = f"its {what} are null" if is_null else f"it has {lengths[row]} {what}, expected {width}"
         if errors:
             zeros = pa.array(np.zeros(width, np.float32)).cast(column.type.value_type)
-            rows = [None if row in errors else row for row in range(len(column))]
-            column = _filled(pa, column, rows, zeros)
+            spare = pa.ListArray.from_arrays(pa.array([0, width], pa.int32()), zeros).cast(column.type)
+            rows = [len(column) if row in errors else row for row in range(len(column))]
+            column = pa.concat_arrays([column, spare]).take(pa.array(rows))
     values = column.flatten()
+    is_floating = pa.types.is_floating(values.type)
+    if not is_floating:
+        is_small = values.type.bit_width <= 16 and not values.null_count
+        values = values.cast(pa.float32() if is_small else pa.float64(), safe=False)
     if values.null_count:
-        values = (
-            values.fill_null(float("nan"))
-            if pa.types.is_floating(values.type)
-            else values.cast(pa.float64(), safe=False).fill_null(float("nan"))
-        )
-    if not pa.types.is_floating(values.type):
-        values = values.cast(pa.float32() if values.type.bit_width <= 16 else pa.float64(), safe=False)
+        values = values.fill_null(float("nan"))
     return from_dlpack(values).reshape(len(column), width), errors
-
-
-def _filled(pa: Any, column: Any, rows: list[int | None], filler: Any) -> Any:
-    """The lists at `rows`, with `filler` where there is None."""
-    spare = pa.ListArray.from_arrays(pa.array([0, len(filler)], pa.int32()), filler).cast(column.type)
-    together = pa.concat_arrays([column, spare])
-    return together.take(pa.array([len(column) if row is None else row for row in rows]))
-
-
-def _check_list(field: Any, source: str) -> None:
-    types = require("pyarrow", "report").types
-    kind = field.type
-    is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-    if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
-        raise ValueError(f"{source}: the column {field.name!r} is {kind}, expected lists of numbers")

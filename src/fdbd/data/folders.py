@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
     names: list[str]
     """Paths below the folder, with ``/``, in the order of their parts."""
-    classes: list[str]
+    classes: tuple[str, ...]
     labels: NDArray[np.int64] | None
     """By the first folder of each path, as `classes_by_folder` has them."""
     skipped: Counter[str]

@@ -25,17 +25,17 @@ def class_order(names: Sequence[str]) -> list[str]:
     return sorted(set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name))
 
 
-def classes_by_folder(names: Sequence[str]) -> tuple[list[str], NDArray[np.int64] | None]:
+def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:
     """Classes of files, and labels (N,), by the first folder of each path; neither where a file lies in no folder.
 
     >>> classes_by_folder(["dog/1.png", "cat/x/2.png"])
-    (['cat', 'dog'], array([1, 0]))
+    (('cat', 'dog'), array([1, 0]))
     """
     tops = [name.partition("/")[0] for name in names if "/" in name]
     if not tops or len(tops) < len(names):
-        return [], None
+        return (), None
     index = {name: number for number, name in enumerate(class_order(tops))}
-    return list(index), np.array([index[top] for top in tops], np.int64)
+    return tuple(index), np.array([index[top] for top in tops], np.int64)
 
 
 def as_classes(

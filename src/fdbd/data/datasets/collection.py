@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Union
 
@@ -36,10 +38,8 @@ class ImageFiles(Sequence[Pixels]):
         Raises:
             ImageError: when the file is no whole image.
         """
-        if isinstance(index, slice):
-            return ImageFiles(self.paths[index], self.size)
-        if isinstance(index, np.ndarray):
-            return ImageFiles([self.paths[i] for i in index.tolist()], self.size)
+        if isinstance(index, (slice, np.ndarray)):
+            return ImageFiles([self.paths[i] for i in np.arange(len(self))[index]], self.size)
         image = decode(self.paths[index])
         return image if self.size is None else centre_square(image, self.size)
 
@@ -48,55 +48,48 @@ class ImageFiles(Sequence[Pixels]):
 
     def content_key(self) -> str:
         """SHA-256 over the hashes of the files, in order, and the size."""
-        hashes = file_hashes(self.paths)
-        return hashlib.sha256(f"files {self.size} {' '.join(hashes)}".encode()).hexdigest()
+        return _sha256(f"files {self.size} {' '.join(file_hashes(self.paths))}")
 
 
+@dataclass(repr=False, eq=False)
 class Images:
     """The images of one dataset.
-
-    Attributes:
-        images: uint8 array (N, H, W, 3), perhaps memory-mapped, or `ImageFiles`.
-        labels: class indices (N,) int64, or None.
-        classes: class names, perhaps empty.
-        name: what tables call the set.
-        paths: the files, where there is one per image, else None.
-        source: where it came from, for people.
 
     >>> images = Images(np.zeros((5, 32, 32, 3), np.uint8), labels=[0, 1, 2, 0, 1], name="black")
     >>> len(images), images[4].shape, images.subset(np.array([1, 3])).labels
     (5, (32, 32, 3), array([1, 0]))
     """
 
-    def __init__(
-        self,
-        images: Union[Pixels, ImageFiles],
-        labels: Any = None,
-        *,
-        classes: Sequence[str] = (),
-        name: str = "images",
-        source: str = "memory",
-        key: Callable[[], str] | None = None,
-    ) -> None:
+    images: Union[Pixels, ImageFiles]
+    """uint8 array (N, H, W, 3), perhaps memory-mapped, or `ImageFiles`."""
+    labels: NDArray[np.int64] | None = None
+    """Class indices (N,), from any sequence of integers; or None."""
+    classes: tuple[str, ...] = ()
+    """Class names, perhaps none."""
+    name: str = "images"
+    """What tables call the set."""
+    source: str = "memory"
+    """Where it came from, for people."""
+    key: Callable[[], str] | None = None
+    """Finds the content key; None: by the images themselves."""
+    _content_key: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        images = self.images
         if isinstance(images, np.ndarray) and (images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8):
-            raise ValueError(f"{name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)")
-        self.images = images
-        self.classes = tuple(classes)
-        self.name = name
-        self.source = source
-        self.labels: NDArray[np.int64] | None = None
-        if labels is not None:
-            array = np.asarray(labels)
-            if array.shape != (len(images),) or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise ValueError(f"{self.name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)")
+        if self.labels is not None:
+            found = np.asarray(self.labels)
+            if found.shape != (len(images),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
                 raise ValueError(
-                    f"{name} has labels of shape {array.shape} and dtype {array.dtype}, expected {len(images)} integers"
+                    f"{self.name} has labels of shape {found.shape} and dtype {found.dtype}, "
+                    f"expected {len(images)} integers"
                 )
-            self.labels = array.astype(np.int64)
-        self._find_key = key
-        self._key: str | None = None
+            self.labels = found.astype(np.int64)
 
     @property
     def paths(self) -> list[Path] | None:
+        """The files, where there is one per image, else None."""
         return self.images.paths if isinstance(self.images, ImageFiles) else None
 
     def __len__(self) -> int:
@@ -114,24 +107,18 @@ class Images:
 
         Labels are not in it: they have no part in what a model says of the images.
         """
-        if self._key is None:
-            if self._find_key is not None:
-                self._key = self._find_key()
-            elif isinstance(self.images, ImageFiles):
-                self._key = self.images.content_key()
-            else:
-                self._key = sha256_of_array(self.images)
-        return self._key
+        if self._content_key is None:
+            images = self.images
+            own = images.content_key if isinstance(images, ImageFiles) else partial(sha256_of_array, images)
+            self._content_key = (self.key or own)()
+        return self._content_key
 
     def subset(self, indices: NDArray[np.intp]) -> Images:
         """The images at `indices`, in that order. Its key follows from this set's, without reading anything."""
         rows = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[rows]
-
-        def key() -> str:
-            return hashlib.sha256(self.content_key().encode() + rows.tobytes()).hexdigest()
-
-        return Images(self.images[rows], labels, classes=self.classes, name=self.name, source=self.source, key=key)
+        key = self.content_key
+        return replace(self, images=self.images[rows], labels=labels, key=lambda: _sha256(key(), rows.tobytes()))
 
     def limited(self, count: int | None) -> Images:
         """At most `count` images, spread evenly over the set, so that files sorted by class keep their balance."""
@@ -148,18 +135,14 @@ class Images:
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1 pixel")
         if isinstance(self.images, ImageFiles):
-            files = ImageFiles(self.images.paths, size)
-            return Images(files, self.labels, classes=self.classes, name=self.name, source=self.source)
+            return replace(self, images=ImageFiles(self.images.paths, size), key=None)
         if self.images.shape[1:3] == (size, size):
             return self
         pixels = np.empty((len(self), size, size, 3), np.uint8)
         for index, image in enumerate(self.images):
             pixels[index] = centre_square(image, size)
-
-        def key() -> str:
-            return hashlib.sha256(f"{self.content_key()} at {size}".encode()).hexdigest()
-
-        return Images(pixels, self.labels, classes=self.classes, name=self.name, source=self.source, key=key)
+        key = self.content_key
+        return replace(self, images=pixels, key=lambda: _sha256(f"{key()} at {size}"))
 
     def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
         """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`; one
@@ -176,8 +159,12 @@ class Images:
             )
         if np.array_equal(labels, self.labels):
             return self
-        names = class_names or [str(number) for number in range(num_classes)]
-        return Images(self.images, labels, classes=names, name=self.name, source=self.source, key=self.content_key)
+        names = tuple(class_names or map(str, range(num_classes)))
+        return replace(self, labels=labels, classes=names, key=self.content_key)
+
+
+def _sha256(text: str, more: bytes = b"") -> str:
+    return hashlib.sha256(text.encode() + more).hexdigest()
 
 
 def spread_evenly(count: int, total: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fdbd.util.files import downloads_allowed, hash_file, lock, read_json, write_json
+from fdbd.util.terminal import one_line
 
 Progress = Callable[[int, "int | None"], None]
 """Called with the bytes so far and the bytes in all, or None where the server does not say."""
@@ -30,10 +31,13 @@ class DownloadError(OSError):
     """A download that did not arrive, in one sentence."""
 
 
-def _check_allowed(what: str) -> None:
-    """Raise a `DownloadError` where the environment variable FDBD_OFFLINE switches downloads off."""
+def _is_here(target: Path, algorithm: str, digest: str | None, what: str) -> bool:
+    """Whether the target has the hash already; an error where it has not, and FDBD_OFFLINE switches downloads off."""
+    if target.exists() and (digest is None or hash_file(target, algorithm) == digest):
+        return True
     if not downloads_allowed():
         raise DownloadError(f"{what} is not downloaded: downloads are off (FDBD_OFFLINE)")
+    return False
 
 
 def fetch(
@@ -66,14 +70,12 @@ def fetch(
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
     target.parent.mkdir(parents=True, exist_ok=True)
+    algorithm, digest = ("sha256", sha256) if sha256 else ("md5", md5)
+    part, note = (target.with_name(target.name + ending) for ending in (".part", ".part.json"))
     with lock(target.with_name(f".{target.name}.lock")):
-        expected = ("sha256", sha256) if sha256 else ("md5", md5)
-        if target.exists() and (expected[1] is None or hash_file(target, expected[0]) == expected[1]):
+        if _is_here(target, algorithm, digest, url):
             return target
-        _check_allowed(url)
-        part = target.with_name(target.name + ".part")
-        note = target.with_name(target.name + ".part.json")
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             size = part.stat().st_size if part.exists() else 0
             try:
                 _fetch_rest(url, part, note, max_bytes, timeout, progress)
@@ -81,13 +83,12 @@ def fetch(
             except DownloadError:
                 raise
             except (http.client.HTTPException, OSError) as error:
-                has_grown = part.exists() and part.stat().st_size > size
-                if attempt == _ATTEMPTS - 1 or not has_grown:
-                    reason = getattr(error, "reason", None) or error
-                    raise DownloadError(f"download of {url} failed ({' '.join(str(reason).split())})") from error
-        if expected[1] is not None and (found := hash_file(part, expected[0])) != expected[1]:
+                if attempt == _ATTEMPTS or not part.exists() or part.stat().st_size <= size:
+                    reason = getattr(error, "reason", None) or one_line(error)
+                    raise DownloadError(f"download of {url} failed ({reason})") from error
+        if digest is not None and (found := hash_file(part, algorithm)) != digest:
             part.unlink()
-            raise DownloadError(f"{url} has {expected[0]} {found}, expected {expected[1]}; it was not kept")
+            raise DownloadError(f"{url} has {algorithm} {found}, expected {digest}; it was not kept")
         os.replace(part, target)
         note.unlink(missing_ok=True)
     return target
@@ -146,7 +147,7 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
     Raises:
         DownloadError: where neither is there, or the tarball is not the one with this SHA-256.
     """
-    npm = shutil.which("npm")
+    npm, named = shutil.which("npm"), f"{package}@{version}"
     if npm is None:
         settings = {name.lower(): value for name, value in os.environ.items()}  # npm takes either case
         registry = settings.get("npm_config_registry")
@@ -158,22 +159,21 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
         lock(target.with_name(f".{target.name}.lock")),
         tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder,
     ):
-        if target.exists() and hash_file(target) == sha256:
+        if _is_here(target, "sha256", sha256, f"npm package {named}"):
             return target
-        _check_allowed(f"npm package {package}@{version}")
-        command = [npm, "pack", "--ignore-scripts", "--silent", f"{package}@{version}"]
+        command = [npm, "pack", "--ignore-scripts", "--silent", named]
         try:
             subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=1800, text=True)
         except subprocess.TimeoutExpired as error:
-            raise DownloadError(f"npm pack {package}@{version} took more than {error.timeout:.0f} s") from error
+            raise DownloadError(f"npm pack {named} took more than {error.timeout:.0f} s") from error
         except subprocess.CalledProcessError as error:
-            lines = [line for line in error.stderr.splitlines() if line.strip()] or [f"exit code {error.returncode}"]
-            raise DownloadError(f"npm pack {package}@{version} failed ({lines[-1].strip()})") from error
+            lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+            raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})") from error
         found = list(Path(folder).glob("*.tgz"))
         if len(found) != 1:
-            raise DownloadError(f"npm pack {package}@{version} left {len(found)} tarballs, expected one")
+            raise DownloadError(f"npm pack {named} left {len(found)} tarballs, expected one")
         digest = hash_file(found[0])
         if digest != sha256:
-            raise DownloadError(f"npm package {package}@{version} has SHA-256 {digest}, expected {sha256}")
+            raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
         os.replace(found[0], target)
     return target

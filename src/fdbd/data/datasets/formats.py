@@ -81,7 +81,7 @@ def imagenet_sample(folder: Path, split: str) -> Images:
         test += paths[len(paths) // 2 :]
         train[label] = paths[: len(paths) // 2] + train.get(label, [])
     chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
-    return Images(ImageFiles(chosen), [int(path.name[:3]) for path in chosen], source=str(folder))
+    return Images(ImageFiles(chosen), np.array([int(path.name[:3]) for path in chosen]), source=str(folder))
 
 
 def _by_class(folder: Path) -> dict[int, list[Path]]:
@@ -116,7 +116,7 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
         raise FormatError(f"{list_file} lists no image")
     if not paths[0].exists():
         raise FormatError(f"{paths[0]}, the first image of {list_file}, does not exist; give the images' root folder")
-    known = None if set(labels) == {-1} else labels
+    known = None if set(labels) == {-1} else np.array(labels)
     return Images(ImageFiles(paths), known, name=list_file.stem, source=f"{list_file} under {root}")
 
 
@@ -242,5 +242,5 @@ def tiny_imagenet(folder: Path, split: str) -> Images:
     lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
     pairs = [line.split("\t")[:2] for line in lines]
     paths = [folder / "val" / "images" / Path(file).name for file, _ in pairs]
-    labels = [wnids.index(wnid) for _, wnid in pairs]
-    return Images(ImageFiles(paths), labels, classes=wnids, source=str(folder / "val"))
+    labels = np.array([wnids.index(wnid) for _, wnid in pairs])
+    return Images(ImageFiles(paths), labels, classes=tuple(wnids), source=str(folder / "val"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.data.decoding import Decoded
+from fdbd.data.decoding import decode_rows
 from fdbd.data.features import matrix
 from fdbd.data.images import Pixels, decode
 from fdbd.data.preprocessing import Preprocess
@@ -70,7 +70,7 @@ class Reader:
         if values.dtype == np.uint8:
             return self.preprocess(values), {}
         names = table.column("path").to_pylist() if "path" in table.column_names else None
-        images, failures = Decoded(_Encoded(values, names), self.preprocess, ()).decode(range(len(values)))
+        images, failures = decode_rows(_Encoded(values, names), self.preprocess, range(len(values)))
         return self.preprocess.normalise(images), {failure.row: failure.reason for failure in failures}
 
     def _features(self, table: Any) -> tuple[Batch, dict[int, str]]:
