@@ -210,7 +210,7 @@ def test_one_set_without_latency_labels_or_title_gives_a_page(build: Callable[..
 
 def test_results_without_figures_or_without_any_detector_give_a_page(results: Results) -> None:
     assert Page(html(Results(results.setting, results.rows))).data["figures"] == {}
-    nothing = Page(html(Results(results.setting, [Row.failed("x", "why not")])))
+    nothing = Page(html(Results(results.setting, [Row("x", error="why not")])))
     assert any("No detector gave a result" in paragraph for paragraph in nothing.text["p"])
     assert any("why not" in item for item in nothing.text["li"])
 

@@ -63,5 +63,10 @@ def compare(
             as_percent(each.second),
             f"{round(100 * difference, 2) + 0.0:+.2f} ± {100 * error:.2f}",
         ]
-        table.add_row(escape(each.detector), *cells, f"{p_value:.2g}", each.verdict)
+        table.add_row(
+            escape(each.detector),
+            *cells,
+            f"{p_value:.2g}",
+            each.comparison.verdict().replace("undecided", "not told apart"),
+        )
     Console().print(table)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fdbd.metrics import Comparison, Estimate, average
-from fdbd.metrics.comparison import compare, placements, standard_error
+from fdbd.metrics import Comparison, Estimate
+from fdbd.metrics.comparison import compare, standard_error
 from fdbd.results.rows import Row
 from fdbd.results.table import ResultTable
 
@@ -22,11 +22,6 @@ class Compared:
     """Of the second with the first: positive where the second is better."""
     paired: bool
     """Whether both scored the same samples, so that the errors that they share cancel."""
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        return {"higher": "higher", "lower": "lower", "undecided": "not told apart"}[self.comparison.verdict()]
 
 
 def compare_results(first: ResultTable, second: ResultTable) -> tuple[list[str], list[Compared]]:
@@ -51,21 +46,17 @@ def compare_results(first: ResultTable, second: ResultTable) -> tuple[list[str],
 
 
 def _compared(first: Row, second: Row, sets: list[str], agree: bool) -> Compared:
-    one, other = _average(first, sets), _average(second, sets)
-    if agree and first.has_scores and second.has_scores:
-        sides = [[placements(row.id_scores, row.ood_scores[name]) for name in sets] for row in (second, first)]
-        return Compared(second.name, one, other, compare(*sides), True)
-    error = math.hypot(_error(first, one, sets), _error(second, other, sets))
-    return Compared(second.name, one, other, Comparison.of(float(other) - float(one), error), False)
-
-
-def _average(row: Row, sets: list[str]) -> Estimate:
-    inside = row.id_scores if row.has_scores else None
-    outside = [row.ood_scores[name] for name in sets] if row.has_scores else []
-    return average([row.evaluations[name] for name in sets], "auroc", inside, outside)
+    one, other = first.average(sets, "auroc"), second.average(sets, "auroc")
+    paired = agree and first.has_scores and second.has_scores
+    if paired:
+        comparison = compare(*([row.placements[name] for name in sets] for row in (second, first)))
+    else:
+        error = math.hypot(_error(first, one, sets), _error(second, other, sets))
+        comparison = Comparison.of(float(other) - float(one), error)
+    return Compared(second.name, one, other, comparison, paired)
 
 
 def _error(row: Row, value: Estimate, sets: list[str]) -> float:
     if row.has_scores:
-        return standard_error([placements(row.id_scores, row.ood_scores[name]) for name in sets])
+        return standard_error([row.placements[name] for name in sets])
     return (value.high - value.low) / 2 / 1.96

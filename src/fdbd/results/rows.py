@@ -7,16 +7,20 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.metrics import Estimate, Evaluation
+from fdbd.metrics import Estimate, Evaluation, average
+from fdbd.metrics.averages import Metric
+from fdbd.metrics.comparison import Influences, placements
 from fdbd.util.version import __version__
 
-METRICS = ("auroc", "fpr95", "aupr_in", "aupr_out")
+_MEASURES: dict[str, Metric] = {"auroc": "auroc", "fpr95": "fpr", "aupr_in": "aupr_in", "aupr_out": "aupr_out"}
+METRICS = tuple(_MEASURES)
 SMALLER_IS_BETTER = {"fpr95"}
 ALL = "average"
 """The group of all OOD sets."""
@@ -108,12 +112,8 @@ class Setting:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         test = {"name": self.test[0], "count": self.test[1]}
-        return {
-            **asdict(self),
-            "test": test,
-            "forward_seconds": self.forward_seconds,
-            "convention": convention(self.positive),
-        }
+        words = {"forward_seconds": self.forward_seconds, "convention": convention(self.positive)}
+        return {**asdict(self), "test": test, **words}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Setting:
@@ -121,22 +121,24 @@ class Setting:
         forward = tuple(Latency(**timing) for timing in values.get("forward", ()))
         if not forward and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
             forward = (Latency(32, values["forward_seconds"], math.nan),)
+        if values["positive"] not in ("id", "ood"):
+            raise ValueError(f"'positive' is {values['positive']!r}, expected 'id' or 'ood'")
+        counts: dict[str, Any] = {name: int(values[name]) for name in ("num_classes", "num_features", "num_train")}
+        texts: dict[str, Any] = {
+            name: tuple(map(str, values.get(name, ()))) for name in ("notes", "warnings", "class_names")
+        }
         return cls(
             title=str(values["title"]),
-            notes=tuple(map(str, values["notes"])),
-            positive=_one_of(values["positive"]),
-            num_classes=int(values["num_classes"]),
-            num_features=int(values["num_features"]),
-            num_train=int(values["num_train"]),
+            positive=values["positive"],
             test=(str(values["test"]["name"]), int(values["test"]["count"])),
             ood={str(name): int(count) for name, count in values["ood"].items()},
             groups={str(name): tuple(map(str, members)) for name, members in values["groups"].items()},
             accuracy=values["accuracy"],
             forward=forward,
             num_bank=values.get("num_bank"),
-            warnings=tuple(map(str, values.get("warnings", ()))),
-            class_names=tuple(map(str, values.get("class_names", ()))),
             samples=dict(values.get("samples", {})),
+            **counts,
+            **texts,
         )
 
 
@@ -171,13 +173,26 @@ class Row:
     from_bank: bool = False
     error: str | None = None
 
-    @classmethod
-    def failed(cls, name: str, error: str) -> Row:
-        return cls(name, error=error)
-
     @property
     def has_scores(self) -> bool:
         return len(self.id_scores) > 0
+
+    def latency(self, batch_size: int) -> Latency | None:
+        """The time at this batch size, where it was measured."""
+        return next((timing for timing in self.latencies if timing.batch_size == batch_size), None)
+
+    def average(self, sets: Sequence[str], metric: str) -> Estimate:
+        """A measure's mean over these OOD sets, with a joint interval where the scores are known."""
+        inside = self.id_scores if self.has_scores else None
+        outside = [self.ood_scores[name] for name in sets] if self.has_scores else []
+        return average([self.evaluations[name] for name in sets], _MEASURES[metric], inside, outside)
+
+    @cached_property
+    def placements(self) -> dict[str, Influences]:
+        """The detector's part in DeLong's tests, by OOD set."""
+        if not self.has_scores:
+            raise ValueError(f"the scores of {self.name} are not in these results, and a paired test needs them")
+        return {name: placements(self.id_scores, scores) for name, scores in self.ood_scores.items()}
 
     def to_dict(self, setting: Setting) -> dict[str, Any]:
         """Plain values for JSON, without scores and averages."""
@@ -201,7 +216,7 @@ class Row:
     def from_dict(cls, values: Mapping[str, Any]) -> Row:
         """What `to_dict` wrote, with ``groups`` and perhaps ``scores`` beside it."""
         if "error" in values:
-            return cls.failed(str(values["name"]), str(values["error"]))
+            return cls(str(values["name"]), error=str(values["error"]))
         scores = values.get("scores", {"id": _packed(torch.zeros(0)), "ood": {}})
         timings = [{key: part for key, part in timing.items() if key != "of_forward"} for timing in values["latency"]]
         return cls(
@@ -230,14 +245,6 @@ def _unpacked(packed: Mapping[str, str]) -> Tensor:
     if packed["dtype"] not in ("<f4", "<f8"):
         raise ValueError(f"scores have the dtype {packed['dtype']!r}, expected '<f4' or '<f8'")
     return torch.from_numpy(np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).copy())
-
-
-def _one_of(value: Any) -> Literal["id", "ood"]:
-    if value == "id":
-        return "id"
-    if value == "ood":
-        return "ood"
-    raise ValueError(f"'positive' is {value!r}, expected 'id' or 'ood'")
 
 
 def convention(positive: str) -> str:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from fdbd.metrics import Comparison, Estimate, average
-from fdbd.metrics.averages import Metric
-from fdbd.metrics.comparison import Influences, compare, placements
+from fdbd.metrics import Comparison, Estimate
+from fdbd.metrics.comparison import compare
 from fdbd.results.rows import ALL, METRICS, SMALLER_IS_BETTER, Row, Setting, machine
 from fdbd.results.text import SHOWN, latex, markdown, rich_table
 from fdbd.util.extras import require
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PathLike = str | os.PathLike[str]
-_MEASURES: dict[str, Metric] = {"auroc": "auroc", "fpr95": "fpr", "aupr_in": "aupr_in", "aupr_out": "aupr_out"}
 
 
 class ResultTable:
@@ -46,7 +44,6 @@ class ResultTable:
         self.setting = setting
         self.rows = list(rows)
         self.figures = dict(figures or {})
-        self._placements: dict[tuple[str, str], Influences] = {}
         self._averages: dict[tuple[str, str, str], Estimate] = {}
 
     @property
@@ -61,10 +58,10 @@ class ResultTable:
 
     def row(self, name: str) -> Row:
         """The row of a detector."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"no detector {name!r} in these results; there are {', '.join(row.name for row in self.rows)}")
+        by_name = {row.name: row for row in self.rows}
+        if name not in by_name:
+            raise KeyError(f"no detector {name!r} in these results; there are {', '.join(by_name)}")
+        return by_name[name]
 
     @property
     def groups(self) -> list[str]:
@@ -76,6 +73,11 @@ class ResultTable:
         """The column that detectors are ranked by: the average, or the only OOD set."""
         return ALL if ALL in self.groups else next(iter(self.setting.ood))
 
+    @property
+    def batch_sizes(self) -> list[int]:
+        """At which scores were timed."""
+        return sorted({timing.batch_size for row in self.finished for timing in row.latencies})
+
     def members(self, column: str) -> tuple[str, ...]:
         """The OOD sets behind a column: itself, or those of a group."""
         return (column,) if column in self.setting.ood else self.setting.members(column)
@@ -85,18 +87,12 @@ class ResultTable:
         if column in self.setting.ood:
             estimate: Estimate = getattr(row.evaluations[column], metric)
             return estimate
+        if not row.has_scores and metric in row.averages.get(column, {}):
+            return row.averages[column][metric]
         key = (row.name, column, metric)
         if key not in self._averages:
-            self._averages[key] = self._average(row, column, metric)
+            self._averages[key] = row.average(self.members(column), metric)
         return self._averages[key]
-
-    def _average(self, row: Row, group: str, metric: str) -> Estimate:
-        if not row.has_scores and metric in row.averages.get(group, {}):
-            return row.averages[group][metric]
-        members = self.setting.members(group)
-        inside = row.id_scores if row.has_scores else None
-        outside = [row.ood_scores[name] for name in members] if row.has_scores else []
-        return average([row.evaluations[name] for name in members], _MEASURES[metric], inside, outside)
 
     def ranked(self, column: str | None = None, metric: str = "auroc") -> list[Row]:
         """Finished rows, best first."""
@@ -106,9 +102,8 @@ class ResultTable:
     def compare(self, first: str, second: str, column: str | None = None) -> Comparison:
         """The difference in AUROC of two detectors on an OOD set or a group (default: all sets), by DeLong's paired
         test on the samples that both scored; ``.verdict()`` says which is higher, or "undecided"."""
-        members = self.members(column or self.main_column)
-        sides = [[self._placements_of(self.row(name), member) for member in members] for name in (first, second)]
-        return compare(*sides)
+        members, rows = self.members(column or self.main_column), (self.row(first), self.row(second))
+        return compare(*([row.placements[member] for member in members] for row in rows))
 
     def standing(self, column: str, metric: str) -> dict[str, str]:
         """ "best" and "tied" detectors of a column by name.
@@ -118,29 +113,15 @@ class ResultTable:
         """
         if not self.finished:
             return {}
-        best = self.ranked(column, metric)[0]
-        marks = {best.name: "best"}
-        for row in self.finished:
-            if row.name not in marks and self._tied(row, best, column, metric):
-                marks[row.name] = "tied"
-        return marks
+        best, *others = self.ranked(column, metric)
+        tied = {row.name: "tied" for row in others if self._tied(row, best, column, metric)}
+        return {best.name: "best", **tied}
 
     def _tied(self, row: Row, best: Row, column: str, metric: str) -> bool:
         if metric != "auroc" or not (row.has_scores and best.has_scores):
             mine = self.value(row, column, metric)
             return mine.low <= float(self.value(best, column, metric)) <= mine.high
         return self.compare(row.name, best.name, column).verdict() == "undecided"
-
-    def _placements_of(self, row: Row, name: str) -> Influences:
-        """A detector's part in DeLong's tests on one set, kept: it is compared in many columns and for every format."""
-        key = (row.name, name)
-        if key not in self._placements:
-            if not row.has_scores:
-                raise ValueError(f"the scores of {row.name} are not in these results, and a paired test needs them")
-            self._placements[key] = placements(row.id_scores, row.ood_scores[name])
-        return self._placements[key]
-
-    # ── formats ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> Table:
         """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
@@ -156,19 +137,14 @@ class ResultTable:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, without the scores."""
-        return {
-            "setting": self.setting.to_dict(),
-            "machine": machine(),
-            "detectors": [self._row_dict(row) for row in self.rows],
-        }
-
-    def _row_dict(self, row: Row) -> dict[str, object]:
-        values = row.to_dict(self.setting)
-        if row.error is None:
-            values["groups"] = {
-                group: {metric: self.value(row, group, metric).to_dict() for metric in METRICS} for group in self.groups
-            }
-        return values
+        detectors = [row.to_dict(self.setting) for row in self.rows]
+        for values, row in zip(detectors, self.rows):
+            if row.error is None:
+                values["groups"] = {
+                    group: {metric: self.value(row, group, metric).to_dict() for metric in METRICS}
+                    for group in self.groups
+                }
+        return {"setting": self.setting.to_dict(), "machine": machine(), "detectors": detectors}
 
     def to_json(self, path: PathLike) -> Path:
         """Everything, with the scores of each sample (about 5 bytes each), so that results can be compared in pairs."""
@@ -211,8 +187,7 @@ class ResultTable:
 
     def to_csv(self, path: PathLike) -> Path:
         """`records` as comma-separated values."""
-        records = self.records()
-        text = io.StringIO()
+        records, text = self.records(), io.StringIO()
         writer = csv.DictWriter(text, list(records[0]) if records else ["detector", "dataset"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)

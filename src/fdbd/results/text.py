@@ -37,9 +37,18 @@ class Column(NamedTuple):
     """Text and "best", "tied" or ""."""
 
     @property
+    def title(self) -> str:
+        """The heading on one line."""
+        return self.heading.replace("\n", " ")
+
+    @property
     def width(self) -> int:
-        texts = [f"{TIED}{text}" if mark == "tied" else text for text, mark in self.cells]
-        return max(map(len, [*self.heading.split("\n"), *texts]))
+        return max(map(len, [*self.heading.split("\n"), *(self.cell(row, "{}") for row in range(len(self.cells)))]))
+
+    def cell(self, row: int, bold: str) -> str:
+        """The text of a cell with its mark; `bold` is a format."""
+        text, mark = self.cells[row]
+        return bold.format(text) if mark == "best" else f"{TIED}{text}" if mark == "tied" else text
 
 
 def datasets(results: ResultTable) -> list[str]:
@@ -62,16 +71,10 @@ def caption(results: ResultTable) -> list[str]:
             "one; what it learns does not follow from means and covariances."
         )
     if any(row.latencies for row in results.finished):
-        lines.append("µs per sample of the score stage: median ± the reach of its 95 % interval" + _of_forward(results))
+        times = ", ".join(f"{_micro(t)} µs in batches of {t.batch_size}" for t in setting.forward)
+        share = f" (share of the network's forward pass, measured here: {times})" if times else ""
+        lines.append(f"µs per sample of the score stage: median ± the reach of its 95 % interval{share}.")
     return [*lines, *setting.notes, *(f"{row.name} failed: {row.error}" for row in results.failures)]
-
-
-def _of_forward(results: ResultTable) -> str:
-    forward = results.setting.forward
-    if not forward:
-        return "."
-    times = ", ".join(f"{_micro(t)} µs in batches of {t.batch_size}" for t in forward)
-    return f" (share of the network's forward pass, measured here: {times})."
 
 
 def number_text(value: float) -> str:
@@ -90,12 +93,6 @@ def _micro(timing: Latency) -> str:
     return f"{text} ± {number_text(float(f'{reach * 1e6:.2g}'))}" if math.isfinite(reach) else text
 
 
-def _latency_text(results: ResultTable, timing: Latency) -> str:
-    text = _micro(timing)
-    share = results.setting.share_of_forward(timing)
-    return text if share is None else f"{text} ({share:.2%})"
-
-
 def _metric_columns(results: ResultTable, about: str, metrics: Sequence[str]) -> list[Column]:
     found = []
     for metric in metrics:
@@ -106,11 +103,14 @@ def _metric_columns(results: ResultTable, about: str, metrics: Sequence[str]) ->
 
 
 def _latency_columns(results: ResultTable) -> list[Column]:
-    sizes = sorted({timing.batch_size for row in results.finished for timing in row.latencies})
     found = []
-    for size in sizes:
-        timings = [[t for t in row.latencies if t.batch_size == size] for row in results.ranked()]
-        cells = [(_latency_text(results, timing[0]) if timing else "", "") for timing in timings]
+    for size in results.batch_sizes:
+        cells = []
+        for row in results.ranked():
+            timing = row.latency(size)
+            share = None if timing is None else results.setting.share_of_forward(timing)
+            text = "" if timing is None else _micro(timing)
+            cells.append((text if share is None else f"{text} ({share:.2%})", ""))
         found.append(Column(f"µs per sample at batch {size}", f"µs per sample\nbatch {size}", cells))
     return found
 
@@ -127,24 +127,27 @@ def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None =
     from rich.table import Table
 
     names = [row_name(row) for row in results.ranked()]
+    longest = max(map(len, ["detector", *names]))
     blocks = [_metric_columns(results, group, metrics) for group in reversed(results.groups)]
     blocks += [[column] for column in _latency_columns(results)]
     blocks += [_metric_columns(results, name, metrics) for name in results.setting.ood]
-    room = math.inf if width is None else width - 4 - max(map(len, ["detector", *names]))
-    shown, left_out = _fitting(blocks, room)
+    shown, left_out = _fitting(blocks, math.inf if width is None else width - 4 - longest)
     kept = [k for k, row in enumerate(results.ranked()) if top is None or k < top or row.name == OURS]
     lines = [f"Left out at this width: {', '.join(left_out)}."] if left_out and top is None else []
     if len(kept) < len(names):
         lines.append(f"{len(names) - len(kept)} further detectors are in the report and shown by --all.")
     lines += caption(results)[: None if top is None else SHORT_CAPTION]
-    title = "\n".join(filter(None, [*(f"[bold red]{escape(w)}[/]" for w in results.setting.warnings), _title(results)]))
+    titles = [
+        *(f"[bold red]{escape(warning)}[/]" for warning in results.setting.warnings),
+        escape(results.setting.title),
+    ]
+    title = "\n".join(filter(None, titles))
     table = Table(title=title or None, caption=escape("\n".join(lines)), caption_justify="left")
-    table.add_column("detector", no_wrap=True, min_width=max(map(len, ["detector", *names])))
+    table.add_column("detector", no_wrap=True, min_width=longest)
     for column in shown:
         table.add_column(escape(column.heading), justify="right", no_wrap=True, min_width=column.width)
     for number in kept:
-        cells = [_marked(*column.cells[number], "[bold]{}[/bold]") for column in shown]
-        table.add_row(escape(names[number]), *cells)
+        table.add_row(escape(names[number]), *(column.cell(number, "[bold]{}[/bold]") for column in shown))
     return table
 
 
@@ -159,39 +162,24 @@ def _fitting(blocks: list[list[Column]], room: float) -> tuple[list[Column], lis
             if needed <= room or (not shown and len(part) == 1):
                 shown += part
                 room -= needed
-                left_out += [column.heading.replace("\n", " ") for column in block[len(part) :]]
+                left_out += [column.title for column in block[len(part) :]]
                 break
         else:
             left_out.append(block[0].about)
     return shown, list(dict.fromkeys(left_out))
 
 
-def _title(results: ResultTable) -> str:
-    from rich.markup import escape
-
-    return escape(results.setting.title)
-
-
-def _marked(text: str, mark: str, bold: str) -> str:
-    return bold.format(text) if mark == "best" else f"{TIED}{text}" if mark == "tied" else text
-
-
 def markdown(results: ResultTable, metrics: Sequence[str]) -> str:
     """GitHub's table, with a caption below."""
     shown = [column for name in datasets(results) for column in _metric_columns(results, name, metrics)]
     shown += _latency_columns(results)
-    setting = results.setting
-    lines = [part for warning in setting.warnings for part in (f"**{warning}**", "")]
-    lines += [f"**{setting.title}**", ""] if setting.title else []
-    titles = ["detector", *(column.heading.replace("\n", " ") for column in shown)]
-    lines += [_line(titles), "|---" + "|---:" * len(shown) + "|"]
+    rows = [["detector", *(column.title for column in shown)]]
     for number, row in enumerate(results.ranked()):
-        lines.append(_line([row_name(row), *(_marked(*column.cells[number], "**{}**") for column in shown)]))
-    return "\n".join([*lines, "", *(f"{line}  " for line in caption(results))]) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        rows.append([row_name(row), *(column.cell(number, "**{}**") for column in shown)])
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    table.insert(1, "|---" + "|---:" * len(shown) + "|")
+    above = [f"**{text}**\n" for text in (*results.setting.warnings, results.setting.title) if text]
+    return "\n".join([*above, *table, "", *(f"{line}  " for line in caption(results))]) + "\n"
 
 
 def latex(results: ResultTable, metrics: Sequence[str]) -> str:
@@ -202,39 +190,31 @@ def latex(results: ResultTable, metrics: Sequence[str]) -> str:
     for first in range(0, len(names), LATEX_SETS):
         part = names[first : first + LATEX_SETS]
         shown = [column for name in part for column in _metric_columns(results, name, metrics)]
+        groups = ["", *(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{_tex(name)}}}" for name in part)]
+        heading = ["Detector", *(_tex(f"{TITLES[metric]}{ARROWS[metric]}") for _ in part for metric in metrics)]
         for top in range(0, max(len(rows), 1), LATEX_ROWS):
+            body = []
+            for k, row in enumerate(rows[top : top + LATEX_ROWS], top):
+                cells = [column.cell(k, r"\textbf{{{}}}").replace(TIED, r"$\sim$") for column in shown]
+                body.append([_tex(row_name(row)), *cells])
             text = _tex(results.setting.title + ", continued." if tables else about)
-            body = [
-                " & ".join([_tex(row_name(row)), *(_tex_cell(*column.cells[top + k]) for column in shown)]) + r" \\"
-                for k, row in enumerate(rows[top : top + LATEX_ROWS])
-            ]
-            tables.append(_latex_table(text, part, metrics, body))
+            parts = ("\n".join(" & ".join(cells) + r" \\" for cells in part) for part in ([groups, heading], body))
+            tables.append(_LATEX % (text, "r" * len(shown), *parts))
     return "\n".join(tables)
 
 
-def _latex_table(about: str, names: Sequence[str], metrics: Sequence[str], body: Sequence[str]) -> str:
-    count = len(metrics)
-    lines = [
-        r"\begin{table}",
-        r"\centering\footnotesize\setlength{\tabcolsep}{4pt}",
-        rf"\caption{{{about}}}",
-        rf"\begin{{tabular}}{{l{'r' * (count * len(names))}}}",
-        r"\toprule",
-        " & ".join(["", *(rf"\multicolumn{{{count}}}{{c}}{{{_tex(name)}}}" for name in names)]) + r" \\",
-        " & ".join(["Detector", *(_tex(f"{TITLES[m]}{ARROWS[m]}") for _ in names for m in metrics)]) + r" \\",
-        r"\midrule",
-        *body,
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _tex_cell(text: str, mark: str) -> str:
-    return _marked(text, mark, r"\textbf{{{}}}").replace(TIED, r"$\sim$")
-
-
+_LATEX = r"""\begin{table}
+\centering\footnotesize\setlength{\tabcolsep}{4pt}
+\caption{%s}
+\begin{tabular}{l%s}
+\toprule
+%s
+\midrule
+%s
+\bottomrule
+\end{tabular}
+\end{table}
+"""
 _TEX = str.maketrans(
     {
         **{character: "\\" + character for character in "&%$#_{}"},
