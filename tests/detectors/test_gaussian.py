@@ -262,7 +262,7 @@ def test_missing_and_misshapen_layers_are_named() -> None:
     detector = MDS(["early"]).fit(batch, head)
     with pytest.raises(ValueError, match="lacks the layers \\['early'\\]"):
         detector.score(Batch(batch.features))
-    with pytest.raises(ValueError, match="layer 'early' has shape \\(40, 3\\), expected \\(N, 5\\)"):
+    with pytest.raises(ValueError, match="features of layer 'early' have shape \\(40, 3\\), expected \\(N, 5\\)"):
         detector.score(batch._replace(layers={"early": batch.features[:, :3]}))
     broken = layered(40, 0)
     broken.layers["early"][3, 0] = torch.nan

@@ -61,7 +61,7 @@ def test_the_shaped_mean_of_the_paper() -> None:
 def test_a_shaped_mean_is_only_for_detectors_with_one_mean() -> None:
     with pytest.raises(ValueError, match="energy has none"):
         Shaped(ReAct(), Energy(), mean="shaped")
-    with pytest.raises(ValueError, match="expected 'of_shaped' or 'shaped'"):
+    with pytest.raises(ValueError, match="expected 'of_shaped', 'shaped' or None"):
         Shaped(ReAct(), FDBD(), mean="raw")  # type: ignore[arg-type]
 
 

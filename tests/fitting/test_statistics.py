@@ -195,14 +195,6 @@ def test_a_bank_of_other_numbers_comes_as_float32_and_of_other_widths_not_at_all
         mixed.samples()
 
 
-def test_a_sum_finds_what_is_not_finite_only_where_it_says_so():
-    batch = data(50)
-    batch.features[31, 1] = math.inf
-    with pytest.raises(NonFiniteRow):
-        over(lambda: Sum(first_two, finds_non_finite=True), [batch])
-    assert not Sum(first_two).finds_non_finite
-
-
 def test_a_bank_does_not_hold_on_to_the_callers_memory():
     batch = data()
     bank = over(Bank, [batch])

@@ -3,8 +3,6 @@
 Tensors are the buffers; the metadata holds a JSON description and a SHA-256 of everything else in the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -195,6 +195,20 @@ def as_batch(value: object) -> Batch:
     return value
 
 
+def logits_of(batch: Batch) -> Tensor:
+    """(N, C) logits; an error where there are none."""
+    if batch.logits is None:
+        raise ValueError("the batch has no logits; give Batch(features, logits), as a Classifier does")
+    return batch.logits
+
+
+def labels_of(batch: Batch) -> Tensor:
+    """(N,) int64 labels on the CPU; an error where there are none."""
+    if batch.labels is None:
+        raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
+    return batch.labels.detach().to("cpu", torch.int64)
+
+
 def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
     """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
     matrix = as_tensor(values)

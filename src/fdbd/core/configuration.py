@@ -6,12 +6,13 @@ import inspect
 import operator
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+T = TypeVar("T")
 Passes = Generator[Any, Any, None]
 """What `passes` returns: it yields empty statistics and receives them back, summed over the training data."""
 
@@ -197,14 +198,31 @@ MOST = 1_000_000
 """No count in an option is larger: a forged file asks for no more memory than this."""
 
 
+def expect(name: str, value: T, is_right: bool, what: str) -> T:
+    """The option's value where it is right, else an error that says what was expected."""
+    if not is_right:
+        raise ValueError(f"{name} is {value!r}, expected {what}")
+    return value
+
+
+def one_of(name: str, value: T, *choices: object) -> T:
+    """The option where it is one of the choices, or an error that lists them."""
+    return expect(name, value, value in choices, f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
+
+
+def positive(name: str, value: float) -> float:
+    """The option as a positive number, or an error."""
+    return expect(name, value, 0 < value < float("inf"), "a positive number")
+
+
 def at_least_one(name: str, value: object, what: str) -> int:
     """The option as an int, numpy's integers included, or an error that says what was expected."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = 0
-    if not 1 <= number <= MOST or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected {what}" + (f", at most {MOST:,}" if number > MOST else ""))
+    is_right = 1 <= number <= MOST and not isinstance(value, bool)
+    expect(name, value, is_right, what + (f", at most {MOST:,}" if number > MOST else ""))
     return number
 
 

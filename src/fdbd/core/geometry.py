@@ -4,8 +4,6 @@ exact projection on a decision region.
 Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,6 +14,7 @@ from torch import Tensor
 from fdbd import kernels
 from fdbd.core import projection
 from fdbd.core.batch import Head
+from fdbd.core.configuration import one_of
 
 Normalizer = Literal["deviation", "norm"] | None
 
@@ -177,8 +176,7 @@ class Folded:
         normalizer: Normalizer = "deviation",
         dtype: torch.dtype | None = None,
     ) -> None:
-        if normalizer not in ("deviation", "norm", None):
-            raise ValueError(f"normalizer is {normalizer!r}, expected 'deviation', 'norm' or None")
+        one_of("normalizer", normalizer, "deviation", "norm", None)
         if normalizer == "deviation" and mean is None:
             raise ValueError("the 'deviation' normalizer needs the mean of the training features")
         dtype = head.weight.dtype if dtype is None else dtype

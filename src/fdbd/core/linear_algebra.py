@@ -3,8 +3,6 @@
 Pure functions of tensors; nothing here knows a batch or a detector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

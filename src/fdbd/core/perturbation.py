@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, Inputs, as_tensor
+from fdbd.core.batch import Batch, Inputs, as_tensor, logits_of
+from fdbd.core.configuration import expect, one_of, positive
 
 Objective = Callable[[Batch], Tensor]
 
@@ -49,13 +50,9 @@ class InputPerturbation(nn.Module):
         std: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if objective not in ("msp", "score"):
-            raise ValueError(f"objective is {objective!r}, expected 'msp' or 'score'")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature is {temperature}, expected a positive number")
         self.epsilon = _checked_epsilon(epsilon)
-        self.objective = objective
-        self.temperature = float(temperature)
+        self.objective = one_of("objective", objective, "msp", "score")
+        self.temperature = float(positive("temperature", temperature))
         self.std = checked_std(std)
 
     @property
@@ -98,12 +95,8 @@ class InputPerturbation(nn.Module):
 
     def to_config(self) -> dict[str, object]:
         """The arguments, as JSON takes them."""
-        return {
-            "epsilon": self.epsilon,
-            "objective": self.objective,
-            "temperature": self.temperature,
-            "std": None if self.std is None else list(self.std),
-        }
+        config = {name: getattr(self, name) for name in ("epsilon", "objective", "temperature")}
+        return {**config, "std": None if self.std is None else list(self.std)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> InputPerturbation:
@@ -182,16 +175,12 @@ def _step(
 
 
 def _logits(batch: Batch) -> Tensor:
-    if batch.logits is None:
-        raise ValueError("the batch has no logits; input perturbation needs a Classifier's batch")
-    logits = batch.logits
+    logits = logits_of(batch)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _checked_epsilon(epsilon: float) -> float:
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon is {epsilon}, expected a number from 0, in pixel units of [0, 1]")
-    return float(epsilon)
+    return float(expect("epsilon", epsilon, 0 <= epsilon < math.inf, "a number from 0, in pixel units of [0, 1]"))
 
 
 def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
@@ -199,6 +188,5 @@ def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None
     if std is None:
         return None
     values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())
-    if not values or not all(0 < value < math.inf for value in values):
-        raise ValueError(f"std is {std}, expected positive numbers, one per channel")
-    return values
+    is_right = len(values) > 0 and all(0 < value < math.inf for value in values)
+    return expect("std", values, is_right, "positive numbers, one per channel")

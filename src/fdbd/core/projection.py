@@ -5,8 +5,6 @@ dimension r ≤ C − 1, through NNLS on the (r + 1) × (C − 1) matrix of Laws
 1974, chapter 23).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

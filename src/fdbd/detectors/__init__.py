@@ -31,46 +31,5 @@ from fdbd.detectors.tempscale import TemperatureScaling
 from fdbd.detectors.vim import Residual, ViM
 from fdbd.shaping import AdaSCALE
 
-__all__ = [
-    "CSI",
-    "DICE",
-    "FDBD",
-    "GEN",
-    "KNN",
-    "MDS",
-    "MSP",
-    "NCI",
-    "NECO",
-    "ODIN",
-    "RMDS",
-    "SHE",
-    "SSD",
-    "AdaSCALE",
-    "Configured",
-    "Detector",
-    "Deviation",
-    "Energy",
-    "Ensemble",
-    "Entropy",
-    "GradNorm",
-    "KLMatching",
-    "MaxLogit",
-    "NNGuide",
-    "Needs",
-    "NotFittedError",
-    "OpenMax",
-    "Paper",
-    "Residual",
-    "Shaped",
-    "TemperatureScaling",
-    "ViM",
-    "as_detector",
-    "create",
-    "create_shaping",
-    "fit_together",
-    "list_detectors",
-    "list_shapings",
-]
-
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

@@ -16,12 +16,20 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head, Inputs, as_matrix, as_tensor
-from fdbd.core.configuration import Configured, Needs, NotFittedError, Paper, Passes, from_config
+from fdbd.core.batch import Batch, Head, Inputs, as_matrix, as_tensor, labels_of, logits_of
+from fdbd.core.configuration import (
+    Configured,
+    Needs,
+    NotFittedError,
+    Paper,
+    Passes,
+    at_least_one,
+    expect,
+    one_of,
+    positive,
+)
 from fdbd.fitting.driver import fit_together
 from fdbd.util.torch_compat import autocasts, full_precision, tracing
-
-__all__ = ["Configured", "Detector", "Needs", "NotFittedError", "Paper", "Passes", "fit_together", "from_config"]
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 """Magnitudes whose squares, summed over any feature width, still fit the dtype."""
@@ -122,10 +130,12 @@ class Detector(Configured):
         return self.passes(head)
 
     def _begin(self, head: Head, dtype: torch.dtype) -> None:
-        for module in (self, *self.children()):  # shapings among the children; the detectors begin by themselves
-            if module is self or (isinstance(module, Configured) and not isinstance(module, Detector)):
-                module._buffers.clear()
-                module.fit_dtype = dtype
+        shapings = [
+            child for child in self.children() if isinstance(child, Configured) and not isinstance(child, Detector)
+        ]
+        for module in (self, *shapings):
+            module._buffers.clear()
+            module.fit_dtype = dtype
         for part in self.parts:
             part._begin(head, dtype)
         if not self.parts:

@@ -1,15 +1,12 @@
 """CSI's detection score."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes
 from fdbd.detectors.knn import require_samples, share_kept
 from fdbd.fitting.statistics import Bank, check_finite
 
@@ -28,11 +25,9 @@ class CSI(Detector):
     Args:
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
 
-    >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features)
-    >>> detector = fdbd.CSI().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> detector = CSI().fit(Batch(features), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """

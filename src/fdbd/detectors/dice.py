@@ -1,15 +1,12 @@
 """DICE: energy from the weights that matter."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, expect
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Mean
 
@@ -24,11 +21,9 @@ class DICE(Detector):
     Args:
         percentile: share of the weights that are set to zero, in percent; 90 is the paper's for CIFAR, 70 for ImageNet.
 
-    >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features)
-    >>> detector = fdbd.DICE(percentile=50).fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> detector = DICE(percentile=50).fit(Batch(features), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -40,9 +35,8 @@ class DICE(Detector):
 
     def __init__(self, percentile: float = 90.0) -> None:
         super().__init__()
-        if not 0 <= percentile < 100:
-            raise ValueError(f"percentile is {percentile}, expected a share of weights to drop, from 0 to below 100")
-        self.percentile = percentile
+        is_share = 0 <= percentile < 100
+        self.percentile = expect("percentile", percentile, is_share, "percent of weights to drop, from 0 to below 100")
 
     def passes(self, head: Head) -> Passes:
         mean = (yield Mean(head.num_features)).mean()

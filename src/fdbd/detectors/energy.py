@@ -1,11 +1,8 @@
 """The energy score."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of, positive
 from fdbd.detectors.softmax import logsumexp
 
 
@@ -18,8 +15,7 @@ class Energy(Detector):
         temperature: T.
 
     >>> import fdbd, torch
-    >>> head = fdbd.Head(torch.eye(3))
-    >>> detector = fdbd.Energy().fit(fdbd.Batch(torch.eye(3)), head)
+    >>> detector = fdbd.Energy().fit(fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3)))
     >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
     tensor([3.0949, 2.0986])
     """
@@ -30,12 +26,8 @@ class Energy(Detector):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, expected a positive number")
-        self.temperature = temperature
+        self.temperature = positive("temperature", temperature)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        if self.temperature == 1:
-            return logsumexp(batch.logits)
-        return self.temperature * logsumexp(batch.logits / self.temperature)
+        logits = logits_of(batch)
+        return logsumexp(logits) if self.temperature == 1 else self.temperature * logsumexp(logits / self.temperature)

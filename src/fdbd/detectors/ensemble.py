@@ -1,7 +1,5 @@
 """Several detectors as one, on the common scale of p-values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
@@ -10,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fdbd.core.batch import Batch, Head, as_batch
-from fdbd.detectors.base import Detector, Needs, NotFittedError, Paper, Passes
+from fdbd.core.batch import as_batch
+from fdbd.detectors.base import Batch, Detector, Head, Needs, NotFittedError, Paper, Passes, one_of
 from fdbd.detectors.registry import as_detector
 from fdbd.fitting.statistics import Statistic, finds_non_finite
 from fdbd.shaping.base import Shaping
@@ -62,8 +60,6 @@ class Ensemble(Detector):
         combine: Literal["harmonic", "fisher", "cauchy"] = "harmonic",
     ) -> None:
         super().__init__()
-        if combine not in ("harmonic", "fisher", "cauchy"):
-            raise ValueError(f"combine is {combine!r}, expected 'harmonic', 'fisher' or 'cauchy'")
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
             raise ValueError("an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']")
         if len(detectors) > MOST_MEMBERS:
@@ -89,7 +85,7 @@ class Ensemble(Detector):
             calibration=True,
         )
         self.detectors = nn.ModuleList(members)
-        self.combine = combine
+        self.combine = one_of("combine", combine, "harmonic", "fisher", "cauchy")
 
     @property
     def members(self) -> list[Detector]:

@@ -1,11 +1,8 @@
 """The entropy of the predicted distribution."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of
 
 
 class Entropy(Detector):
@@ -30,6 +27,5 @@ class Entropy(Detector):
     needs = Needs(features=False, logits=True, passes=0)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        log_p = batch.logits.log_softmax(dim=1)
+        log_p = logits_of(batch).log_softmax(dim=1)
         return (log_p.exp() * log_p).sum(dim=1)

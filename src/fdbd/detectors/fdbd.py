@@ -1,7 +1,5 @@
 """fDBD, the detector of the paper, with the variants of its ablations."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import torch
@@ -9,9 +7,7 @@ from torch import Tensor
 
 from fdbd import kernels
 from fdbd.core import geometry
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, one_of
 from fdbd.fitting.statistics import Mean
 
 FDBD_PAPER = Paper("Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024)
@@ -50,9 +46,7 @@ class FDBD(Detector):
 
     def __init__(self, normalizer: geometry.Normalizer = "deviation", nearest: int | None = None) -> None:
         super().__init__()
-        if normalizer not in ("deviation", "norm", None):
-            raise ValueError(f"normalizer is {normalizer!r}, expected 'deviation', 'norm' or None")
-        self.normalizer: geometry.Normalizer = normalizer
+        self.normalizer = one_of("normalizer", normalizer, "deviation", "norm", None)
         expected = "a number of distances, at least 1, or None for all"
         self.nearest = None if nearest is None else at_least_one("nearest", nearest, expected)
         self.notices_bad_rows = nearest is None

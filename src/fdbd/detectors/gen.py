@@ -1,14 +1,10 @@
 """GEN, a generalised entropy of the largest probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch
-from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, at_least_one, logits_of, positive
 from fdbd.detectors.softmax import bound_, gaps
 from fdbd.util.torch_compat import is_plain, tracing
 
@@ -39,14 +35,11 @@ class GEN(Detector):
 
     def __init__(self, gamma: float = 0.1, top: int = 100) -> None:  # both are the paper's settings for ImageNet
         super().__init__()
-        if not 0 < gamma < float("inf"):
-            raise ValueError(f"gamma is {gamma}, expected a positive exponent")
-        self.gamma = gamma
+        self.gamma = positive("gamma", gamma)
         self.top = at_least_one("top", top, "a number of classes, at least 1")
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        gap = gaps(batch.logits)
+        gap = gaps(logits_of(batch))
         weights = bound_(gap.clone()).exp_()
         # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted class, 1 − p is the
         # sum over the others, which are below it or share the largest logit with it.

@@ -1,14 +1,11 @@
 """KL matching: how far a prediction is from the typical predictions of every class."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, logits_of
 from fdbd.detectors.softmax import bound_, gaps
 from fdbd.fitting.statistics import ClassMeans, with_logits
 
@@ -21,11 +18,9 @@ class KLMatching(Detector):
     KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) per sample. A class that no
     training sample is predicted as has no d_c and is left out. No labels are needed.
 
-    >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features)
-    >>> detector = fdbd.KLMatching().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> detector = KLMatching().fit(Batch(features), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -42,9 +37,8 @@ class KLMatching(Detector):
         self.set(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
         # p = e^s / Σ e^s; dividing after the sums leaves out p and log p, each as large as the logits.
-        exponents = bound_(gaps(batch.logits))
+        exponents = bound_(gaps(logits_of(batch)))
         weights = exponents.exp()
         total = weights.sum(dim=1)
         match = (weights @ self.log_templates.T).amax(dim=1)
@@ -53,5 +47,5 @@ class KLMatching(Detector):
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Softmax (N, C) and predicted class (N,) of a batch."""
-    assert batch.logits is not None
-    return batch.logits.softmax(dim=1), batch.logits.argmax(dim=1)
+    logits = logits_of(batch)
+    return logits.softmax(dim=1), logits.argmax(dim=1)

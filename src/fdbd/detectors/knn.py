@@ -1,17 +1,13 @@
 """The distance to the k-th nearest training feature."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, one_of
 from fdbd.fitting.statistics import Bank
 from fdbd.util.torch_compat import tracing
 
@@ -49,11 +45,9 @@ class KNN(Detector):
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
         super().__init__()
-        if index not in get_args(Index):
-            raise ValueError(f"index is {index!r}, expected one of {', '.join(get_args(Index))}")
-        self.k = neighbours(k)
+        self.k = at_least_one("k", k, "a number of neighbours, at least 1")
         self.alpha = share_kept(alpha)
-        self.index = index
+        self.index = one_of("index", index, *get_args(Index))
         self._built: tuple[Tensor, Any] | None = None
 
     def passes(self, head: Head) -> Passes:
@@ -113,16 +107,10 @@ def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
     return unit(batch.features.to(dtype))
 
 
-def neighbours(k: int) -> int:
-    """k, or an error."""
-    return at_least_one("k", k, "a number of neighbours, at least 1")
-
-
 def share_kept(alpha: float) -> float:
     """alpha, or an error."""
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha is {alpha}, expected the fraction of training samples to keep, above 0 and at most 1")
-    return float(alpha)
+    is_share = 0 < alpha <= 1
+    return float(expect("alpha", alpha, is_share, "the fraction of training samples to keep, above 0 and at most 1"))
 
 
 def require_samples(count: int, k: int, alpha: float) -> None:

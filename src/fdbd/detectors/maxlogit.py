@@ -1,11 +1,8 @@
 """The largest logit."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of
 
 
 class MaxLogit(Detector):
@@ -23,5 +20,4 @@ class MaxLogit(Detector):
     needs = Needs(features=False, logits=True, passes=0)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return batch.logits.amax(dim=1)
+        return logits_of(batch).amax(dim=1)

@@ -1,7 +1,5 @@
 """The Mahalanobis distance, at the penultimate layer or over several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
@@ -10,12 +8,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fdbd.core.batch import Batch, Head, Inputs
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, whitener
 from fdbd.core.perturbation import adversarial, checked_std
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.fitting.statistics import Bank, ClassMoments, Sum, check_finite
+from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Paper, Passes, as_matrix, expect
+from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Transformed, check_finite
 
 ADVERSARIAL_STEP = 0.05
 """Step of the adversarial samples that weigh the layers, in [0, 1] pixel units."""
@@ -69,9 +66,8 @@ class MDS(Detector):
     def __init__(self, layers: Sequence[str] = (), std: float | Sequence[float] | None = None) -> None:
         super().__init__()
         self.std = checked_std(std)
-        self.layers = (layers,) if isinstance(layers, str) else tuple(layers)
-        if len(set(self.layers)) < len(self.layers):
-            raise ValueError(f"layers are {self.layers}, expected each name once")
+        names = (layers,) if isinstance(layers, str) else tuple(layers)
+        self.layers = expect("layers", names, len(set(names)) == len(names), "each name once")
         if self.layers:
             self.needs = Needs(labels=True, layers=self.layers)
 
@@ -83,14 +79,13 @@ class MDS(Detector):
             fitted = {"center": of_part.mean(), "whitener": whitening, "means": means @ whitening.T}
             self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
         if self.layers:
-            sums = yield Sum(partial(_first_two_powers, self), finds_non_finite=True)
-            mean, square = (sums.sum() / sums.count).chunk(2)
-            scale = (square - mean.square()).clamp_min(0).sqrt()
             count = len(self.layers) + 1
-            weights = torch.full((count,), 1 / count, dtype=torch.float64)
-            self.set(shift=mean, scale=torch.where(scale > 0, scale, 1), weights=weights, intercept=torch.zeros(()))
+            summed = yield Transformed(Moments(count), self._with_scores)
+            spread = summed.statistic.covariance().diagonal().clamp_min(0).sqrt()
+            self.set(shift=summed.statistic.mean(), scale=torch.where(spread > 0, spread, 1))
+            self.set(weights=torch.full((count,), 1 / count, dtype=torch.float64), intercept=torch.zeros(()))
             if moments.has_adversarial:
-                bank = yield Bank(value=partial(_clean_and_adversarial, self))
+                bank = yield Bank(value=self._clean_and_adversarial)
                 self._weigh(*bank.samples().double().chunk(2, dim=1))
 
     def _weigh(self, clean: Tensor, perturbed: Tensor) -> None:
@@ -136,16 +131,25 @@ class MDS(Detector):
         """(N, L + 1) score of each layer, the penultimate first, with mean 0 and deviation 1 over the training data."""
         return (self._part_scores(batch) - self.shift) / self.scale
 
+    def _with_scores(self, batch: Batch) -> Batch:
+        return Batch(self._part_scores(batch._replace(features=batch.features.to(self.means))))
+
+    def _clean_and_adversarial(self, batch: Batch) -> Tensor:
+        """(N, 2L + 2) standardised scores of each sample and of its adversarial copy."""
+        assert batch.layers is not None
+        assert batch.views is not None
+        perturbed = Batch(batch.views[0], layers={name: batch.layers[_ADVERSARIAL + name] for name in self.layers})
+        pair = [self.standardised(part.to(dtype=self.means.dtype)) for part in (batch, perturbed)]
+        for what, scores in zip(("clean", "perturbed"), pair):
+            check_finite(scores, f"its {what} samples")
+        return torch.cat(pair, dim=1)
+
     def _part_scores(self, batch: Batch) -> Tensor:
         scores = []
         for part, rows in enumerate(parts_of(batch, self.layers)):
             means = getattr(self, buffer_name("means", part))
-            rows = rows.to(means.device, means.dtype)
-            if rows.ndim != 2 or rows.shape[1] != means.shape[1]:
-                raise ValueError(
-                    f"layer {self.layers[part - 1]!r} has shape {tuple(rows.shape)}, expected (N, {means.shape[1]})"
-                )
-            scores.append(in_blocks(partial(self._part_score, part), rows, means.shape[0]))
+            rows = as_matrix(rows, means.shape[1], f"features of layer {self.layers[part - 1]!r}", "those of the fit")
+            scores.append(in_blocks(partial(self._part_score, part), rows.to(means), means.shape[0]))
         return torch.stack(scores, dim=1)
 
     def _part_score(self, part: int, rows: Tensor) -> Tensor:
@@ -181,9 +185,7 @@ class PartMoments:
     finds_non_finite = True
 
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
-        self.has_adversarial = False
-        self.num_classes = num_classes
-        self.layers = layers
+        self.num_classes, self.layers, self.has_adversarial = num_classes, layers, False
         self.parts: list[ClassMoments] = []
 
     def update(self, batch: Batch) -> None:
@@ -198,26 +200,6 @@ class PartMoments:
 
     def merge(self, other: Self) -> None:
         self.has_adversarial |= other.has_adversarial
-        if not self.parts:
-            self.parts = other.parts
-        else:
-            for mine, theirs in zip(self.parts, other.parts):
-                mine.merge(theirs)
-
-
-def _first_two_powers(detector: MDS, batch: Batch) -> Tensor:
-    scores = detector._part_scores(batch._replace(features=batch.features.to(detector.means))).double()
-    return torch.cat([scores, scores.square()], dim=1)
-
-
-def _clean_and_adversarial(detector: MDS, batch: Batch) -> Tensor:
-    """(N, 2L + 2) standardised scores of each sample and of its adversarial copy."""
-    assert batch.layers is not None
-    assert batch.views is not None
-    perturbed = Batch(batch.views[0], layers={name: batch.layers[_ADVERSARIAL + name] for name in detector.layers})
-    pair = []
-    for what, part in (("clean", batch), ("perturbed", perturbed)):
-        scores = detector.standardised(part.to(dtype=detector.means.dtype))
-        check_finite(scores, f"its {what} samples")
-        pair.append(scores)
-    return torch.cat(pair, dim=1)
+        for mine, theirs in zip(self.parts, other.parts):
+            mine.merge(theirs)
+        self.parts = self.parts or other.parts

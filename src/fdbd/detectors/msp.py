@@ -1,11 +1,8 @@
 """Maximum softmax probability."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from fdbd.core.batch import Batch
-from fdbd.detectors.base import Detector, Needs, Paper
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of, positive
 from fdbd.detectors.softmax import largest_probability
 
 
@@ -16,8 +13,7 @@ class MSP(Detector):
         temperature: divides the logits; 1 is the original, 1000 is ODIN's.
 
     >>> import fdbd, torch
-    >>> head = fdbd.Head(torch.eye(3))
-    >>> detector = fdbd.MSP().fit(fdbd.Batch(torch.eye(3)), head)
+    >>> detector = fdbd.MSP().fit(fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3)))
     >>> detector.score(fdbd.Batch(torch.tensor([[3.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
     tensor([0.9094, 0.3333])
     """
@@ -33,10 +29,8 @@ class MSP(Detector):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature is {temperature}, expected a positive number")
-        self.temperature = temperature
+        self.temperature = positive("temperature", temperature)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return largest_probability(batch.logits if self.temperature == 1 else batch.logits / self.temperature)
+        logits = logits_of(batch)
+        return largest_probability(logits if self.temperature == 1 else logits / self.temperature)

@@ -1,15 +1,12 @@
 """NCI, the neural-collapse-inspired detector."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, expect
 from fdbd.fitting.statistics import Mean
 
 
@@ -40,9 +37,7 @@ class NCI(Detector):
 
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= alpha < float("inf"):
-            raise ValueError(f"alpha is {alpha}, expected a weight of at least 0")
-        self.alpha = alpha
+        self.alpha = expect("alpha", alpha, 0 <= alpha < float("inf"), "a weight of at least 0")
 
     def passes(self, head: Head) -> Passes:
         mean = (yield Mean(head.num_features)).mean()

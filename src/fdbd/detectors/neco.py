@@ -1,15 +1,11 @@
 """NECO: how much of a feature lies in the principal subspace of the training data."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
 from fdbd.fitting.statistics import Moments
 
 _AUTHORS_DIMENSION = 100  # of the authors' code, for 1,000 classes
@@ -30,11 +26,9 @@ class NECO(Detector):
         times_logit: False leaves out the largest logit. The authors' code multiplies by it for every network but
             ResNets: for a ResNet, False follows them, and the default does not.
 
-    >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features)
-    >>> detector = fdbd.NECO().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> detector = NECO().fit(Batch(features), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -70,8 +64,7 @@ class NECO(Detector):
         self.set(center=mean, scale=deviation.reciprocal(), directions=(directions * signs).T.flip(0))
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
         standard = (batch.features - self.center) * self.scale
         whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(torch.finfo(standard.dtype).tiny)
         share: Tensor = torch.linalg.vector_norm(standard @ self.directions.T, dim=1) / whole
-        return share * batch.logits.amax(dim=1) if self.times_logit else share
+        return share * logits_of(batch).amax(dim=1) if self.times_logit else share

@@ -1,17 +1,14 @@
 """Nearest-neighbour guidance of the energy score."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.detectors.knn import neighbours, require_samples, share_kept
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
+from fdbd.detectors.knn import require_samples, share_kept
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Bank, with_logits
 
@@ -28,11 +25,9 @@ class NNGuide(Detector):
         alpha: fraction of the training samples to keep, chosen by a hash of each sample; the paper keeps 1 % of
             ImageNet.
 
-    >>> import fdbd
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features)
-    >>> detector = fdbd.NNGuide().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> detector = NNGuide().fit(Batch(features), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -44,7 +39,7 @@ class NNGuide(Detector):
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:
         super().__init__()
-        self.k = neighbours(k)
+        self.k = at_least_one("k", k, "a number of neighbours, at least 1")
         self.alpha = share_kept(alpha)
 
     def passes(self, head: Head) -> Passes:
@@ -57,12 +52,10 @@ class NNGuide(Detector):
         require_samples(len(self.bank), self.k, self.alpha)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
         products, _ = largest_products(unit(batch.features), self.bank, self.k)
-        return logsumexp(batch.logits) * products.mean(dim=1)
+        return logsumexp(logits_of(batch)) * products.mean(dim=1)
 
 
 def _guides(dtype: torch.dtype, batch: Batch) -> Tensor:
     """(N, P) directions of the samples, each times the sample's energy."""
-    assert batch.logits is not None
-    return unit(batch.features.to(dtype)).mul_(logsumexp(batch.logits.to(dtype))[:, None])
+    return unit(batch.features.to(dtype)).mul_(logsumexp(logits_of(batch).to(dtype))[:, None])

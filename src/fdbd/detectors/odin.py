@@ -1,15 +1,12 @@
 """ODIN: temperature and a small step of the input, seen through the whole network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Inputs
 from fdbd.core.perturbation import InputPerturbation
-from fdbd.detectors.base import Needs, Paper
+from fdbd.detectors.base import Batch, Inputs, Needs, Paper
 from fdbd.detectors.msp import MSP
 from fdbd.detectors.softmax import largest_probability
 

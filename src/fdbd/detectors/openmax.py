@@ -1,19 +1,15 @@
 """OpenMax: logits revised by how extreme their distance from the class's mean is."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
 from fdbd.core.geometry import squared_distances
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, labels_of, logits_of
 from fdbd.detectors.softmax import logsumexp
-from fdbd.fitting.statistics import ClassMeans, in_float64, labels_of, with_logits
+from fdbd.fitting.statistics import ClassMeans, in_float64, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
 
 _CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
@@ -38,11 +34,9 @@ class OpenMax(Detector):
         tail: number of largest distances to which each Weibull law is fitted.
         alpha: number of largest logits that are revised; all where there are fewer.
 
-    >>> import fdbd
-    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
-    >>> detector = fdbd.OpenMax().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = OpenMax().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -77,8 +71,7 @@ class OpenMax(Detector):
         self.set(centers=centers, squares=centers.square().sum(dim=1), laws=laws, seen=seen)
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        logits = batch.logits
+        logits = logits_of(batch)
         top = logits.topk(min(self.alpha, logits.shape[1]), dim=1)
         squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
         distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
@@ -94,10 +87,9 @@ class OpenMax(Detector):
 
 def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits and classes of those samples of a batch whose predicted class is their label."""
-    assert batch.logits is not None
-    labels = labels_of(batch)
-    right = batch.logits.argmax(dim=1).cpu() == labels
-    return batch.logits[right.to(batch.logits.device)], labels[right]
+    logits, labels = logits_of(batch), labels_of(batch)
+    right = logits.argmax(dim=1).cpu() == labels
+    return logits[right.to(logits.device)], labels[right]
 
 
 def distances_to_own(batch: Batch, centers: Tensor) -> tuple[Tensor, Tensor]:

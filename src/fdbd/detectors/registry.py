@@ -1,7 +1,5 @@
 """Detectors by name: what there is, and how to make it."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import inspect

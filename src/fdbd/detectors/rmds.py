@@ -1,15 +1,12 @@
 """The relative Mahalanobis distance."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import eigenvectors, in_blocks, whitener
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes
 from fdbd.fitting.statistics import ClassMoments
 
 
@@ -27,11 +24,10 @@ class RMDS(Detector):
     so a score costs O(min(C, P)·(C + P)) instead of O(CP²). Directions without variance within classes are left out of
     both distances, and classes without samples out of the minimum.
 
-    >>> import fdbd, torch
-    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
-    >>> detector = fdbd.RMDS().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> import torch
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = RMDS().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -55,10 +51,7 @@ class RMDS(Detector):
         principal = eigenvectors(root.T @ root)[:, -min(root.shape) :]
         variances = (root @ principal).square().sum(dim=0)
         self.set(
-            mean=moments.mean(),
-            axes=principal.T @ whitening,
-            means=offsets @ principal,
-            shares=1 / (1 + variances),
+            mean=moments.mean(), axes=principal.T @ whitening, means=offsets @ principal, shares=1 / (1 + variances)
         )
 
     def score(self, batch: Batch) -> Tensor:

@@ -1,15 +1,12 @@
 """A detector that looks at shaped features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head, Inputs
-from fdbd.detectors.base import Detector, Needs, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Passes, one_of
 from fdbd.detectors.fdbd import FDBD
 from fdbd.fitting.statistics import Mean, Transformed, check_finite
 from fdbd.shaping.base import Shaping
@@ -49,9 +46,7 @@ class Shaped(Detector):
             raise TypeError(f"shaping is a {type(shaping).__name__}, expected an fdbd shaping such as ReAct()")
         if not isinstance(detector, Detector):
             raise TypeError(f"detector is a {type(detector).__name__}, expected an fdbd detector such as FDBD()")
-        if mean not in ("of_shaped", "shaped", None):
-            raise ValueError(f"mean is {mean!r}, expected 'of_shaped' or 'shaped'")
-        if mean is None:
+        if one_of("mean", mean, "of_shaped", "shaped", None) is None:
             mean = "shaped" if isinstance(detector, FDBD) and not shaping.needs.network else "of_shaped"
         if mean == "shaped" and not isinstance(detector, FDBD):
             raise ValueError(

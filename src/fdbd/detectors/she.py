@@ -1,16 +1,13 @@
 """SHE, the simplified Hopfield energy."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
-from fdbd.fitting.statistics import ClassMeans, labels_of, with_logits
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, labels_of, logits_of
+from fdbd.fitting.statistics import ClassMeans, with_logits
 
 
 class SHE(Detector):
@@ -20,11 +17,9 @@ class SHE(Detector):
 
     O(P) per sample and one read of z. A class without a rightly predicted sample has nothing stored: its pattern is 0.
 
-    >>> import fdbd
-    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
-    >>> detector = fdbd.SHE().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = SHE().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -65,6 +60,5 @@ class SHE(Detector):
 
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:
     """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is not."""
-    assert batch.logits is not None
-    labels = labels_of(batch)
-    return batch.features, torch.where(batch.logits.argmax(dim=1).cpu() == labels, labels, batch.logits.shape[1])
+    logits, labels = logits_of(batch), labels_of(batch)
+    return batch.features, torch.where(logits.argmax(dim=1).cpu() == labels, labels, logits.shape[1])

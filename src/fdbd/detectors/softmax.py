@@ -4,8 +4,6 @@ No exponential underflows, since subnormal numbers take processors ten times as 
 memory by class, so that sums run over many samples at once.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, unit, whitener
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, labels_of
 from fdbd.fitting.kmeans import kmeans, nearest
-from fdbd.fitting.statistics import ClassMoments, Moments, Transformed, labels_of
+from fdbd.fitting.statistics import ClassMoments, Moments, Transformed
 
 LARGEST_TABLE = 1 << 27
 """Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB kept."""
@@ -38,11 +36,9 @@ class SSD(Detector):
         iterations: of k-means over the training data, one pass each. It starts from k-means++ on the few thousand
             samples with the smallest hashes, so the result depends neither on chance nor on the order of the data.
 
-    >>> import fdbd
-    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
-    >>> detector = fdbd.SSD().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = SSD().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -59,13 +55,12 @@ class SSD(Detector):
         self, clusters: int | Literal["class"] = "class", shrinkage: float | None = None, iterations: int = 10
     ) -> None:
         super().__init__()
-        if shrinkage is not None and not 0 <= shrinkage <= 1:
-            raise ValueError(f"shrinkage is {shrinkage}, expected a number from 0 to 1, or None")
+        is_share = shrinkage is None or 0 <= shrinkage <= 1
+        self.shrinkage = expect("shrinkage", shrinkage, is_share, "a number from 0 to 1, or None")
         expected = "'class' or a number of clusters, at least 1"
         self.clusters: int | Literal["class"] = (
             "class" if clusters == "class" else at_least_one("clusters", clusters, expected)
         )
-        self.shrinkage = shrinkage
         self.iterations = at_least_one("iterations", iterations, "a number of passes, at least 1")
         self.needs = Needs(labels=clusters == "class", passes=1 if clusters in ("class", 1) else None)
 
@@ -145,7 +140,7 @@ class ClusterMoments:
         order = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=len(self.parts)).tolist()
         for moments, rows in zip(self.parts, torch.split(order, counts)):
-            moments.add(batch.features[rows.to(batch.features.device)])
+            moments.update(Batch(batch.features[rows.to(batch.features.device)]))
 
     def merge(self, other: Self) -> None:
         for mine, theirs in zip(self.parts, other.parts):

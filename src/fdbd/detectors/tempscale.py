@@ -1,17 +1,14 @@
 """Temperature scaling: softmax confidence, calibrated."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, labels_of, logits_of, one_of
 from fdbd.detectors.softmax import bound_, gaps, largest_probability
-from fdbd.fitting.statistics import Sum, in_float64, labels_of, with_logits
+from fdbd.fitting.statistics import Sum, in_float64, with_logits
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
@@ -34,11 +31,9 @@ class TemperatureScaling(Detector):
         scale: "log", or "probability" for the probability itself, which ranks alike but rounds to 1 in float32 for most
             in-distribution samples of a good network; guards saved by version 0.1.0 use it.
 
-    >>> import fdbd
-    >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
-    >>> train = fdbd.Batch(features, None, torch.arange(3).repeat(20))
-    >>> detector = fdbd.TemperatureScaling().fit(train, fdbd.Head(torch.eye(3)))
-    >>> known, unknown = detector.score(fdbd.Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = TemperatureScaling().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> known, unknown = detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]])))
     >>> bool(known > unknown)
     True
     """
@@ -51,9 +46,7 @@ class TemperatureScaling(Detector):
 
     def __init__(self, scale: Literal["log", "probability"] = "log") -> None:
         super().__init__()
-        if scale not in ("log", "probability"):
-            raise ValueError(f"scale is {scale!r}, expected 'log' or 'probability'")
-        self.scale = scale
+        self.scale = one_of("scale", scale, "log", "probability")
 
     def passes(self, head: Head) -> Passes:
         coarse = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES)), head)
@@ -66,8 +59,7 @@ class TemperatureScaling(Detector):
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        logits = batch.logits
+        logits = logits_of(batch)
         if self.scale == "probability":
             return largest_probability(logits / self.temperature)
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
@@ -79,11 +71,10 @@ class TemperatureScaling(Detector):
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
     """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope over b:
     logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
-    assert batch.logits is not None
-    labels = labels_of(batch)
-    rows = max(1, _ELEMENTS_AT_A_TIME // batch.logits.shape[1])
+    given = logits_of(batch)
+    rows = max(1, _ELEMENTS_AT_A_TIME // given.shape[1])
     pieces = []
-    for logits, own in zip(in_float64(batch.logits, rows), torch.split(labels, rows)):
+    for logits, own in zip(in_float64(given, rows), torch.split(labels_of(batch), rows)):
         logits = logits - logits.amax(dim=1, keepdim=True)
         target = logits.gather(1, own[:, None])[:, 0]
         piece = logits.new_empty(logits.shape[0], 2, len(inverse_temperatures))

@@ -1,17 +1,12 @@
 """What lies outside the principal space of the training features: ViM and Residual."""
 
-from __future__ import annotations
-
-from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import at_least_one
 from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks, of_products
-from fdbd.detectors.base import Detector, Needs, Paper, Passes
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Moments, Sum, check_finite
 
@@ -50,8 +45,7 @@ class Residual(Detector):
         self.dim = None if dim is None else at_least_one("dim", dim, expected)
 
     def passes(self, head: Head) -> Passes:
-        moments = yield Moments(head.num_features)
-        self._set_space(head, moments)
+        self._set_space(head, (yield Moments(head.num_features)))
 
     def _set_space(self, head: Head, moments: Moments) -> None:
         width, dim = head.num_features, self._dim(head.num_features)
@@ -116,23 +110,21 @@ class ViM(Residual):
     def passes(self, head: Head) -> Passes:
         moments = yield Moments(head.num_features)
         self._set_space(head, moments)
-        sums = yield Sum(partial(_logit_and_residual, self), finds_non_finite=True)
+        sums = yield Sum(self._logit_and_residual)
         logit, residual = sums.sum()
         # Training data that lie in the principal space leave no residual but rounding errors, which must not decide.
         floor = VARIANCE_FLOOR**0.5 * sums.count * moments.second_moment(self.origin).trace().sqrt()
         self.set(alpha=logit / residual.clamp_min(floor))
 
     def score(self, batch: Batch) -> Tensor:
-        assert batch.logits is not None
-        return logsumexp(batch.logits) - self.alpha * self.residual_norms(batch.features)
+        return logsumexp(logits_of(batch)) - self.alpha * self.residual_norms(batch.features)
 
-
-def _logit_and_residual(detector: Residual, batch: Batch) -> Tensor:
-    """(N, 2): the largest logit and the residual's norm of each sample."""
-    features = batch.features.to(detector.basis)
-    if batch.logits is None:
-        largest = of_products(features, detector.head_weight.T, detector.head_bias, "largest")
-    else:
-        check_finite(batch.logits, "its logits")
-        largest = batch.logits.amax(dim=1).to(features)
-    return torch.stack([largest, detector.residual_norms(features)], dim=1)
+    def _logit_and_residual(self, batch: Batch) -> Tensor:
+        """(N, 2): the largest logit and the residual's norm of each sample."""
+        features = batch.features.to(self.basis)
+        if batch.logits is None:
+            largest = of_products(features, self.head_weight.T, self.head_bias, "largest")
+        else:
+            check_finite(batch.logits, "its logits")
+            largest = batch.logits.amax(dim=1).to(features)
+        return torch.stack([largest, self.residual_norms(features)], dim=1)

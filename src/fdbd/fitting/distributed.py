@@ -1,7 +1,5 @@
 """Fitting under torchrun: every process sums its shard, and all continue with the same total."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed

@@ -4,8 +4,6 @@ A detector's `passes` is a generator that yields empty statistics; a driver sums
 `fit_together` does so in this process, `fit_by` wherever its caller's sums come from.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -73,10 +71,7 @@ def fit_together(
 
 
 def fit_by(
-    sum_up: Callable[[list[Any], list[Any]], list[Any]],
-    detectors: Sequence[Learner],
-    head: Head,
-    dtype: torch.dtype,
+    sum_up: Callable[[list[Any], list[Any]], list[Any]], detectors: Sequence[Learner], head: Head, dtype: torch.dtype
 ) -> None:
     """Fit detectors on data that only `sum_up` can reach.
 

@@ -1,7 +1,5 @@
 """k-means on normalised features, in passes over mergeable statistics: the order of the data does not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from functools import partial
 from typing import Any

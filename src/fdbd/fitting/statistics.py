@@ -4,12 +4,10 @@ A statistic updates with a Batch and merges with another of its kind; the result
 and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch, Head, labels_of
 
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
@@ -45,13 +43,24 @@ class Statistic(Protocol):
     def merge(self, other: Self) -> None: ...
 
 
+class Additive:
+    """A statistic that merges by adding up the attributes named in `sums`: numbers, tensors or lists."""
+
+    sums: ClassVar[tuple[str, ...]] = ("count",)
+
+    def merge(self, other: Self) -> None:
+        for name in self.sums:
+            mine = getattr(self, name)
+            mine += getattr(other, name)
+            setattr(self, name, mine)
+
+
 class NonFiniteRow(ValueError):
     """A row of a batch holds NaN or infinity; the driver that knows the batch's number completes the message."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(f"row {row} of {what} is not finite")
-        self.row = row
-        self.what = what
+        self.row, self.what = row, what
 
 
 def check_finite(values: Tensor, what: str) -> None:
@@ -68,7 +77,7 @@ def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
         yield piece.cpu().to(torch.float64)  # in this order: not every device has float64
 
 
-class Count:
+class Count(Additive):
     """How many samples there were.
 
     >>> count = Count()
@@ -85,11 +94,8 @@ class Count:
     def update(self, batch: Batch) -> None:
         self.count += batch.features.shape[0]
 
-    def merge(self, other: Self) -> None:
-        self.count += other.count
 
-
-class Mean:
+class Mean(Additive):
     """Mean of the features, (P,).
 
     >>> mean = Mean(2)
@@ -99,6 +105,7 @@ class Mean:
     """
 
     finds_non_finite = True  # the sum shows it, so that no one needs to read the features again
+    sums = ("count", "total")
 
     def __init__(self, num_features: int) -> None:
         self.count = 0
@@ -110,10 +117,6 @@ class Mean:
             check_finite(batch.features, "its features")
         self.count += batch.features.shape[0]
         self.total += total
-
-    def merge(self, other: Self) -> None:
-        self.count += other.count
-        self.total += other.total
 
     def mean(self) -> Tensor:
         """(P,) float64."""
@@ -162,11 +165,7 @@ class Moments:
         self.scatter = torch.zeros(num_features, num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        self.add(batch.features)
-
-    def add(self, rows: Tensor) -> None:
-        """Add (N, P) rows."""
-        count = rows.shape[0]
+        rows, count = batch.features, batch.features.shape[0]
         if not count:
             return
         pivot = self.average if self.count else next(in_float64(rows[:PIVOT_ROWS])).mean(dim=0)
@@ -240,19 +239,17 @@ class ClassMoments(Moments):
         return scatter / max(self.count, 1)
 
 
-class ClassMeans:
-    """Count (C,) and sum (C, D) of some vector of each sample, by class.
-
-    Args:
-        num_classes: C.
-        width: D.
-        value: maps a Batch to the vectors (N, D) and the classes (N,).
+class ClassMeans(Additive):
+    """Count (C,) and sum (C, D) of some vector of each sample, by class; `value` maps a Batch to the vectors (N, D) and
+    the classes (N,).
 
     >>> means = ClassMeans(2, 1, lambda batch: (batch.features, torch.tensor([0, 0, 1])))
     >>> means.update(Batch(torch.tensor([[1.0], [3.0], [7.0]])))
     >>> means.means().tolist()
     [[2.0], [7.0]]
     """
+
+    sums = ("counts", "totals")
 
     def __init__(self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
         self.value = value
@@ -265,22 +262,13 @@ class ClassMeans:
         self.counts += torch.bincount(classes, minlength=len(self.counts))
         add_by_class(self.totals, classes, values)
 
-    def merge(self, other: Self) -> None:
-        self.counts += other.counts
-        self.totals += other.totals
-
     def means(self) -> Tensor:
         """(C, D) float64; a class without samples has NaN."""
         return self.totals / self.counts[:, None]
 
 
-class Sum:
-    """Sum over samples of some vector of each, in float64.
-
-    Args:
-        value: maps a Batch to (N, …).
-        finds_non_finite: whether a NaN or an infinity among a sample's features is sure to show in its value, so that
-            no one needs to read the features again.
+class Sum(Additive):
+    """Sum over samples of some vector of each, in float64; `value` maps a Batch to (N, …).
 
     >>> largest = Sum(lambda batch: batch.features.amax(dim=1))
     >>> largest.update(Batch(torch.tensor([[1.0, 2.0], [5.0, 3.0]])))
@@ -288,33 +276,24 @@ class Sum:
     7.0
     """
 
-    def __init__(self, value: Callable[[Batch], Tensor], finds_non_finite: bool = False) -> None:
+    sums = ("count", "total")
+
+    def __init__(self, value: Callable[[Batch], Tensor]) -> None:
         self.value = value
-        self.finds_non_finite = finds_non_finite
         self.count = 0
-        self.total: Tensor | None = None
+        self.total: Any = 0.0
 
     def update(self, batch: Batch) -> None:
-        values = self.value(batch)
-        for piece in in_float64(values):
-            total = piece.sum(dim=0)
-            if self.finds_non_finite and not math.isfinite(total.sum().item()):
-                check_finite(batch.features, "its features")
-            self._add(piece.shape[0], total)
-
-    def merge(self, other: Self) -> None:
-        if other.total is not None:
-            self._add(other.count, other.total)
-
-    def _add(self, count: int, total: Tensor) -> None:
-        self.count += count
-        self.total = total if self.total is None else self.total + total
+        for piece in in_float64(self.value(batch)):
+            self.count += piece.shape[0]
+            self.total = self.total + piece.sum(dim=0)
 
     def sum(self) -> Tensor:
         """Float64, the shape of one sample's vector."""
-        if self.total is None:
+        if not self.count:
             raise ValueError("no samples to sum: the training data are empty")
-        return self.total
+        total: Tensor = self.total
+        return total
 
 
 _VALUES_AT_A_TIME = 1 << 21
@@ -327,7 +306,13 @@ def ordered_bits(values: Tensor) -> NDArray[np.int32]:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-class Histogram:
+def values_of_bits(ordered: Tensor) -> Tensor:
+    """Float64 values of float32 bit patterns (int64) as `ordered_bits` orders them, counted from 0."""
+    bits = torch.where(ordered >= 1 << 31, ordered - (1 << 31), -1 - ordered)
+    return bits.to(torch.int32).view(torch.float32).to(torch.float64)
+
+
+class Histogram(Additive):
     """Quantiles of all values that `value` takes from a batch (default: its features), without keeping them.
 
     Bins are the upper 20 bits of the float32 bit pattern, about a million, so a quantile is right to a relative 5e-4
@@ -339,6 +324,8 @@ class Histogram:
     True
     """
 
+    sums = ("counts",)
+
     def __init__(self, value: Callable[[Batch], Tensor] | None = None) -> None:
         self.value = value
         self.counts = torch.zeros(1 << (32 - _BINS_BELOW_SIGN), dtype=torch.int64)
@@ -348,9 +335,6 @@ class Histogram:
         for piece in values.detach().reshape(-1).split(_VALUES_AT_A_TIME):
             bins = (ordered_bits(piece) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
             self.counts += torch.from_numpy(np.bincount(bins, minlength=len(self.counts)))
-
-    def merge(self, other: Self) -> None:
-        self.counts += other.counts
 
     def quantile(self, fraction: float) -> float:
         """The value below which this fraction of all values lies, between 0 and 1: numpy's definition (linear between
@@ -365,23 +349,15 @@ class Histogram:
             raise ValueError("no values to take a percentile of: the training data are empty")
         position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
         ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
-        bins = torch.searchsorted(cumulative, ranks, right=True).tolist()
-        middles = {index: _middle(index) for index in {*bins[0], *bins[1]}}
-        lower, upper = torch.tensor([[middles[index] for index in row] for row in bins], dtype=torch.float64)
+        bins = torch.searchsorted(cumulative, ranks, right=True)
+        ends = torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1])
+        ends = values_of_bits(ends)
+        # Exact zeros dominate their bin in any network with a ReLU.
+        lower, upper = torch.where((ends == 0).any(dim=0), 0, ends.mean(dim=0))
         return torch.lerp(lower, upper, position.frac())
 
 
-def _middle(index: int) -> float:
-    ends = []
-    for ordered in (index << _BINS_BELOW_SIGN, ((index + 1) << _BINS_BELOW_SIGN) - 1):
-        bits = ordered - (1 << 31) if ordered >= (1 << 31) else -1 - ordered
-        ends.append(torch.tensor([bits], dtype=torch.int64).to(torch.int32).view(torch.float32).item())
-    if ends[0] == 0.0 or ends[1] == 0.0:
-        return 0.0  # exact zeros dominate their bin in any network with a ReLU
-    return (ends[0] + ends[1]) / 2
-
-
-class Bank:
+class Bank(Additive):
     """The samples themselves, or an `alpha` share of them: only for the nearest-neighbour family.
 
     A sample is kept when a hash of its features falls below alpha, and samples are ordered by that hash, so neither the
@@ -397,9 +373,10 @@ class Bank:
     True
     """
 
+    sums = ("rows", "hashes")
+
     def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
-        self.alpha = alpha
-        self.value = value
+        self.alpha, self.value = alpha, value
         self.rows: list[Tensor] = []
         self.hashes: list[Tensor] = []
 
@@ -411,10 +388,6 @@ class Bank:
         rows = batch.features.clone() if self.value is None else self.value(batch)  # a loader may use its memory again
         self.rows.append(rows.detach().cpu())
         self.hashes.append(hashes)
-
-    def merge(self, other: Self) -> None:
-        self.rows += other.rows
-        self.hashes += other.hashes
 
     def samples(self, dtype: torch.dtype | None = None) -> Tensor:
         """(M, D) kept rows in the order of their hashes; None: in their own dtype, float32 at least."""
@@ -456,8 +429,7 @@ class Transformed(Generic[S]):
     """
 
     def __init__(self, statistic: S, transform: Callable[[Batch], Batch]) -> None:
-        self.statistic = statistic
-        self.transform = transform
+        self.statistic, self.transform = statistic, transform
 
     def update(self, batch: Batch) -> None:
         self.statistic.update(self.transform(batch))
@@ -495,10 +467,3 @@ def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
     """A pass for a statistic that reads logits, as a part of `passes`: ``m = yield from with_logits(…, head)``."""
     summed: _WithLogits[S] = yield _WithLogits(statistic, head)
     return summed.statistic
-
-
-def labels_of(batch: Batch) -> Tensor:
-    """(N,) int64 labels on the CPU; an error where there are none."""
-    if batch.labels is None:
-        raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
-    return batch.labels.detach().to("cpu", torch.int64)

@@ -1,7 +1,5 @@
 """The largest numbers of each class, and the extreme-value laws that they follow: what OpenMax is fitted from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

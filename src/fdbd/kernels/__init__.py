@@ -6,5 +6,3 @@ gradients, other devices, compiled and exported graphs.
 
 from fdbd.kernels.dispatch import column_sums, compile_kernels, folded_score
 from fdbd.kernels.threads import survive_forks
-
-__all__ = ["column_sums", "compile_kernels", "folded_score", "survive_forks"]

@@ -4,8 +4,6 @@ Compilation happens at the first call and takes about a second per kernel and dt
 cache folder (``NUMBA_CACHE_DIR``). Without a folder that can be written, each process compiles anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The size of the input decides, nothing else does: the same call takes the same p
 a few samples at a time never waits for a compiler. Both paths agree to rounding.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Row ranges shared out over threads, and what becomes of threads after a fork."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The mean of a measure over OOD sets that share their ID samples, with an interval that knows they do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

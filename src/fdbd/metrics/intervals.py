@@ -4,8 +4,6 @@ The textbook intervals do not: DeLong's shrinks to nothing at perfect separation
 forgets that the threshold was estimated too. Coverage is shown by simulation in the tests.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """The measures themselves, as plain numbers: AUROC, FPR@TPR, AUPR and the ROC curve. Their intervals live next door."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

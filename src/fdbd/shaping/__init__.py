@@ -12,7 +12,5 @@ from fdbd.shaping.react import ReAct
 from fdbd.shaping.scale import SCALE
 from fdbd.shaping.vra import VRA
 
-__all__ = ["ASHB", "ASHP", "ASHS", "LTS", "SCALE", "VRA", "AdaSCALE", "ReAct", "Shaping"]
-
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

@@ -1,7 +1,5 @@
 """AdaSCALE: scaling whose percentile adapts to how far activations move when trivial pixels do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -9,8 +7,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch, Head, Inputs
-from fdbd.core.configuration import Needs, Paper, Passes
+from fdbd.core.batch import Batch, Head, Inputs, logits_of
+from fdbd.core.configuration import Needs, Paper, Passes, expect, one_of
 from fdbd.fitting.statistics import Histogram, check_finite
 from fdbd.shaping.base import Shaping
 
@@ -63,16 +61,12 @@ class AdaSCALE(Shaping):
         variant: Literal["activation", "logit"] = "activation",
     ) -> None:
         super().__init__()
-        if not 0 <= low <= high < 100:
-            raise ValueError(f"low is {low} and high is {high}, expected percent with 0 ≤ low ≤ high < 100")
-        for name, percent in (("shift", shift), ("level", level), ("pixels", pixels)):
-            if not 0 < percent <= 100:
-                raise ValueError(f"{name} is {percent}, expected percent above 0 and up to 100")
+        expect("low, high", (low, high), 0 <= low <= high < 100, "percent with 0 ≤ low ≤ high < 100")
+        for name, share in (("shift", shift), ("level", level), ("pixels", pixels)):
+            expect(name, share, 0 < share <= 100, "percent above 0 and up to 100")
         for name, number in (("weight", weight), ("step", step)):
-            if not 0 <= number < math.inf:
-                raise ValueError(f"{name} is {number}, expected a number from 0")
-        if variant not in ("activation", "logit"):
-            raise ValueError(f"variant is {variant!r}, expected 'activation' or 'logit'")
+            expect(name, number, 0 <= number < math.inf, "a number from 0")
+        one_of("variant", variant, "activation", "logit")
         self.low, self.high, self.shift, self.level = float(low), float(high), float(shift), float(level)
         self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
         self.touches = "logits" if variant == "logit" else "features"
@@ -84,8 +78,7 @@ class AdaSCALE(Shaping):
         with torch.inference_mode(False), torch.enable_grad():
             inputs = images.detach().clone().requires_grad_()
             batch = classifier(inputs)
-            assert batch.logits is not None
-            (gradient,) = torch.autograd.grad(batch.logits.amax(dim=1).sum(), inputs)
+            (gradient,) = torch.autograd.grad(logits_of(batch).amax(dim=1).sum(), inputs)
         with torch.no_grad():
             size = gradient.flatten(1).abs()
             trivial = size.topk(max(1, int(size.shape[1] * self.pixels / 100)), dim=1, largest=False).indices
@@ -117,8 +110,7 @@ class AdaSCALE(Shaping):
         share = (self.oodness(batch) >= knots).to(batch.features.dtype).mean(dim=1, keepdim=True)
         ratio = self._ratio(batch.features.relu(), self.low + (1 - share) * (self.high - self.low))
         if self.variant == "logit":
-            assert batch.logits is not None
-            return batch._replace(logits=batch.logits * ratio.square(), views=None)
+            return batch._replace(logits=logits_of(batch) * ratio.square(), views=None)
         return batch._replace(features=batch.features * ratio.exp(), logits=None, views=None)
 
     def _ratio(self, positive: Tensor, percentile: Tensor) -> Tensor:

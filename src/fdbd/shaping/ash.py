@@ -1,7 +1,5 @@
 """ASH, in its three variants: all but a sample's largest activations are pruned."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fdbd.core.configuration import Paper

@@ -5,8 +5,6 @@ percent, each with the meaning that its own paper gives it: of all training acti
 activations, or of the sample's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head, Inputs
-from fdbd.core.configuration import Configured, Needs, NotFittedError, Passes
+from fdbd.core.configuration import Configured, Needs, NotFittedError, Passes, expect
 
 
 class Shaping(Configured):
@@ -64,6 +62,4 @@ class Shaping(Configured):
 
 def percent(name: str, value: float) -> float:
     """The option as percent, or an error that says what was expected."""
-    if not 0 <= value < 100:
-        raise ValueError(f"{name} is {value}, expected percent from 0 to below 100 (90, not 0.9)")
-    return float(value)
+    return float(expect(name, value, 0 <= value < 100, "percent from 0 to below 100 (90, not 0.9)"))

@@ -1,10 +1,8 @@
 """LTS: logits scaled by the share of the largest activations."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, logits_of
 from fdbd.core.configuration import Needs, Paper
 from fdbd.shaping.top_share import TopShare
 
@@ -36,6 +34,5 @@ class LTS(TopShare):
         return features
 
     def shape(self, batch: Batch) -> Batch:
-        assert batch.logits is not None
-        logits = batch.logits * self.ratio(batch.features.relu()).square()
+        logits = logits_of(batch) * self.ratio(batch.features.relu()).square()
         return Batch(batch.features, logits, batch.labels, batch.layers, batch.views)

@@ -1,7 +1,5 @@
 """ReAct: activations clipped at a percentile."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

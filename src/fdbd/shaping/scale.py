@@ -1,7 +1,5 @@
 """SCALE: all activations scaled by the share of the largest."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from fdbd.core.configuration import Paper

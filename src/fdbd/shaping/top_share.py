@@ -1,7 +1,5 @@
 """What shapings by a sample's own largest activations share: ASH, SCALE and LTS."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

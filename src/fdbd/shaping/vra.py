@@ -1,17 +1,14 @@
 """VRA: low activations removed, high ones clipped, by each feature's own percentiles."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import Needs, Paper, Passes
-from fdbd.fitting.statistics import ordered_bits
+from fdbd.core.configuration import Needs, Paper, Passes, expect
+from fdbd.fitting.statistics import Additive, ordered_bits, values_of_bits
 from fdbd.shaping.base import Shaping, percent
 
 _COARSE, _FINE = 11, 10
@@ -46,9 +43,8 @@ class VRA(Shaping):
 
     def __init__(self, low: float = 60.0, high: float = 95.0) -> None:
         super().__init__()
-        self.low, self.high = percent("low", low), percent("high", high)
-        if self.low > self.high:
-            raise ValueError(f"low is {low} and high is {high}, expected low to be at most high")
+        self.low = percent("low", expect("low", low, low <= high, f"at most high, which is {high}"))
+        self.high = percent("high", high)
 
     def passes(self, head: Head) -> Passes:
         coarse = yield _FeatureBins(head.num_features)
@@ -70,9 +66,11 @@ class VRA(Shaping):
         return torch.minimum(features, beta).mul_(is_kept)
 
 
-class _FeatureBins:
+class _FeatureBins(Additive):
     """Counts of each feature's values by the leading bits of their float32 pattern, or, for values whose leading bits
     are `cells` (L, P), by the bits that follow: two such passes find L order statistics of every feature."""
+
+    sums = ("count", "counts")
 
     def __init__(self, num_features: int, cells: Tensor | None = None) -> None:
         self.cells = cells
@@ -95,10 +93,6 @@ class _FeatureBins:
             for level, found in enumerate(places):
                 self.counts[level] += torch.from_numpy(np.bincount(found, minlength=width * bins).reshape(width, bins))
 
-    def merge(self, other: Self) -> None:
-        self.count += other.count
-        self.counts += other.counts
-
     def find(self, rank: int | Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
         """(P,) the bin that holds each feature's value of this rank, and its rank within the bin."""
         rank = torch.as_tensor(rank).expand(self.counts.shape[1]).contiguous()
@@ -113,6 +107,5 @@ class _FeatureBins:
         assert self.cells is not None
         rest = 32 - _COARSE - _FINE
         keys = (self.cells[level] << _FINE) + self.find(rank, level)[0] << rest
-        bits = torch.where(keys >= 1 << 31, keys - (1 << 31), -1 - keys)
-        values = bits.to(torch.int32).view(torch.float32)
-        return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values).to(torch.float64)
+        values = values_of_bits(keys)
+        return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values)

@@ -1,7 +1,5 @@
 """Where a network runs."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

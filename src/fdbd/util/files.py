@@ -1,7 +1,5 @@
 """Files that appear whole or not at all: atomic writes, locks and content hashes; and where cache and data lie."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Objects by name: ``package.module:object``, where a module may lie in the current folder."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

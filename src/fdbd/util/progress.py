@@ -1,7 +1,5 @@
 """One progress bar for everything that takes more than two seconds; off a terminal, a line per stage and minute."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized

@@ -1,7 +1,5 @@
 """What goes to the terminal: text that cannot command it, and a Ctrl-C that is answered at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 The only module that touches private names of torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
