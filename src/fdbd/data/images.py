@@ -56,9 +56,9 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     """
     pil = import_pillow()
     label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
-    if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-        raise ImageError(f"{label} is not a readable image (it is no regular file)")  # a pipe would block for ever
     try:
+        if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
+            raise ValueError("it is no regular file")  # a pipe would block for ever
         with (
             open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file,
             pil.open(file, formats=FORMATS) as image,
@@ -72,13 +72,11 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
         raise
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
         raise ImageError(f"{label} has more pixels than the limit of {max_pixels:,}") from error
-    except pil.UnidentifiedImageError as error:
-        raise ImageError(f"{label} is not a readable image (cannot identify the format)") from error
-    except OSError as error:
-        reason = error.strerror or one_line(error)
-        raise ImageError(f"{label} is not a readable image ({reason})") from error
     except Exception as error:  # a broken file can make a decoder raise nearly anything
-        raise ImageError(f"{label} is not a readable image ({one_line(error)})") from error
+        reason = getattr(error, "strerror", None) or one_line(error)
+        if isinstance(error, pil.UnidentifiedImageError):
+            reason = "cannot identify the format"
+        raise ImageError(f"{label} is not a readable image ({reason})") from error
 
 
 def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinear") -> Pixels:
@@ -86,11 +84,10 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinea
     if image.shape[:2] == (height, width):
         return image
     pil = import_pillow()
-    try:
-        resample = pil.Resampling[interpolation.upper()]
-    except KeyError:
-        known = ", ".join(member.name.lower() for member in pil.Resampling)
-        raise ValueError(f"interpolation {interpolation!r} is unknown, expected one of {known}") from None
+    known = [member.name.lower() for member in pil.Resampling]
+    if interpolation not in known:
+        raise ValueError(f"interpolation {interpolation!r} is unknown, expected one of {', '.join(known)}")
+    resample = pil.Resampling[interpolation.upper()]
     return np.array(pil.fromarray(np.ascontiguousarray(image)).resize((width, height), resample), dtype=np.uint8)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +56,8 @@ class Preprocess:
     scale: float = 255.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if not self.size >= 1:  # NaN, too
             raise ValueError(f"size is {self.size}, expected at least 1 pixel")
         if (side := max(self.size, self.resize or 0)) * side > MAX_PIXELS:
@@ -68,10 +68,9 @@ class Preprocess:
             raise ValueError(f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite numbers")
         if min(self.std) <= 0 or self.scale <= 0:
             raise ValueError(f"std is {self.std} and scale is {self.scale}, expected positive numbers")
-        if self.crop not in CROPS:
-            raise ValueError(f"crop is {self.crop!r}, expected one of {', '.join(CROPS)}")
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"interpolation is {self.interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+        for name, known in (("crop", CROPS), ("interpolation", INTERPOLATIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
         if self.resize is not None and (self.crop != "centre" or self.resize < self.size):
             raise ValueError(
                 f"resize is {self.resize} with crop {self.crop!r}, expected crop 'centre' and at least size {self.size}"
@@ -80,10 +79,9 @@ class Preprocess:
     @classmethod
     def preset(cls, name: str) -> Preprocess:
         """A preprocessing by name: see `PRESETS`."""
-        try:
-            return PRESETS[name]
-        except KeyError:
-            raise ValueError(f"no preprocessing is called {name!r}, expected one of {', '.join(PRESETS)}") from None
+        if name not in PRESETS:
+            raise ValueError(f"no preprocessing is called {name!r}, expected one of {', '.join(PRESETS)}")
+        return PRESETS[name]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -100,19 +98,16 @@ class Preprocess:
         >>> Preprocess.parse('{"size": 8}').size, Preprocess.parse("imagenet").size
         (8, 224)
         """
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"the preprocessing {value!r} is no JSON ({error})") from None
         if isinstance(value, Preprocess):
             return value
-        if isinstance(value, Mapping):
-            return cls.from_dict(value)
-        if not isinstance(value, str):
-            raise ValueError(f"the preprocessing is {value!r}, expected the name of a preset or its fields")
-        if not value.lstrip().startswith("{"):
-            return cls.preset(value)
-        try:
-            fields = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"the preprocessing {value!r} is no JSON ({error})") from None
-        return cls.from_dict(fields)
+        if isinstance(value, (str, Mapping)):
+            return cls.preset(value) if isinstance(value, str) else cls.from_dict(value)
+        raise ValueError(f"the preprocessing is {value!r}, expected the name of a preset or its fields")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -148,14 +143,26 @@ class Preprocess:
         return image[top : top + size, left : left + size]
 
     def normalise(self, images: Pixels) -> Tensor:
-        """(N, size, size, 3) uint8 to (N, 3, size, size) float32."""
+        """What `fit` has made, (N, size, size, 3) uint8, to (N, 3, size, size) float32."""
         import torch  # here, so that a program that serves an ONNX graph does without it
 
         return torch.from_numpy(self._planes(images))
 
     def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
         """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
-        return self._planes(np.stack([self.fit(image) for image in images]))
+        return self._planes(self._fitted(images))
+
+    def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
+        if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
+            images = images.numpy()
+        if isinstance(images, np.ndarray) and (images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3):
+            raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
+        return self.normalise(self._fitted(images))
+
+    def _fitted(self, images: Iterable[Pixels]) -> Pixels:
+        fitted = [self.fit(image) for image in images]
+        return np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8)
 
     def _planes(self, images: Pixels) -> NDArray[np.float32]:
         # In numpy and one thread: this runs beside the model, whose threads have the cores.
@@ -165,25 +172,6 @@ class Preprocess:
         planes *= factor.astype(np.float32)[:, None, None]
         planes += offset.astype(np.float32)[:, None, None]
         return planes
-
-    def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
-        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
-        if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
-            images = images.numpy()
-        if isinstance(images, np.ndarray):
-            if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
-                raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
-            if self._fits(images.shape):
-                return self.normalise(images)
-        return self.normalise_all([self.fit(image) for image in images])
-
-    def normalise_all(self, images: Sequence[Pixels]) -> Tensor:
-        """Images that `fit` has seen, each (size, size, 3), to (N, 3, size, size) float32."""
-        return self.normalise(np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8))
-
-    def _fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether images of this shape pass `fit` unchanged."""
-        return self.crop != "tf" and shape[1:3] == (self.size, self.size) and self.resize in (None, self.size)
 
 
 PRESETS: dict[str, Preprocess] = {

@@ -101,7 +101,7 @@ def _batches(images: Images, model: EvaluatedModel, look: Look) -> Iterator[Batc
     preprocess = model.network[1]
     for start in range(0, len(images), _BATCH):
         pixels = [images[row] for row in range(start, min(start + _BATCH, len(images)))]
-        yield look(preprocess.normalise_all([preprocess.fit(image) for image in pixels])).cpu()
+        yield look(preprocess(pixels)).cpu()
 
 
 def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], model: EvaluatedModel) -> Row:
@@ -120,7 +120,7 @@ def _row(name: str, detector: Detector, look: Look, images: dict[str, Images], m
 def _extra_seconds(detector: Detector, look: Look, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:
     """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
     classifier, preprocess = model.network
-    inputs = preprocess.normalise_all([preprocess.fit(images[row]) for row in range(min(_TIMED, len(images)))])
+    inputs = preprocess([images[row] for row in range(min(_TIMED, len(images)))])
     plain, whole = [], []
     for _ in range(repeats):
         start = time.perf_counter()
