@@ -12,10 +12,10 @@ from functools import partial
 
 from torch import nn
 
-from fdbd.networks.architectures.cifar_resnet import CifarResNet
 from fdbd.networks.architectures.densenet import DenseNet
 from fdbd.networks.architectures.efficientnet_lite import efficientnet_lite
 from fdbd.networks.architectures.imagenet_resnet import SHA256, resnet50_imagenet
+from fdbd.networks.architectures.resnet import CifarResNet
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.files import data_roots, hash_file
 

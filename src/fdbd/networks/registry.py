@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from fdbd.networks.architectures.cifar_resnet import CifarResNet
 from fdbd.networks.architectures.compact_resnet import CompactResNet
 from fdbd.networks.architectures.densenet import DenseNet
-from fdbd.networks.architectures.resnet import BasicBlock, Bottleneck, ResNet
+from fdbd.networks.architectures.resnet import BasicBlock, Bottleneck, CifarResNet, ResNet
 from fdbd.networks.architectures.wide_resnet import WideResNet
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.extras import require
@@ -23,7 +22,7 @@ _OURS: dict[str, Callable[[int], nn.Module]] = {
     **{f"resnet{depth}": lambda c, d=depth: CifarResNet(d, c) for depth in (20, 32, 44, 56, 110)},  # type: ignore[misc]
     "resnet18": lambda c: ResNet(BasicBlock, (2, 2, 2, 2), c),
     "resnet34": lambda c: ResNet(BasicBlock, (3, 4, 6, 3), c),
-    "resnet50": lambda c: ResNet(Bottleneck, (3, 4, 6, 3), c),
+    "resnet50": lambda c: ResNet(Bottleneck, (3, 4, 6, 3), c, expansion=4),
     "densenet100": lambda c: DenseNet(100, 12, c),
     "densenet22": lambda c: DenseNet(22, 12, c),
     "wrn40_2": lambda c: WideResNet(40, 2, c),

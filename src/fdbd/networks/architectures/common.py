@@ -3,6 +3,7 @@ into backbone and linear head without guessing."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -26,10 +27,7 @@ class Network(nn.Module):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Feature map (N, P, h, w) to penultimate features (N, P) if `pre_logits`, else to logits (N, C)."""
         pooled = x.mean(dim=(2, 3))
-        if pre_logits:
-            return pooled
-        logits: Tensor = self.get_classifier()(pooled)
-        return logits
+        return pooled if pre_logits else self.get_classifier()(pooled)
 
     def get_classifier(self) -> nn.Module:
         """The linear head."""
@@ -39,14 +37,42 @@ class Network(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
+class PreActivated(Network):
+    """A network whose blocks normalise first: its modules in the order of their registration, then a rectifier."""
+
+    head_name = "fc"
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        for name, module in self.named_children():
+            x = x if name == self.head_name else module(x)
+        return F.relu(x)
+
+
+class Stage(nn.Module):
+    """Blocks one after the other, under the name `layer`."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def count_blocks(network: str, depth: int, others: int) -> int:
+    """n of a network of 6n + `others` layers."""
+    if depth < 6 + others or (depth - others) % 6:
+        raise ValueError(f"{network} has 6n+{others} layers, not {depth}")
+    return (depth - others) // 6
+
+
 def he_init(model: nn.Module) -> None:
-    """He et al. (2015) initialisation (fan out) for convolutions; batch norms start as the identity."""
+    """He et al. (2015) initialisation (fan out) for convolutions; batch norms start as the identity, as torch makes
+    them."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -56,6 +82,3 @@ def count_parameters(model: nn.Module) -> int:
     8
     """
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-__all__ = ["Network", "count_parameters", "he_init"]

