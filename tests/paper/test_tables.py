@@ -14,7 +14,7 @@ from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, models
 from fdbd.paper.detector_tables import beats
-from fdbd.paper.image_detectors import image_results, rotated
+from fdbd.paper.image_detectors import RotatedCSI, image_results
 from fdbd.paper.models import EvaluatedModel
 from fdbd.results.rows import Latency
 
@@ -135,19 +135,19 @@ class Tiny(torch.nn.Module):
         return self.head(self.body(images))
 
 
-def test_odin_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, monkeypatch) -> None:
+def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fdbd.paper.test_tiny_model", Tiny, raising=False)
     generator = np.random.default_rng(0)
     preprocess = {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}
-    sets = {}
+    classifier = Classifier(Tiny().eval())
+    sets, labels = {}, {}
     for name, count in (("inside", 40), ("outside", 30)):
         pixels = generator.integers(0, 255, (count, 8, 8, 3), np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=pixels, y=np.arange(count) % 3)
-        inputs = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 * 2 - 1
-        sets[name] = inputs
-    classifier = Classifier(Tiny().eval())
+        sets[name] = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 * 2 - 1
+        labels[name] = classifier(sets[name]).logits.argmax(dim=1)
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=labels[name].numpy())
     features = {name: classifier(inputs).features.detach() for name, inputs in sets.items()}
-    inside = FeatureSet("inside", features["inside"], torch.arange(40) % 3)
+    inside = FeatureSet("inside", features["inside"], labels["inside"])
     benchmark = Benchmark(classifier.head, inside, inside, [FeatureSet("outside", features["outside"])])
     config = Config.from_dict(
         {
@@ -157,16 +157,26 @@ def test_odin_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, mo
             "preprocess": preprocess,
         }
     )
-    results = image_results(
-        EvaluatedModel("tiny", benchmark, {}, config), ["odin", "csi"], ["fdbd"], limit=20, say=lambda text: None
-    )
-    assert [row.name for row in results.rows] == ["fdbd", "odin", "csi"]
+    model = EvaluatedModel("tiny", benchmark, {"layers": ["body.1"]}, config)
+    names = ["odin", "csi", "mds, layers and noise"]
+    results = image_results(model, names, ["fdbd"], limit=20, say=lambda text: None)
+    assert [row.name for row in results.rows] == ["fdbd", *names]
     assert {len(row.id_scores) for row in results.rows} == {20}
     assert {len(row.ood_scores["outside"]) for row in results.rows} == {15}
-    views = rotated(sets["inside"][:20:2], classifier).views
+    views = RotatedCSI().observe(sets["inside"][:20:2], classifier).views
     assert views is not None
     turned = classifier(torch.rot90(sets["inside"][:20:2], 2, (2, 3))).features
     assert torch.allclose(views[2], turned, atol=1e-6)
+    images = sets["inside"]
+    csi = fdbd.CSI().fit(RotatedCSI().observe(images, classifier).detach(), classifier.head)
+    expected = csi.score(RotatedCSI().observe(images[::2], classifier)).detach()
+    assert torch.allclose(results.row("csi").id_scores, expected, atol=1e-4), "CSI is fitted and asked on its own views"
+    noisy = fdbd.Guard(
+        Classifier(Tiny().eval(), layers=["body.1"]),
+        fdbd.MDS(["body.1"], std=0.5),
+        perturb=fdbd.InputPerturbation(0.005, objective="score", std=0.5),
+    ).fit([(images, labels["inside"])])
+    assert torch.allclose(results.row("mds, layers and noise").id_scores, noisy.score(images[::2]), atol=1e-3)
     moved = results.row("odin").id_scores
     assert torch.allclose(moved, torch.full_like(moved, 1 / 3), atol=0.01), "at T = 1000 the softmax is nearly flat"
 

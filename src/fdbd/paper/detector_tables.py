@@ -47,10 +47,16 @@ def detector_table(experiment: Experiment, say: Say) -> Result:
         result.checks += _cost(part, settings.get("cost_below"))
         result.checks += _chance(part, settings.get("near_chance", []))
         result.more += [(results.to_markdown(), results.to_latex()) for results in part.all()]
-    result.checks += _across(parts, settings.get("improves_with"))
+    for pairing in settings.get("across_models", []):
+        result.checks += _across(parts, *pairing)
     result.notes.append(f"{convention('id')}.")
     if any(part.from_images for part in parts):
-        result.notes.append("† needs images: on a part of each set; its time includes the passes through the network.")
+        fitted = f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
+        result.notes.append(
+            f"† needs images: at most {settings['image_limit']:,} of each set, fitted on {fitted} training images. "
+            "Statements compare it with fdbd on the same images; its time includes the passes through the network."
+        )
+    result.notes += [settings["note"]] if "note" in settings else []
     result.data = {part.model.title: [results.to_dict() for results in part.all()] for part in parts}
     result.figure = _figure(parts)
     return result
@@ -64,7 +70,8 @@ def _run(model: EvaluatedModel, settings: Mapping[str, Any], say: Say, missing: 
     from_images = None
     if wanted:
         try:
-            from_images = image_results(model, wanted, ["fdbd"], settings["image_limit"], say)
+            limits = settings["image_limit"], say, settings.get("image_fit_limit")
+            from_images = image_results(model, wanted, ["fdbd"], *limits)
         except (DatasetUnavailable, OSError) as error:
             reason = " ".join(str(error).split())
             missing.append(f"{', '.join(wanted)} on {model.title} need images: {reason}")
@@ -183,15 +190,21 @@ def _chance(part: Part, names: Sequence[str]) -> list[Check]:
     return checks
 
 
-def _across(parts: Sequence[Part], name: str | None) -> list[Check]:
-    """Whether a detector gains from the second model's training."""
-    if name is None or len(parts) < 2:
+def _across(parts: Sequence[Part], first: str, detector: str, second: str, other: str) -> list[Check]:
+    """Whether a detector on one model separates better than one on another model, where both are there."""
+    found = {
+        (part.model.title, row.name): results
+        for part in parts
+        for results in reversed(part.all())
+        for row in results.finished
+    }
+    if (first, detector) not in found or (second, other) not in found:
         return []
-    values = [average(part.results, name, "auroc") for part in parts[:2]]
-    titles = [part.model.title for part in parts[:2]]
-    statement = f"{name} separates better on the {titles[1]} model than on the {titles[0]} model"
-    measured = f"AUROC {percent(values[1])} against {percent(values[0])}."
-    return [check_difference(statement, difference(values[1], values[0]), measured)]
+    values = [average(found[key], key[1], "auroc") for key in ((first, detector), (second, other))]
+    than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
+    statement = f"{detector} on the {first} model separates better than {than}"
+    measured = f"AUROC {percent(values[0])} against {percent(values[1])}."
+    return [check_difference(statement, difference(*values), measured)]
 
 
 def _figure(parts: Sequence[Part]) -> Any:

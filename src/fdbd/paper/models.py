@@ -26,7 +26,7 @@ from fdbd.paper.result import Result
 from fdbd.util.files import cache_root, data_roots
 
 Floats = NDArray[np.float64]
-_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every")
+_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every", "layers")
 
 
 class MissingData(RuntimeError):
@@ -54,7 +54,7 @@ class EvaluatedModel:
         limit = len(features) if self.config.limit is None else self.config.limit
         names = (self.config.id, *self.config.ood)
         name = next(each for each in names if features.name in (each, Path(each).stem))
-        return load(name, "test", limit=limit).subset(np.arange(0, len(features), step))
+        return load(name, "test", limit=limit, for_size=self.network[1].size).subset(np.arange(0, len(features), step))
 
     def training_mean(self) -> Tensor:
         """(P,) float64 mean of the training features."""
