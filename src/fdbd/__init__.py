@@ -5,6 +5,7 @@ torch. `fdbd.api` lists them.
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from fdbd.util.version import __version__ as __version__
@@ -17,28 +18,7 @@ if TYPE_CHECKING:
     from fdbd.deploy.monitor import Monitor as Monitor
 
 _ELSEWHERE = {"Benchmark": "fdbd.bench", "Results": "fdbd.bench", "Monitor": "fdbd.deploy.monitor"}
-_ROOMS = [
-    "bench",
-    "core",
-    "data",
-    "decision",
-    "deploy",
-    "detectors",
-    "fitting",
-    "geometry",
-    "jobs",
-    "kernels",
-    "metrics",
-    "models",
-    "networks",
-    "paper",
-    "report",
-    "results",
-    "shaping",
-    "statistics",
-    "testing",
-    "train",
-]
+_ROOMS = {module.name for module in iter_modules(__path__)}  # noqa: F405
 
 
 def __getattr__(name: str) -> object:
@@ -46,14 +26,13 @@ def __getattr__(name: str) -> object:
         return import_module(f"fdbd.{name}")
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
-    public = import_module("fdbd.api").__all__
+    public = {key: value for key, value in vars(import_module("fdbd.api")).items() if not key.startswith("_")}
     if name == "__all__":
         return [*public, *_ELSEWHERE, "metrics"]
     if name not in public:
         raise AttributeError(f"module 'fdbd' has no attribute {name!r}")
-    value = getattr(import_module("fdbd.api"), name)
-    globals()[name] = value
-    return value
+    globals()[name] = public[name]
+    return public[name]
 
 
 def __dir__() -> list[str]:

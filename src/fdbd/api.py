@@ -1,102 +1,55 @@
 """The public names that need torch, imported together when `fdbd` is first asked for one of them."""
 
-from fdbd.core.artifact import ArtifactError
-from fdbd.core.batch import Batch, Head
-from fdbd.core.perturbation import InputPerturbation
-from fdbd.decision.answers import Decision, Explanation, NotCalibratedError
-from fdbd.decision.guard import Guard
-from fdbd.decision.guard_file import from_hub, load
-from fdbd.decision.threshold import Threshold
-from fdbd.detectors import (
-    CSI,
-    DICE,
-    FDBD,
-    GEN,
-    KNN,
-    MDS,
-    MSP,
-    NCI,
-    NECO,
-    ODIN,
-    RMDS,
-    SHE,
-    SSD,
-    AdaSCALE,
-    Detector,
-    Deviation,
-    Energy,
-    Ensemble,
-    Entropy,
-    GradNorm,
-    KLMatching,
-    MaxLogit,
-    NNGuide,
-    NotFittedError,
-    OpenMax,
-    Paper,
-    Residual,
-    Shaped,
-    TemperatureScaling,
-    ViM,
-    create,
-    list_detectors,
-    list_shapings,
-)
-from fdbd.networks.classifier import Classifier
-from fdbd.shaping import ASHB, ASHP, ASHS, LTS, SCALE, VRA, ReAct, Shaping
-
-__all__ = [
-    "ASHB",
-    "ASHP",
-    "ASHS",
-    "CSI",
-    "DICE",
-    "FDBD",
-    "GEN",
-    "KNN",
-    "LTS",
-    "MDS",
-    "MSP",
-    "NCI",
-    "NECO",
-    "ODIN",
-    "RMDS",
-    "SCALE",
-    "SHE",
-    "SSD",
-    "VRA",
-    "AdaSCALE",
-    "ArtifactError",
-    "Batch",
-    "Classifier",
-    "Decision",
-    "Detector",
-    "Deviation",
-    "Energy",
-    "Ensemble",
-    "Entropy",
-    "Explanation",
-    "GradNorm",
-    "Guard",
-    "Head",
-    "InputPerturbation",
-    "KLMatching",
-    "MaxLogit",
-    "NNGuide",
-    "NotCalibratedError",
-    "NotFittedError",
-    "OpenMax",
-    "Paper",
-    "ReAct",
-    "Residual",
-    "Shaped",
-    "Shaping",
-    "TemperatureScaling",
-    "Threshold",
-    "ViM",
-    "create",
-    "from_hub",
-    "list_detectors",
-    "list_shapings",
-    "load",
-]
+from fdbd.core.artifact import ArtifactError as ArtifactError
+from fdbd.core.batch import Batch as Batch
+from fdbd.core.batch import Head as Head
+from fdbd.core.perturbation import InputPerturbation as InputPerturbation
+from fdbd.decision.answers import Decision as Decision
+from fdbd.decision.answers import Explanation as Explanation
+from fdbd.decision.answers import NotCalibratedError as NotCalibratedError
+from fdbd.decision.guard import Guard as Guard
+from fdbd.decision.guard_file import from_hub as from_hub
+from fdbd.decision.guard_file import load as load
+from fdbd.decision.threshold import Threshold as Threshold
+from fdbd.detectors import CSI as CSI
+from fdbd.detectors import DICE as DICE
+from fdbd.detectors import FDBD as FDBD
+from fdbd.detectors import GEN as GEN
+from fdbd.detectors import KNN as KNN
+from fdbd.detectors import MDS as MDS
+from fdbd.detectors import MSP as MSP
+from fdbd.detectors import NCI as NCI
+from fdbd.detectors import NECO as NECO
+from fdbd.detectors import ODIN as ODIN
+from fdbd.detectors import RMDS as RMDS
+from fdbd.detectors import SHE as SHE
+from fdbd.detectors import SSD as SSD
+from fdbd.detectors import AdaSCALE as AdaSCALE
+from fdbd.detectors import Detector as Detector
+from fdbd.detectors import Deviation as Deviation
+from fdbd.detectors import Energy as Energy
+from fdbd.detectors import Ensemble as Ensemble
+from fdbd.detectors import Entropy as Entropy
+from fdbd.detectors import GradNorm as GradNorm
+from fdbd.detectors import KLMatching as KLMatching
+from fdbd.detectors import MaxLogit as MaxLogit
+from fdbd.detectors import NNGuide as NNGuide
+from fdbd.detectors import NotFittedError as NotFittedError
+from fdbd.detectors import OpenMax as OpenMax
+from fdbd.detectors import Paper as Paper
+from fdbd.detectors import Residual as Residual
+from fdbd.detectors import Shaped as Shaped
+from fdbd.detectors import TemperatureScaling as TemperatureScaling
+from fdbd.detectors import ViM as ViM
+from fdbd.detectors import create as create
+from fdbd.detectors import list_detectors as list_detectors
+from fdbd.detectors import list_shapings as list_shapings
+from fdbd.networks.classifier import Classifier as Classifier
+from fdbd.shaping import ASHB as ASHB
+from fdbd.shaping import ASHP as ASHP
+from fdbd.shaping import ASHS as ASHS
+from fdbd.shaping import LTS as LTS
+from fdbd.shaping import SCALE as SCALE
+from fdbd.shaping import VRA as VRA
+from fdbd.shaping import ReAct as ReAct
+from fdbd.shaping import Shaping as Shaping

@@ -14,7 +14,6 @@ import pytest
 import fdbd
 import fdbd.metrics
 import fdbd.testing
-from fdbd import api
 from fdbd.core.configuration import Passes
 
 SENT_BACK = Passes
@@ -25,8 +24,7 @@ SPECIAL = ("__init__", "__call__", "__iter__", "__getitem__", "__len__")
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
-    for name in (*api.__all__, "Benchmark", "Monitor", "Results"):
-        yield name, getattr(fdbd, name)
+    yield from ((name, getattr(fdbd, name)) for name in fdbd.__all__ if name != "metrics")
     yield "testing.check_detector", fdbd.testing.check_detector
     yield from ((f"metrics.{name}", getattr(fdbd.metrics, name)) for name in own_names(fdbd.metrics))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdbd.commands import options
+from fdbd.commands.options import arg, opt
 
 if TYPE_CHECKING:
     from fdbd.bench import Benchmark, Results
-    from fdbd.bench.detector_specs import Spec
 
-FORMATS = ("html", "json", "csv", "md", "tex")
+WRITERS = {"html": "to_html", "json": "to_json", "csv": "to_csv", "md": "to_markdown", "tex": "to_latex"}
+"""Methods of `Results` by format."""
 SHORT = 5
 """Detectors in the table, and fDBD, unless all are asked for."""
 
@@ -30,32 +30,23 @@ class Positive(str, Enum):
 
 
 def bench(
-    config: Annotated[
-        Path | None, typer.Argument(help="A .toml file; left out, the features in the package are used.")
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="Which of the package's models, where there is no config.")
-    ] = "imagenet-resnet50",
+    config: Annotated[Path | None, arg("A .toml file; left out, the features in the package are used.")] = None,
+    model: Annotated[str, opt("Which of the package's models, where there is no config.")] = "imagenet-resnet50",
     detectors: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated names: fdbd, knn, react+energy, package.module:Class, …; default: all."),
+        str | None, opt("Comma-separated names: fdbd, knn, react+energy, package.module:Class, …; default: all.")
     ] = None,
-    positive: Annotated[
-        Positive | None, typer.Option(help="FPR convention: id (the paper's, default) or ood (OpenOOD's).")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for report.html and results.json.")] = Path("."),
+    positive: Annotated[Positive | None, opt("FPR convention: id (the paper's, default) or ood (OpenOOD's).")] = None,
+    out: Annotated[Path, opt("Folder for report.html and results.json.")] = Path("."),
     formats: Annotated[
-        str, typer.Option("--format", help="Files to write: any of html,json,csv,md,tex, comma-separated.")
+        str, opt("Files to write: any of html,json,csv,md,tex, comma-separated.", "--format")
     ] = "html,json",
-    latency: Annotated[bool, typer.Option(help="Time the score stage of each detector.")] = True,
+    latency: Annotated[bool, opt("Time the score stage of each detector.")] = True,
     device: options.Device = "auto",
     autocast: options.Autocast = False,
     trust_model: options.TrustModel = False,
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Print every detector and column that fits, not only the best.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
-    init: Annotated[Path | None, typer.Option(help="Write an example config there and leave.")] = None,
+    show_all: Annotated[bool, opt("Print every detector and column that fits, not only the best.", "--all")] = False,
+    as_json: Annotated[bool, opt("Print the results as JSON instead of a table.", "--json")] = False,
+    init: Annotated[Path | None, opt("Write an example config there and leave.")] = None,
 ) -> None:
     """Compare detectors on the same features: what was found, report.html and results.json.
 
@@ -67,15 +58,33 @@ def bench(
     if init is not None:
         _write_example(init)
         return
-    suffixes = [name.strip() for name in formats.split(",") if name.strip()]
+    suffixes, started = _names(formats), time.perf_counter()
     for name in suffixes:
-        if name not in FORMATS:
-            raise ValueError(f"--format has {name!r}, expected any of {', '.join(FORMATS)}")
-    started = time.perf_counter()
-    given = None if detectors is None else [name.strip() for name in detectors.split(",") if name.strip()]
-    benchmark, results = _run(config, model, given, positive, device, autocast, trust_model, latency)
+        if name not in WRITERS:
+            raise ValueError(f"--format has {name!r}, expected any of {', '.join(WRITERS)}")
+    from fdbd.bench import Config, benchmark_of, load_bundle
+    from fdbd.bench.detector_specs import detectors_from
+
+    # Everything that can be wrong is looked at before the network runs.
+    described = None if config is None else Config.from_file(config)
+    named = None if detectors is None else _names(detectors)
+    specs = named or (None if described is None else described.detectors)
+    chosen = None if specs is None else detectors_from(specs, trust=trust_model or bool(named))
+    if described is None:
+        benchmark = load_bundle(model)
+    else:
+        import torch
+
+        precision = torch.bfloat16 if autocast else None
+        benchmark = benchmark_of(described, device=device, trust=trust_model, autocast=precision)
+    if positive is not None:
+        benchmark.positive = "id" if positive is Positive.id else "ood"
+    typer.echo(f"fdbd: {_about(benchmark)}", err=True)
+    results = benchmark.run(chosen, latency=latency)
     out.mkdir(parents=True, exist_ok=True)
-    written = [_write(results, suffix, out) for suffix in suffixes]
+    written = [out / ("report.html" if suffix == "html" else f"results.{suffix}") for suffix in suffixes]
+    for suffix, path in zip(suffixes, written):
+        getattr(results, WRITERS[suffix])(path)
     if as_json:
         typer.echo(json.dumps(results.to_dict()))
     else:
@@ -88,44 +97,16 @@ def bench(
         raise typer.Exit(1)
 
 
-def _run(
-    path: Path | None,
-    model: str,
-    names: list[str] | None,
-    positive: Positive | None,
-    device: str | None,
-    autocast: bool,
-    trust: bool,
-    latency: bool,
-) -> tuple[Benchmark, Results]:
-    """Everything that can be wrong is looked at before the network runs."""
-    from fdbd.bench import Config, benchmark_of, load_bundle
-    from fdbd.bench.detector_specs import detectors_from
-
-    config = None if path is None else Config.from_file(path)
-    specs: list[Spec] | None = None if config is None or config.detectors is None else list(config.detectors)
-    chosen = (
-        None if specs is None and names is None else detectors_from(names or specs or [], trust=trust or bool(names))
-    )
-    if config is None:
-        benchmark = load_bundle(model)
-    else:
-        import torch
-
-        precision = torch.bfloat16 if autocast else None
-        benchmark = benchmark_of(config, device=device, trust=trust, autocast=precision)
-    if positive is not None:
-        benchmark.positive = "id" if positive is Positive.id else "ood"
-    typer.echo(f"fdbd: {_about(benchmark)}", err=True)
-    return benchmark, benchmark.run(chosen, latency=latency)
+def _names(text: str) -> list[str]:
+    """Comma-separated names."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _about(benchmark: Benchmark) -> str:
     """What happens next, in one line."""
-    outside = sum(len(samples.features) for samples in benchmark.ood)
     return (
-        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test.features):,} ID and "
-        f"{outside:,} OOD samples, and is timed"
+        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
+        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed"
     )
 
 
@@ -148,19 +129,6 @@ def _show(results: Results, written: list[Path], seconds: float, show_all: bool)
     table = results.table(width=console.width, top=None if show_all else SHORT)
     table.title = None  # stands above
     console.print(table)
-
-
-def _write(results: Results, suffix: str, out: Path) -> Path:
-    path = out / ("report.html" if suffix == "html" else f"results.{suffix}")
-    write: dict[str, Callable[[Path], object]] = {
-        "html": results.to_html,
-        "json": results.to_json,
-        "csv": results.to_csv,
-        "md": results.to_markdown,
-        "tex": results.to_latex,
-    }
-    write[suffix](path)
-    return path
 
 
 def _write_example(path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import Annotated
 
 import typer
 
-from fdbd.commands import options
+from fdbd.commands.options import Json, answer, arg
 
 
 class Action(str, Enum):
@@ -20,9 +19,9 @@ class Action(str, Enum):
 
 
 def cache(
-    action: Annotated[Action, typer.Argument(help="list, verify or clear.")] = Action.list,
-    keys: Annotated[list[str] | None, typer.Argument(help="Only these entries, for clear.")] = None,
-    as_json: options.Json = False,
+    action: Annotated[Action, arg("list, verify or clear.", show_default=True)] = Action.list,
+    keys: Annotated[list[str] | None, arg("Only these entries, for clear.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Look after cached features: one forward pass for each model, dataset and preprocessing.
 
@@ -33,29 +32,20 @@ def cache(
     store = FeatureCache()
     if action is Action.clear:
         freed = store.clear(keys or None)
-        typer.echo(json.dumps({"freed_bytes": freed}) if as_json else f"freed {freed / 1e6:.1f} MB")
+        answer({"freed_bytes": freed}, as_json, f"freed {freed / 1e6:.1f} MB")
         return
     if action is Action.verify:
         problems = store.verify()
-        if as_json:
-            typer.echo(json.dumps([problem._asdict() for problem in problems]))
-        else:
-            for p in problems:
-                options.say(f"{p.key}: shard {p.shard}: {p.reason}; it is computed anew when next asked for")
-            if not problems:
-                options.say("every shard is as it was written")
+        lines = [f"{p.key}: shard {p.shard}: {p.reason}; it is computed anew when next asked for" for p in problems]
+        answer([p._asdict() for p in problems], as_json, *(lines or ["every shard is as it was written"]))
         if problems:
             raise typer.Exit(1)
         return
     entries = store.list()
-    if as_json:
-        typer.echo(
-            json.dumps([{**vars(entry), "path": str(entry.path), "complete": entry.is_complete} for entry in entries])
-        )
-        return
-    options.say(f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB")
+    found = [{**vars(entry), "path": str(entry.path), "complete": entry.is_complete} for entry in entries]
+    lines = [f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")
-        options.say(entry.key)
-        options.say(f"  {entry.model} on {entry.dataset}")
-        options.say(f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}")
+        lines += [entry.key, f"  {entry.model} on {entry.dataset}"]
+        lines.append(f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}")
+    answer(found, as_json, *lines)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from fdbd.commands import options
+from fdbd.commands.options import Json, answer, arg, opt, print_table
 
 
 def data(
-    name: Annotated[
-        str | None, typer.Argument(help="A dataset, or public:NETWORK for its weights; left out, all are listed.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="train or test.")] = "test",
-    verify: Annotated[bool, typer.Option("--verify", help="Compare what is here with the known SHA-256 sums.")] = False,
-    as_json: options.Json = False,
+    name: Annotated[str | None, arg("A dataset, or public:NETWORK for its weights; left out, all are listed.")] = None,
+    split: Annotated[str, opt("train or test.")] = "test",
+    verify: Annotated[bool, opt("Compare what is here with the known SHA-256 sums.", "--verify")] = False,
+    as_json: Json = False,
 ) -> None:
     """List datasets, or fetch one, or the weights of a public network, into the cache.
 
@@ -51,21 +48,17 @@ def _list(as_json: bool) -> None:
         for entry in list_datasets()
     ]
     if as_json:
-        typer.echo(json.dumps(rows))
+        answer(rows, as_json)
         return
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    columns = {"name": "name", "images": "images", "classes": "classes", "size": "size", "megabytes": "MB"}
-    table = Table(*columns.values(), "here")
-    for row in rows:
-        cells = ["" if row[key] is None else str(row[key]) for key in columns]
-        table.add_row(*cells, "yes" if row["here"] else "no" if row["here"] is False else "")
-    console.print(table)
+    shown = {None: "", True: "yes", False: "no"}
+    titles = {"name": "name", "images": "images", "classes": "classes", "size": "size", "megabytes": "MB"}
+    cells = [[*("" if row[key] is None else str(row[key]) for key in titles), shown[row["here"]]] for row in rows]
+    print_table([*titles.values(), "here"], cells)
     for row in rows:  # beneath, since no column is wide enough
-        console.print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
+        Console().print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
 
 
 def _fetch(name: str, split: str, as_json: bool) -> None:
@@ -80,10 +73,7 @@ def _fetch(name: str, split: str, as_json: bool) -> None:
 
         images = load(name, split, progress=progress)
     found = {"name": images.name, "split": split, "images": len(images), "source": images.source}
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        options.say(f"{images.name} {split}: {len(images):,} images from {images.source}")
+    answer(found, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}")
 
 
 def _fetch_network(name: str, as_json: bool) -> None:
@@ -93,17 +83,14 @@ def _fetch_network(name: str, as_json: bool) -> None:
     network = public_network(name.removeprefix("public:"))
     network.build()
     found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
-    typer.echo(json.dumps(found) if as_json else f"{name}: {network.file} from {network.source}")
+    answer(found, as_json, f"{name}: {network.file} from {network.source}")
 
 
 def _verify(name: str, split: str, as_json: bool) -> None:
     from fdbd.data.datasets import verify
 
     problems = verify(name, split)
-    if as_json:
-        typer.echo(json.dumps({"name": name, "split": split, "problems": problems}))
-    else:
-        for line in problems or [f"{name} {split}: as it should be"]:
-            options.say(line)
+    lines = problems or [f"{name} {split}: as it should be"]
+    answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
     if problems:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -11,9 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from fdbd.commands import options
+from fdbd.commands.options import Json, answer
 
 EXTRAS = {
     "vision": ("torchvision", "timm", "PIL"),
@@ -26,19 +23,14 @@ EXTRAS = {
 """Modules of each extra."""
 
 
-def doctor(as_json: options.Json = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """Say what is installed, which extras are missing, which devices there are, and where files are kept.
 
     Example: `fdbd doctor`
     """
     found = examine()
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    for title, lines in found.items():
-        typer.echo(f"{title}")
-        for name, value in lines.items():
-            typer.echo(f"  {name:<14} {value}")
+    lines = [[title, *(f"  {name:<14} {value}" for name, value in part.items())] for title, part in found.items()]
+    answer(found, as_json, *(line for part in lines for line in part))
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -50,32 +42,23 @@ def examine() -> dict[str, dict[str, Any]]:
     from fdbd.util.version import __version__
 
     versions = {"fdbd": __version__, "python": platform.python_version(), "system": platform.platform()}
-    versions |= {name: _version(name) for name in ("torch", "numpy", "numba", "scikit-learn", "safetensors")}
+    for name in ("torch", "numpy", "numba", "scikit-learn", "safetensors"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "missing"
     devices = {"in use": str(choose_device("auto")), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     extras = {}
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
-    roots = [str(root) for root in data_roots()]
     folders = {
         "cache": _folder(cache_root()),
-        "data": ", ".join(roots) or "none: FDBD_DATA names none",
+        "data": ", ".join(map(str, data_roots())) or "none: FDBD_DATA names none",
         "free here": _gigabytes(shutil.disk_usage(".").free),
     }
-    return {
-        "Versions": versions,
-        "Devices": devices,
-        "Extras": extras,
-        "Folders": folders,
-        "Kernels": {"compiled": _kernels()},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
+    kernels = {"compiled": _kernels()}
+    return {"Versions": versions, "Devices": devices, "Extras": extras, "Folders": folders, "Kernels": kernels}
 
 
 def _folder(path: Path) -> str:

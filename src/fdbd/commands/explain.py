@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fdbd.commands import options
+from fdbd.commands.options import answer, arg, opt, print_table, say
 from fdbd.util.terminal import printable
 
 if TYPE_CHECKING:
@@ -18,12 +16,11 @@ if TYPE_CHECKING:
 
 def explain(
     guard: options.GuardFile,
-    images: Annotated[list[Path], typer.Argument(help="One or more image files.", show_default=False)],
+    images: Annotated[list[Path], arg("One or more image files.")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."),
+        Path | None, opt("Also draw a picture: .png, .svg or .pdf; for several images, a folder for them.")
     ] = None,
-    top: Annotated[int, typer.Option(help="How many boundaries to show, the nearest first.")] = 10,
+    top: Annotated[int, opt("How many boundaries to show, the nearest first.")] = 10,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
     device: options.Device = "auto",
@@ -55,7 +52,7 @@ def explain(
         if not as_json:
             _print(sample, image, picture)
     if as_json:
-        typer.echo(json.dumps(found[0] if len(found) == 1 else found))
+        answer(found[0] if len(found) == 1 else found, as_json)
 
 
 def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | None]:
@@ -79,28 +76,17 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
 
 
 def _print(sample: Sample, image: Path, picture: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(printable(str(image))), title_justify="left")
-    for title in ("boundary to", "distance", "share of the score"):
-        table.add_column(title, justify="left" if title == "boundary to" else "right")
-    for boundary in sample.boundaries:
-        table.add_row(Text(printable(boundary.name)), f"{boundary.distance:.4g}", f"{boundary.share:.1%}")
-    console = Console()
-    console.print(table)
+    titles = ["boundary to", "distance", "share of the score"]
+    rows = [[each.name, f"{each.distance:.4g}", f"{each.share:.1%}"] for each in sample.boundaries]
+    print_table(titles, rows, right=titles[1:], title=str(image))
     if sample.others:
-        console.print(Text(f"and {sample.others} more, farther away", style="dim"))
+        say(f"and {sample.others} more, farther away")
     verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
-    standing = (
-        "is not finite"
-        if not math.isfinite(sample.score)
-        else f"is above {sample.standing:.1%} of the calibration scores"
-    )
-    options.say(
-        f"predicted {sample.predicted}: {verdict}. Score {sample.score:.4g} {standing} "
+    above = f"is above {sample.standing:.1%} of the calibration scores"
+    say(
+        f"predicted {sample.predicted}: {verdict}. "
+        f"Score {sample.score:.4g} {above if math.isfinite(sample.score) else 'is not finite'} "
         f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
     )
     if picture is not None:
-        console.print(Text(printable(str(picture)), style="dim"))
+        say(str(picture))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from fdbd.commands import options
+from fdbd.commands.options import opt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,27 +21,23 @@ ROWS = 4
 
 def export(
     guard: options.GuardFile,
-    out: Annotated[Path, typer.Option(help="An .onnx file; or an .xml file, for OpenVINO.")] = Path("guard.onnx"),
+    out: Annotated[Path, opt("An .onnx file; or an .xml file, for OpenVINO.")] = Path("guard.onnx"),
     example: Annotated[
-        Path | None,
-        typer.Option(help="An image, or an .npz or .parquet of features, to verify the graph on; default: noise."),
+        Path | None, opt("An image, or an .npz or .parquet of features, to verify the graph on; default: noise.")
     ] = None,
-    features: Annotated[
-        bool, typer.Option("--features", help="A graph that takes features, without the model.")
-    ] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Run the network in 8 bits; asks for --calibration.")] = False,
+    features: Annotated[bool, opt("A graph that takes features, without the model.", "--features")] = False,
+    int8: Annotated[bool, opt("Run the network in 8 bits; asks for --calibration.", "--int8")] = False,
     calibration: Annotated[
-        str | None,
-        typer.Option(help="With --int8: data to set ranges and threshold on, which the network and the fit never saw."),
+        str | None, opt("With --int8: data to set ranges and threshold on, which the network and the fit never saw.")
     ] = None,
     max_disagreement: Annotated[
-        float, typer.Option(help="With --int8: share of them whose label or decision may differ from the guard's.")
+        float, opt("With --int8: share of them whose label or decision may differ from the guard's.")
     ] = 0.05,
-    opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators; default: 18.")] = None,
+    opset: Annotated[int | None, opt("Version of the ONNX operators; default: 18.")] = None,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
     trust_model: options.TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what the file says of itself, as JSON.")] = False,
+    as_json: Annotated[bool, opt("Print what the file says of itself, as JSON.", "--json")] = False,
 ) -> None:
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.
 
@@ -74,10 +68,8 @@ def export(
         from fdbd.deploy.openvino import export_openvino
 
         path = export_openvino(opened.guard, out, given, class_names=names, opset=version)
-        if as_json:
-            typer.echo(json.dumps({"out": str(path)}))
-        else:
-            options.say(f"{path} and {path.with_suffix('.bin').name}: OpenVINO, {label}, {agrees}")
+        line = f"{path} and {path.with_suffix('.bin').name}: OpenVINO, {label}, {agrees}"
+        options.answer({"out": str(path)}, as_json, line)
         return
     if int8:
         from fdbd.core.batch import Batch
@@ -97,10 +89,8 @@ def export(
     else:
         export_onnx(opened.guard, out, given, class_names=names, opset=version)
     about = metadata(out)
-    if as_json:
-        typer.echo(json.dumps({"out": str(out), **about}))
-    else:
-        options.say(f"{out}: {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}, {label}, {agrees}")
+    line = f"{out}: {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}, {label}, {agrees}"
+    options.answer({"out": str(out), **about}, as_json, line)
 
 
 def _calibration(opened: OpenedGuard, data: str) -> Loader:

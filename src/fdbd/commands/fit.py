@@ -2,72 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fdbd.commands import options
+from fdbd.commands.options import arg, opt
 
-_HEAD_FILES = (".npz", ".safetensors")
+MODEL = "A zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; left out with --head FILE."
+DATA = (
+    "Data to fit on, best the network's training data: a folder of images (one folder per class), an .npz of images, "
+    "the name of a dataset, or a .parquet or .npz of features."
+)
+HEAD = (
+    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With a model: the name of "
+    "its last linear layer, where it is not found."
+)
+NEVER_SAW = "Your word that no network was trained on DATA; without --calibration, a part of them sets the threshold."
 
 
 def fit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A zoo name, timm:NAME, torchvision:NAME, package.module:factory, or a .pt2 file of torch.export; "
-            "left out with --head FILE.",
-            show_default=False,
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            help="Data to fit on, best the network's training data: a folder of images (one folder per class), "
-            "an .npz of images, the name of a dataset, or a .parquet or .npz of features.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The guard's file.")] = Path("guard.safetensors"),
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="The model's weights: .safetensors, or a state dict by torch.save.")
-    ] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Classes of the model, where the checkpoint does not tell.")
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). "
-            "With a model: the name of its last linear layer, where it is not found."
-        ),
-    ] = None,
-    preprocess: Annotated[
-        str | None, typer.Option(help="How images are prepared: cifar10, imagenet, …, or fields as JSON.")
-    ] = None,
-    detector: Annotated[str, typer.Option(help="A detector's name, such as fdbd, knn, react+energy.")] = "fdbd",
-    shaping: Annotated[str | None, typer.Option(help="An activation shaping before it: react, ash-s, scale, …")] = None,
-    tpr: Annotated[
-        float | None,
-        typer.Option(help="Share of the calibration data to accept; 0.95 where neither tpr nor alpha is given."),
-    ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Instead: the largest share of false alarms (conformal).")] = None,
-    per_class: Annotated[bool, typer.Option("--per-class", help="A threshold for each predicted class.")] = False,
+    model: Annotated[str, arg(MODEL)],
+    data: Annotated[str | None, arg(DATA)] = None,
+    out: Annotated[Path, opt("The guard's file.")] = Path("guard.safetensors"),
+    checkpoint: Annotated[Path | None, opt("The model's weights: .safetensors, or a state dict by torch.save.")] = None,
+    num_classes: Annotated[int | None, opt("Classes of the model, where the checkpoint does not tell.")] = None,
+    head: Annotated[str | None, opt(HEAD)] = None,
+    preprocess: Annotated[str | None, opt("How images are prepared: cifar10, imagenet, …, or fields as JSON.")] = None,
+    detector: Annotated[str, opt("A detector's name, such as fdbd, knn, react+energy.")] = "fdbd",
+    shaping: Annotated[str | None, opt("An activation shaping before it: react, ash-s, scale, …")] = None,
+    tpr: Annotated[float | None, opt("Share of the calibration data to accept; default: 0.95, without alpha.")] = None,
+    alpha: Annotated[float | None, opt("Instead: the largest share of false alarms (conformal).")] = None,
+    per_class: Annotated[bool, opt("A threshold for each predicted class.", "--per-class")] = False,
     calibration: Annotated[
-        str | None,
-        typer.Option(help="Data for the threshold, seen by neither the network's training nor the fit."),
+        str | None, opt("Data for the threshold, seen by neither the network's training nor the fit.")
     ] = None,
-    network_never_saw_data: Annotated[
-        bool,
-        typer.Option(
-            "--network-never-saw-data",
-            help="Your word that the network was not trained on DATA: without --calibration a part of them is then "
-            "kept from the fit for the threshold.",
-        ),
-    ] = False,
-    holdout: Annotated[float | None, typer.Option(help="That part, as a share; default: 0.2.")] = None,
+    network_never_saw_data: Annotated[bool, opt(NEVER_SAW, "--network-never-saw-data")] = False,
+    holdout: Annotated[float | None, opt("That part, as a share; default: 0.2.")] = None,
     engine: options.EngineName = options.Engine.local,
     address: options.Address = None,
     batch_size: options.BatchSize = 128,
@@ -101,7 +71,7 @@ def fit(
     if holdout is not None and (calibration is not None or not network_never_saw_data):
         raise ValueError("--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone")
     source: NamedModel | Head
-    if head is not None and head.lower().endswith(_HEAD_FILES):
+    if head is not None and head.lower().endswith((".npz", ".safetensors")):
         if data is not None:
             raise ValueError(f"with --head {head} there is no model: leave {model!r} or --head out")
         source, data, head = read_head(head), model, None
@@ -147,19 +117,17 @@ def fit(
         "guarantee": threshold.guarantee,
         "cautions": fitted.cautions,
     }
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        where = "held out, which the network never saw by your word" if fitted.is_held_out else f"of {calibration}"
-        options.say(
-            f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, calibrated on "
-            f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} What it promises for new data rests on this: "
-            f"{RULE}."
-        )
-        shown = {"fit data": fitted.fit_accuracy, "calibration data": fitted.calibration_accuracy}
-        accuracies = [f"{100 * value:.2f} % on the {name}" for name, value in shown.items() if value is not None]
-        if accuracies:
-            options.say(f"The model's accuracy: {', '.join(accuracies)}.")
+    where = "held out, which the network never saw by your word" if fitted.is_held_out else f"of {calibration}"
+    shown = {"fit data": fitted.fit_accuracy, "calibration data": fitted.calibration_accuracy}
+    accuracies = [f"{100 * value:.2f} % on the {name}" for name, value in shown.items() if value is not None]
+    options.answer(
+        found,
+        as_json,
+        f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, calibrated on "
+        f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} What it promises for new data rests on this: "
+        f"{RULE}.",
+        *([f"The model's accuracy: {', '.join(accuracies)}."] if accuracies else []),
+    )
     for caution in fitted.cautions:
         options.note(f"caution: {caution}")
     if fitted.errors:

@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
+from fdbd.commands.options import arg, opt
+
 
 def gallery(
-    scores: Annotated[
-        Path, typer.Argument(help="What fdbd score wrote: .parquet, .csv or a folder of parts.", show_default=False)
-    ],
-    images: Annotated[Path | None, typer.Option(help="The folder of images that was scored, for thumbnails.")] = None,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("gallery.html"),
-    thumbnails: Annotated[
-        int, typer.Option(min=0, help="Thumbnails inside the page, of the most suspicious samples.")
-    ] = 2000,
-    title: Annotated[str | None, typer.Option(help="The page's title; default: the file's name.")] = None,
+    scores: Annotated[Path, arg("What fdbd score wrote: .parquet, .csv or a folder of parts.")],
+    images: Annotated[Path | None, opt("The folder of images that was scored, for thumbnails.")] = None,
+    out: Annotated[Path, opt("The page.")] = Path("gallery.html"),
+    thumbnails: Annotated[int, opt("Thumbnails inside the page, of the most suspicious samples.", min=0)] = 2000,
+    title: Annotated[str | None, opt("The page's title; default: the file's name.")] = None,
 ) -> None:
     """Write one self-contained page to review what was scored: the most suspicious samples first, with filters.
 

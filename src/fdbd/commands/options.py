@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,29 +20,29 @@ class Engine(str, Enum):
     ray = "ray"
 
 
-GuardFile = Annotated[Path, typer.Argument(help="A guard's file, as fdbd fit writes it.", show_default=False)]
-Model = Annotated[str | None, typer.Option(help="The model, where the guard's file does not name it or names code.")]
-Checkpoint = Annotated[Path | None, typer.Option(help="Where the model's weights are now.")]
-TrustModel = Annotated[
-    bool,
-    typer.Option(
-        "--trust-model",
-        help="Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config.",
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")]
-Autocast = Annotated[
-    bool,
-    typer.Option("--autocast", help="Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."),
-]
-BatchSize = Annotated[int, typer.Option(help="Images that the model sees at once.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Processes that decode images (with ray: tasks at once); default: by the machine."),
-]
-EngineName = Annotated[Engine, typer.Option("--engine", help="local, or ray for a cluster.")]
-Address = Annotated[str | None, typer.Option(help="Ray's address; default: Ray on this machine.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+def opt(text: str, *names: str, **limits: Any) -> Any:
+    """An option with this help; with names, a flag."""
+    return typer.Option(*names, help=text, **limits)
+
+
+def arg(text: str, show_default: bool = False) -> Any:
+    """An argument with this help."""
+    return typer.Argument(help=text, show_default=show_default)
+
+
+GuardFile = Annotated[Path, arg("A guard's file, as fdbd fit writes it.")]
+Model = Annotated[str | None, opt("The model, where the guard's file does not name it or names code.")]
+Checkpoint = Annotated[Path | None, opt("Where the model's weights are now.")]
+TRUST = "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config."
+TrustModel = Annotated[bool, opt(TRUST, "--trust-model")]
+Device = Annotated[str, opt("Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")]
+AUTOCAST = "Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."
+Autocast = Annotated[bool, opt(AUTOCAST, "--autocast")]
+BatchSize = Annotated[int, opt("Images that the model sees at once.")]
+Workers = Annotated[int | None, opt("Processes that decode images (with ray: tasks at once); default: by the machine.")]
+EngineName = Annotated[Engine, opt("local, or ray for a cluster.", "--engine")]
+Address = Annotated[str | None, opt("Ray's address; default: Ray on this machine.")]
+Json = Annotated[bool, opt("Print JSON.", "--json")]
 
 
 def say(line: str, err: bool = False) -> None:
@@ -51,3 +53,30 @@ def say(line: str, err: bool = False) -> None:
 def note(line: str) -> None:
     """Print one line on standard error."""
     say(f"fdbd: {line}", err=True)
+
+
+def answer(found: Any, as_json: bool, *lines: str) -> None:
+    """Print what was found: as JSON, or in these lines."""
+    for line in [json.dumps(found)] if as_json else map(printable, lines):
+        typer.echo(line)
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Collection[str] = (),
+    title: str | None = None,
+    caption: str | None = None,
+) -> None:
+    """A table on the terminal, the columns named in `right` aligned there; texts are printed as they are."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    above, below = (None if text is None else Text(printable(text)) for text in (title, caption))
+    table = Table(title=above, title_justify="left", caption=below, caption_justify="left")
+    for name in titles:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console().print(table)

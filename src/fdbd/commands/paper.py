@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fdbd.commands.options import Device, Json
+from fdbd.commands.options import Device, Json, answer, arg, opt, print_table
+
+SCALES = "small: features in the package; public: public networks and images; paper: its own networks and data."
 
 
 def paper(
-    name: Annotated[
-        str | None, typer.Argument(help="An experiment, your own .toml file, or all; left out, they are listed.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("paper"),
-    scale: Annotated[
-        str,
-        typer.Option(
-            help="small: features in the package; public: public networks and images; paper: its own networks and data."
-        ),
-    ] = "small",
-    fresh: Annotated[bool, typer.Option("--fresh", help="With all: run what is finished, too.")] = False,
+    name: Annotated[str | None, arg("An experiment, your own .toml file, or all; left out, they are listed.")] = None,
+    out: Annotated[Path, opt("Folder for tables and figures.")] = Path("paper"),
+    scale: Annotated[str, opt(SCALES)] = "small",
+    fresh: Annotated[bool, opt("With all: run what is finished, too.", "--fresh")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -34,12 +28,17 @@ def paper(
 
     names = list_experiments()
     if name is None:
-        _list([find(each, scale) for each in names], as_json)
+        found = [find(each, scale) for each in names]
+        if as_json:
+            keys = ("name", "kind", "title", "place", "claim")
+            answer([{key: getattr(each, key) for key in keys} for each in found], as_json)
+        else:
+            print_table(["experiment", "what", "in the paper"], [(each.name, each.title, each.place) for each in found])
         return
     chosen = names if name == "all" else [name]
     records = run_all(chosen, out, scale, fresh or name != "all", progress=not as_json, device=device)
     if as_json:
-        typer.echo(json.dumps(records if name == "all" else records[0]))
+        answer(records if name == "all" else records[0], as_json)
     else:
         _show(records, out)
     for record in records:
@@ -49,29 +48,13 @@ def paper(
         raise typer.Exit(2)
 
 
-def _list(experiments: list[Any], as_json: bool) -> None:
-    if as_json:
-        keys = ("name", "kind", "title", "place", "claim")
-        typer.echo(json.dumps([{key: getattr(each, key) for key in keys} for each in experiments]))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("experiment", "what", "in the paper")
-    for each in experiments:
-        table.add_row(each.name, each.title, each.place)
-    Console().print(table)
-
-
 def _show(records: list[dict[str, Any]], out: Path) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False)
     for record in records:
-        console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)", highlight=False)
+        console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)")
         for item in record["checks"] if len(records) == 1 else []:
-            console.print(
-                f"  {item['verdict']}: {item['statement']}. {item['measured']}", highlight=False, markup=False
-            )
+            console.print(f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False)
     if any(record["checks"] for record in records):
-        console.print(f"[dim]written in {out}[/dim]", highlight=False)
+        console.print(f"[dim]written in {out}[/dim]")

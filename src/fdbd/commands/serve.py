@@ -5,38 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fdbd.commands import options
+from fdbd.commands.options import arg, opt
 
 
 def serve(
-    guard: Annotated[Path, typer.Argument(help="A guard's file, or an .onnx file of fdbd export.", show_default=False)],
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0: any free one.")] = 8000,
+    guard: Annotated[Path, arg("A guard's file, or an .onnx file of fdbd export.")],
+    host: Annotated[str, opt("The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, opt("The port to listen on; 0: any free one.")] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that clients must send as Authorization: Bearer.")
+        Path | None, opt("A file with the token that clients must send as Authorization: Bearer.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, each with its own copy of the guard.")] = 1,
+    workers: Annotated[int, opt("Processes, each with its own copy of the guard.", min=1)] = 1,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="With --engine ray: replicas under load; default: always --workers.")
+        int | None, opt("With --engine ray: replicas under load; default: always --workers.", min=1)
     ] = None,
     engine: options.EngineName = options.Engine.local,
     address: options.Address = None,
-    name: Annotated[str, typer.Option(help="The model's name in the Open Inference Protocol.")] = "guard",
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that go through the model together at most.")] = 32,
-    delay: Annotated[float, typer.Option(min=0, help="Milliseconds that a batch waits for company.")] = 1.0,
-    queue: Annotated[int, typer.Option(min=1, help="Rows that may wait; more are answered with 503.")] = 1024,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 30.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Megabytes of a request's body.")] = 32,
+    name: Annotated[str, opt("The model's name in the Open Inference Protocol.")] = "guard",
+    batch_size: Annotated[int, opt("Rows that go through the model together at most.", min=1)] = 32,
+    delay: Annotated[float, opt("Milliseconds that a batch waits for company.", min=0)] = 1.0,
+    queue: Annotated[int, opt("Rows that may wait; more are answered with 503.", min=1)] = 1024,
+    timeout: Annotated[float, opt("Seconds that a request may take.", min=0.001)] = 30.0,
+    max_body: Annotated[int, opt("Megabytes of a request's body.", min=1)] = 32,
     state: Annotated[
-        Path | None, typer.Option(help="A folder for the monitor's state; default: GUARD.state beside the guard.")
+        Path | None, opt("A folder for the monitor's state; default: GUARD.state beside the guard.")
     ] = None,
-    no_state: Annotated[bool, typer.Option("--no-state", help="Keep no state across restarts.")] = False,
-    no_samples: Annotated[bool, typer.Option("--no-samples", help="Keep no thumbnails of rejected images.")] = False,
-    delta: Annotated[float, typer.Option(help="Probability of a false drift alarm per horizon.")] = 0.01,
-    window: Annotated[int, typer.Option(min=1, help="Samples of the rolling OOD rate.")] = 1000,
-    webhook: Annotated[str | None, typer.Option(help="An address that gets a POST when drift is found.")] = None,
+    no_state: Annotated[bool, opt("Keep no state across restarts.", "--no-state")] = False,
+    no_samples: Annotated[bool, opt("Keep no thumbnails of rejected images.", "--no-samples")] = False,
+    delta: Annotated[float, opt("Probability of a false drift alarm per horizon.")] = 0.01,
+    window: Annotated[int, opt("Samples of the rolling OOD rate.", min=1)] = 1000,
+    webhook: Annotated[str | None, opt("An address that gets a POST when drift is found.")] = None,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,
     device: options.Device = "auto",

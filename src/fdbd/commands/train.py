@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from fdbd.commands.options import Device, Json
+from fdbd.commands.options import Device, Json, answer, arg, opt
 
 
 def train(
-    preset: Annotated[str | None, typer.Argument(help="A recipe; left out, all are listed.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoint, log and weights; default runs/PRESET.")
-    ] = None,
+    preset: Annotated[str | None, arg("A recipe; left out, all are listed.")] = None,
+    out: Annotated[Path | None, opt("Folder for checkpoint, log and weights; default runs/PRESET.")] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field of the recipe: --set epochs=2 (repeatable).")
+        list[str] | None, opt("Change a field of the recipe: --set epochs=2 (repeatable).", "--set")
     ] = None,
-    log: Annotated[str, typer.Option(help="csv or tensorboard.")] = "csv",
-    resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoint, where there is one.")] = True,
-    checkpoint_steps: Annotated[
-        int, typer.Option(help="Also keep a checkpoint every so many steps; 0: each epoch.")
-    ] = 0,
+    log: Annotated[str, opt("csv or tensorboard.")] = "csv",
+    resume: Annotated[bool, opt("Go on from the folder's checkpoint, where there is one.")] = True,
+    checkpoint_steps: Annotated[int, opt("Also keep a checkpoint every so many steps; 0: each epoch.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -36,10 +29,8 @@ def train(
 
     if preset is None:
         recipes = [training.preset(name) for name in training.list_presets()]
-        if as_json:
-            typer.echo(json.dumps([asdict(recipe) for recipe in recipes]))
-        else:
-            typer.echo("\n".join(f"{recipe.name:18} {recipe.summary}" for recipe in recipes))
+        lines = [f"{recipe.name:18} {recipe.summary}" for recipe in recipes]
+        answer([asdict(recipe) for recipe in recipes], as_json, *lines)
         return
     recipe = training.preset(preset)
     changes = _changes(recipe, override or [])
@@ -57,7 +48,7 @@ def train(
     accuracy = result.test_accuracy
     found = {"preset": preset, "folder": str(folder), "test_accuracy": accuracy, "epochs": len(result.history)}
     shown = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
-    typer.echo(json.dumps(found) if as_json else f"{preset}: {len(result.history)} epochs{shown}, in {folder}")
+    answer(found, as_json, f"{preset}: {len(result.history)} epochs{shown}, in {folder}")
 
 
 def _changes(recipe: Any, overrides: list[str]) -> dict[str, Any]:

@@ -6,13 +6,12 @@ Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fdbd.core import geometry
 from fdbd.core.batch import Head
@@ -39,16 +38,11 @@ OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
 class Compared(Protocol):
     """What the figures need of a benchmark."""
 
-    @property
-    def head(self) -> Head: ...
-    @property
-    def train(self) -> FeatureSet: ...
-    @property
-    def test(self) -> FeatureSet: ...
-    @property
-    def ood(self) -> Sequence[FeatureSet]: ...
-    @property
-    def statistics(self) -> ClassMoments | None: ...
+    head: Head
+    train: FeatureSet
+    test: FeatureSet
+    ood: Sequence[FeatureSet]
+    statistics: ClassMoments | None
 
 
 class Standing(NamedTuple):
@@ -69,16 +63,12 @@ class Standing(NamedTuple):
 
 def figures(benchmark: Compared) -> dict[str, Any]:
     """All figures by name. One that cannot be had is ``{"error": why}``: the results matter more than a figure."""
-    try:
-        standings = _standings(benchmark)
-    except Exception as error:
-        return {name: {"error": _one_line(error)} for name in ("deviation", "samples")}
     found: dict[str, Any] = {}
-    for name, draw in {"deviation": _profile, "samples": _samples}.items():
+    for name, draw in {"deviation": deviation_profile, "samples": sample_standings}.items():
         try:
-            found[name] = draw(benchmark, standings)
+            found[name] = draw(benchmark)
         except Exception as error:
-            found[name] = {"error": _one_line(error)}
+            found[name] = {"error": " ".join(str(error).split()) or type(error).__name__}
     return found
 
 
@@ -100,7 +90,14 @@ def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, An
     """
     if levels < 1:
         raise ValueError(f"levels is {levels}, expected at least 1 group")
-    return _profile(benchmark, _standings(benchmark), levels)
+    inside, *outside = _standings(benchmark)
+    edges = _edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
+    sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
+    for part in outside:
+        whole = short(auroc(inside.distance, part.distance)) if len(inside.rows) and len(part.rows) else None
+        separation = {"auroc": whole, "auroc_by_level": _within(inside, part, edges)}
+        sets.append({"name": part.samples.name, **_by_level(part, edges), **separation})
+    return {"edges": [short(edge) for edge in edges], "sets": sets}
 
 
 def sample_standings(benchmark: Compared) -> dict[str, Any]:
@@ -115,20 +112,7 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
         each with ``kind``, ``row``, ``predicted``, ``label``, ``score``, ``rank`` (share of ID scores below),
         ``boundaries`` (the nearest, as [class, distance]) and ``others`` (how many more there are).
     """
-    return _samples(benchmark, _standings(benchmark))
-
-
-def _profile(benchmark: Compared, standings: list[Standing], levels: int = LEVELS) -> dict[str, Any]:
-    inside, *outside = standings
-    edges = _edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
-    sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
-    for part in outside:
-        separation = {"auroc": _auroc(inside.distance, part.distance), "auroc_by_level": _within(inside, part, edges)}
-        sets.append({"name": part.samples.name, **_by_level(part, edges), **separation})
-    return {"edges": [short(edge) for edge in edges], "sets": sets}
-
-
-def _samples(benchmark: Compared, standings: list[Standing]) -> dict[str, Any]:
+    standings = _standings(benchmark)
     inside = standings[0]
     if not len(inside.rows):
         raise ValueError(f"{inside.samples.name} has no finite features")
@@ -157,20 +141,17 @@ def _standings(benchmark: Compared) -> list[Standing]:
         mean = torch.as_tensor(total / max(len(benchmark.train), 1))
     folded = geometry.Folded(benchmark.head, mean, normalizer=None)
     floor = torch.finfo(torch.float32).eps * max(1.0, float(torch.linalg.vector_norm(mean)))
-    return [_standing(benchmark, part, folded, mean, floor) for part in (benchmark.test, *benchmark.ood)]
-
-
-def _standing(
-    benchmark: Compared, samples: FeatureSet, folded: geometry.Folded, mean: Tensor, floor: float
-) -> Standing:
-    deviations, distances = [np.zeros(0)], [np.zeros(0)]
-    for batch in samples.batches():
-        logits = benchmark.head(batch.features) if batch.logits is None else batch.logits
-        distances.append(folded.score(batch.features, logits.argmax(dim=1)).double().cpu().numpy())
-        deviations.append(torch.linalg.vector_norm(batch.features.double().cpu() - mean, dim=1).numpy())
-    deviation, distance = np.concatenate(deviations), np.concatenate(distances)
-    rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
-    return Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows])
+    found = []
+    for samples in (benchmark.test, *benchmark.ood):
+        deviations, distances = [np.zeros(0)], [np.zeros(0)]
+        for batch in samples.batches():
+            logits = benchmark.head(batch.features) if batch.logits is None else batch.logits
+            distances.append(folded.score(batch.features, logits.argmax(dim=1)).double().cpu().numpy())
+            deviations.append(torch.linalg.vector_norm(batch.features.double().cpu() - mean, dim=1).numpy())
+        deviation, distance = np.concatenate(deviations), np.concatenate(distances)
+        rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
+        found.append(Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows]))
+    return found
 
 
 def _edges(sides: list[Floats], levels: int) -> Floats:
@@ -190,17 +171,16 @@ def _levels(deviation: Floats, edges: Floats) -> NDArray[np.int64]:
 def _by_level(part: Standing, edges: Floats) -> dict[str, Any]:
     level = _levels(part.deviation, edges)
     groups = [np.flatnonzero(level == number) for number in range(len(edges) - 1)]
-    shown = [group if len(group) >= FEWEST else None for group in groups]
+
+    def measured(measure: Callable[[NDArray[np.intp]], float]) -> list[float | None]:
+        return [short(measure(group)) if len(group) >= FEWEST else None for group in groups]
+
     return {
         "count": [len(group) for group in groups],
-        "deviation": [None if group is None else short(part.deviation[group].mean()) for group in shown],
-        "mean": [None if group is None else short(part.distance[group].mean()) for group in shown],
-        "std": [None if group is None else short(part.distance[group].std(ddof=1)) for group in shown],
+        "deviation": measured(lambda group: part.deviation[group].mean()),
+        "mean": measured(lambda group: part.distance[group].mean()),
+        "std": measured(lambda group: part.distance[group].std(ddof=1)),
     }
-
-
-def _auroc(inside: Floats, outside: Floats) -> float | None:
-    return short(auroc(inside, outside)) if len(inside) and len(outside) else None
 
 
 def _within(inside: Standing, outside: Standing, edges: Floats) -> float | None:
@@ -229,7 +209,3 @@ def _boundaries(benchmark: Compared, part: Standing, place: int) -> dict[str, An
         "boundaries": [[c, short(float(distance[c]) / deviation)] for c in reachable[:NEAREST]],
         "others": max(0, len(reachable) - NEAREST),
     }
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

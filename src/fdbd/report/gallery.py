@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdbd.data.images import ImageError, thumbnail
-from fdbd.report.page import script_json
+from fdbd.report.page import render
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 
@@ -52,22 +50,16 @@ def write_gallery(
     rows = sorted(read_scores(scores), key=_suspicion)
     thumbnails = _thumbnails(images, rows[:embedded]) if images is not None else []
     link = None if images is None else os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
-    script = resources.files("fdbd.report").joinpath("assets", "gallery.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    jinja2 = require("jinja2", "report")
-    raw = require("markupsafe", "report").Markup
-    template = resources.files("fdbd.report").joinpath("assets", "gallery.html").read_text(encoding="utf-8")
-    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
-    text = page.render(
+    page = render(
+        "gallery.html",
+        resources.files("fdbd.report").joinpath("assets", "gallery.js").read_text(encoding="utf-8"),
+        _payload(rows, thumbnails, link),
+        images="; img-src data: 'self' file:",
         title=title or f"Scores of {scores.name}",
-        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
-        f"img-src data: 'self' file:; script-src 'sha256-{digest}'",
-        data=raw(script_json(_payload(rows, thumbnails, link))),
-        script=raw(script),
         rows=len(rows),
         ood=sum(row.is_ood for row in rows),
     )
-    write_text(out, text)
+    write_text(out, page)
     return len(rows)
 
 

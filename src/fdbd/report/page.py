@@ -19,57 +19,52 @@ SCRIPTS = ("chart.js", "table.js", "histograms.js", "roc.js", "deviation.js", "s
 
 
 def html(results: ResultTable) -> str:
-    """The report of a benchmark as one self-contained HTML page; `Results.to_html` writes it to a file.
-
-    Names of datasets and detectors are text wherever they stand: the template escapes all that it is given. The page's
-    content security policy allows no request and no script but its own.
-    """
-    jinja2 = require("jinja2", "report")
-    raw = require("markupsafe", "report").Markup
-    loader = jinja2.FunctionLoader(_asset)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    papers, references = _papers(results)
-    script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
-    page: str = environment.get_template("page.html").render(
-        policy=_policy(script),
-        style=raw(_asset("style.css")),
-        script=raw(script),
-        data=raw(script_json(payload(results))),
+    """The report of a benchmark as one self-contained HTML page; `Results.to_html` writes it to a file."""
+    papers = list(dict.fromkeys(row.paper for row in results.ranked() if row.paper is not None))
+    made = machine()
+    threads = f"{made['threads']} thread{'s' if made['threads'] != 1 else ''}"
+    return render(
+        "page.html",
+        '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n",
+        payload(results),
         setting=results.setting,
         title=results.setting.title or "Out-of-distribution detection, compared",
         facts=facts(results),
         verdict=verdict(results),
         convention=convention(results.setting.positive),
-        table=table(results, references),
+        table=table(results),
         failures=results.failures,
         any_finished=bool(results.finished),
         papers=papers,
-        machine=_machine(),
-    )
-    return page
-
-
-def _papers(results: ResultTable) -> tuple[list[str], dict[str, int]]:
-    """Each paper once, in the table's order, and its number for each detector."""
-    papers = list(dict.fromkeys(row.paper for row in results.ranked() if row.paper is not None))
-    return papers, {row.name: papers.index(row.paper) + 1 for row in results.finished if row.paper is not None}
-
-
-def _machine() -> str:
-    found = machine()
-    return (
-        f"fdbd {found['fdbd']}, torch {found['torch']}, Python {found['python']}, {found['processor']}, "
-        f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}"
+        machine=f"fdbd {made['fdbd']}, torch {made['torch']}, Python {made['python']}, {made['processor']}, {threads}",
     )
 
 
-def _policy(script: str) -> str:
-    """Nothing is loaded from anywhere, and only this very script runs."""
+def render(template: str, script: str, data: Any, images: str = "", **values: Any) -> str:
+    """One self-contained page from a template with its style, script and data.
+
+    Names of datasets, detectors and files are text wherever they stand: the template escapes all that it is given. The
+    page's content security policy allows no script but its own, and no request but for pictures where `images` says so.
+    """
+    jinja2 = require("jinja2", "report")
+    raw = require("markupsafe", "report").Markup
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     only = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'"
-    return f"{only}; script-src 'sha256-{digest}'"
+    page: str = environment.get_template(template).render(
+        policy=f"{only}{images}; script-src 'sha256-{digest}'",
+        style=raw(_asset("style.css")),
+        script=raw(script),
+        data=raw(script_json(data)),
+        **values,
+    )
+    return page
 
 
 def script_json(value: Any) -> str:
