@@ -32,8 +32,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.manual_seed(0)
     save_weights(CifarResNet(8), path)
     sha256 = hash_file(path)
-    build = partial(public._checkpoint, partial(CifarResNet, 8), "weights/small.safetensors", sha256, "a test")
-    changed = replace(public.public_network("resnet20"), build=build, sha256=sha256)
+    make, file = partial(CifarResNet, 8), "weights/small.safetensors"
+    changed = replace(public.public_network("resnet20"), make=make, file=file, sha256=sha256, source="a test")
     monkeypatch.setitem(public._NETWORKS, "resnet20", changed)
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))
     return path

@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fdbd.networks.torch_export import load_exported
 from fdbd.networks.zoo import list_zoo, zoo, zoo_card
 from fdbd.util.devices import choose_device
 from fdbd.util.files import data_roots, downloads_allowed
+from fdbd.util.terminal import one_line
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,18 @@ class NamedModel:
     """A model in eval mode, on its device, and what is known of it."""
 
     model: nn.Module
-    preprocess: Preprocess | None
-    """How images are prepared; None where neither the model nor the user says."""
-    class_names: tuple[str, ...]
-    """One per class, or none."""
-    origin: dict[str, Any]
-    """JSON values to build the model again: name, checkpoint, number of classes, SHA-256 of the weights."""
     weights: str
     """One line about the weights, such as "resnet20, weights resnet20.th"."""
-    untrained: bool
+    num_classes: int | None = None
+    """None where only the model itself can tell."""
+    preprocess: Preprocess | None = None
+    """How images are prepared; None where neither the model nor the user says."""
+    class_names: tuple[str, ...] = ()
+    """One per class, or none."""
+    untrained: bool = False
     """Whether the weights are random; a warning was given."""
+    origin: dict[str, Any] = field(default_factory=dict)
+    """JSON values to build the model again: name, checkpoint, number of classes, SHA-256 of the weights."""
 
 
 def model_by_name(
@@ -97,7 +100,7 @@ def model_by_name(
     origin["weights"] = weights_hash(found.model)
     own = found.preprocess if preprocess is None else Preprocess.parse(preprocess)
     model = found.model.eval().to(choose_device(device))
-    return NamedModel(model, own, found.class_names, origin, found.weights, found.untrained)
+    return replace(found, model=model, preprocess=own, origin=origin)
 
 
 def runs_code(name: str) -> bool:
@@ -122,17 +125,7 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Found:
-    model: nn.Module
-    weights: str
-    num_classes: int | None = None
-    preprocess: Preprocess | None = None
-    class_names: tuple[str, ...] = ()
-    untrained: bool = False
-
-
-def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bool) -> _Found:
+def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bool) -> NamedModel:
     zoo_name = name.removeprefix("zoo:")
     is_zoo, is_public = name.startswith("zoo:") or name in list_zoo(), name.startswith("public:")
     if (is_zoo or is_public or is_export(name)) and checkpoint is not None:
@@ -140,57 +133,41 @@ def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bo
     if is_zoo:
         card = zoo_card(zoo_name)
         weights = f"{zoo_name} of the zoo ({card.recipe}, seed {card.seed})"
-        return _Found(zoo(zoo_name), weights, card.num_classes, card.preprocess, info(card.dataset).classes)
+        return NamedModel(zoo(zoo_name), weights, card.num_classes, card.preprocess, info(card.dataset).classes)
     if is_public:
         network = public_network(name.removeprefix("public:"))
-        about, classes = info(network.dataset), info(network.dataset).classes
-        preprocess = Preprocess.preset(network.preprocess)
+        data, preprocess = info(network.dataset), Preprocess.preset(network.preprocess)
+        weights = f"{network.title} from {network.source}"
         model = network.build().to(memory_format=torch.channels_last)  # on CPUs some run several times as fast
-        return _Found(model, f"{network.title} from {network.source}", about.num_classes, preprocess, classes)
+        return NamedModel(model, weights, data.num_classes, preprocess, data.classes)
     if is_export(name):
-        return _Found(load_exported(name, trust=trust), f"{name}, a torch.export file")
+        return NamedModel(load_exported(name, trust=trust), f"{name}, a torch.export file")
     published = None if name in list_models() or runs_code(name) else find_published(name)
-    if checkpoint is not None:
-        return _with_checkpoint(name, checkpoint, num_classes, published)
-    if published is not None and num_classes in (None, published.num_classes):
-        model = _download(published)
-        weights = f"{published.name}, published weights"
-        return _Found(model, weights, published.num_classes, published.preprocess, published.class_names)
-    model = create(name, num_classes)
     own = None if published is None else published.preprocess
+    if checkpoint is not None:
+        name = name if published is None else published.name
+        if num_classes is None:
+            head = next(iter(find_heads(create(name, None), None)))
+            weight = read_weights(checkpoint).get(f"{head}.weight")
+            num_classes = None if weight is None else len(weight)
+        return NamedModel(create(name, num_classes, checkpoint), f"{name}, weights {checkpoint}", num_classes, own)
+    if published is not None and num_classes in (None, published.num_classes):
+        weights = f"{published.name}, published weights"
+        return NamedModel(_download(published), weights, published.num_classes, own, published.class_names)
+    model = create(name, num_classes)
     untrained = not runs_code(name) or _is_initial(model)
     weights = f"{name}, {'UNTRAINED WEIGHTS' if untrained else 'as its factory makes it'}"
-    return _Found(model, weights, num_classes, own, untrained=untrained)
+    return NamedModel(model, weights, num_classes, own, untrained=untrained)
 
 
 def _download(published: Published) -> nn.Module:
-    place = published.place
-    put = (
-        f"get {place.file} from {place.url} and"
-        if place.folder is None
-        else (f"put {place.file} from {place.url} in {place.folder}, or")
-    )
-    how = f"{put} give the file with --checkpoint"
-    if not place.is_here and not downloads_allowed():
-        raise OSError(f"the published weights of {published.name} are not here, and downloads are off: {how}")
+    which, how = f"the published weights of {published.name}", f"{published.how} give the file with --checkpoint"
+    if not published.is_here and not downloads_allowed():
+        raise OSError(f"{which} are not here, and downloads are off: {how}")
     try:
         return create(published.name, published.num_classes, **published.options)
     except OSError as error:
-        reason = " ".join(str(error).split())
-        raise OSError(
-            f"the published weights of {published.name} cannot be downloaded here ({reason}): {how}"
-        ) from None
-
-
-def _with_checkpoint(name: str, checkpoint: str, num_classes: int | None, published: Published | None) -> _Found:
-    name = name if published is None else published.name
-    if num_classes is None:
-        head = next(iter(find_heads(create(name, None), None)))
-        weight = read_weights(checkpoint).get(f"{head}.weight")
-        num_classes = None if weight is None else len(weight)
-    model = create(name, num_classes, checkpoint)
-    own = None if published is None else published.preprocess
-    return _Found(model, f"{name}, weights {checkpoint}", num_classes, own)
+        raise OSError(f"{which} cannot be downloaded here ({one_line(error)}): {how}") from None
 
 
 def _is_initial(model: nn.Module) -> bool:

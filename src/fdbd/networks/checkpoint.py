@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fdbd.networks.checkpoint_names import under_names
 from fdbd.util.files import beside
+from fdbd.util.terminal import one_line
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
 
@@ -39,21 +40,16 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     state = under_names(read_weights(path), own.keys())
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
-    if missing or unexpected:
-        parts = []
-        if missing:
-            parts.append(f"{len(missing)} missing ({_some(missing)})")
-        if unexpected:
-            parts.append(f"{len(unexpected)} unexpected ({_some(unexpected)})")
-        raise ValueError(f"{path} does not fit {type(model).__name__}: keys {' and '.join(parts)}")
+    found = [(keys, what) for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys]
+    if found:
+        some = [f"{len(k)} {what} ({', '.join(k[:3])}{', …' if len(k) > 3 else ''})" for k, what in found]
+        raise ValueError(f"{path} does not fit {type(model).__name__}: keys {' and '.join(some)}")
     wrong = [key for key in state if state[key].shape != own[key].shape]
     if wrong:
-        key = wrong[0]
-        theirs, ours = tuple(state[key].shape), tuple(own[key].shape)
-        heads = {w.rpartition(".")[0] for w in wrong}
-        if len(heads) == 1 and len(theirs) == len(ours) and theirs[1:] == ours[1:]:
+        theirs, ours = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
+        if len({key.rpartition(".")[0] for key in wrong}) == 1 and theirs[1:] == ours[1:]:  # those of the head alone
             raise ValueError(f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}")
-        raise ValueError(f"{path} does not fit {type(model).__name__}: {key} is {theirs} there and {ours} here")
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {wrong[0]} is {theirs} there and {ours} here")
     model.load_state_dict(state, strict=False)
     return model
 
@@ -70,18 +66,16 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
         except Exception as error:  # a damaged header raises nearly anything
-            raise ValueError(f"{path} is no readable safetensors file: {_first_line(error)}") from None
+            raise ValueError(f"{path} is no readable safetensors file: {one_line(error)[:200]}") from None
     content = load_plain(path)
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = inner
-    if not isinstance(content, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    while isinstance(content, Mapping) and (
+        inner := [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
     ):
+        content = inner[0]
+    state = dict(content) if isinstance(content, Mapping) else {}
+    if not state or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
         raise ValueError(f"{path} holds no state dict of tensors")
-    return _strip(dict(content))
+    return _strip(state)
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
@@ -97,7 +91,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"{path} is no readable checkpoint: {_first_line(error)}") from None
+        raise ValueError(f"{path} is no readable checkpoint: {one_line(error)[:200]}") from None
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -141,13 +135,5 @@ def save_weights(
 
 def _strip(state: dict[str, Any]) -> dict[str, Tensor]:
     while state and all(key.startswith("module.") for key in state):
-        state = {key[len("module.") :]: value for key, value in state.items()}
+        state = {key.removeprefix("module."): value for key, value in state.items()}
     return state
-
-
-def _some(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

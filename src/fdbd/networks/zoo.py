@@ -62,17 +62,10 @@ def zoo_card(name: str) -> ZooCard:
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _FOLDER / f"{name}.safetensors"
     about = read_metadata(path)
-    preprocess = Preprocess(32, tuple(json.loads(about["mean"])), tuple(json.loads(about["std"])))
+    preprocess = Preprocess(32, json.loads(about["mean"]), json.loads(about["std"]))
+    num_classes, seed, accuracy = int(about["num_classes"]), int(about["seed"]), float(about["test_accuracy"])
     return ZooCard(
-        name=name,
-        model=about["model"],
-        num_classes=int(about["num_classes"]),
-        recipe=about["recipe"],
-        seed=int(about["seed"]),
-        dataset=about["dataset"],
-        test_accuracy=float(about["test_accuracy"]),
-        preprocess=preprocess,
-        path=path,
+        name, about["model"], num_classes, about["recipe"], seed, about["dataset"], accuracy, preprocess, path
     )
 
 
