@@ -40,6 +40,7 @@ except ImportError:
     litserve = None
 
 CLIENTS = 32
+CORES = os.cpu_count() or 1
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 OF_BARE, OF_SINGLE, OF_LITSERVE, ADDED_SECONDS = 0.85, 3.0, 1.0, 0.003
 
@@ -68,7 +69,8 @@ def serve_fastapi(guard: str, port: int) -> None:
 
 
 def serve_litserve(guard: str, port: int) -> None:
-    litserve.LitServer(LitGuard(guard), accelerator="cpu").run(port=port, log_level="error", generate_client_file=False)
+    server = litserve.LitServer(LitGuard(guard), accelerator="cpu", workers_per_device=CORES)
+    server.run(port=port, log_level="error", generate_client_file=False)
 
 
 class LitGuard(litserve.LitAPI if litserve else object):
@@ -79,6 +81,7 @@ class LitGuard(litserve.LitAPI if litserve else object):
         self.guard = guard
 
     def setup(self, device: str) -> None:
+        torch.set_num_threads(1)
         self.backend = TorchBackend(open_guard(self.guard, device="cpu"))
 
     def decode_request(self, request: dict[str, str]) -> Any:
@@ -230,13 +233,13 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         best = max(BATCH_SIZES, key=lambda size: bare_per_second(network, rows[size], seconds / 4)[0])
 
         here, python = str(Path(__file__).resolve()), sys.executable
-        ports = {kind: free_port() for kind in ("fdbd", "fastapi", *(["litserve"] if litserve else []))}
+        ports = {kind: free_port() for kind in ("fdbd", "workers", "fastapi", *(["litserve"] if litserve else []))}
         groups = {}
         for kind, port in ports.items():
             command = [python, here, "--child", kind, str(guard), str(port)]
-            if kind == "fdbd":
+            if kind in ("fdbd", "workers"):
                 command = [python, "-m", "fdbd", "serve", str(guard), "--no-state", "--no-samples", "--device", "cpu"]
-                command += ["--port", str(port)]
+                command += ["--port", str(port), "--workers", str(CORES if kind == "workers" else 1)]
             path = "/health" if kind == "litserve" else "/v2/health/ready"
             groups[kind] = stack.enter_context(running(command, port, path))
         header = json.dumps(
@@ -261,7 +264,8 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         contenders: dict[str, Callable[[], tuple[float, float]]] = {
             "bare": lambda: bare_per_second(network, rows[best], seconds),
             "tensors": lambda: per_second(groups["fdbd"], ports["fdbd"], tensor, seconds),
-            "files": lambda: per_second(groups["fdbd"], ports["fdbd"], file, seconds),
+            "workers": lambda: per_second(groups["workers"], ports["workers"], tensor, seconds),
+            "files": lambda: per_second(groups["workers"], ports["workers"], file, seconds),
             "fastapi": lambda: per_second(groups["fastapi"], ports["fastapi"], file, seconds),
         }
         if litserve:
@@ -288,7 +292,8 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         return statistics.median(a / b for a, b in zip(found[kind], found[base]))
 
     results = [
-        ("tensors, of the bare model's throughput", ratio("tensors", "bare"), OF_BARE),
+        ("one process, tensors, of the bare model's throughput", ratio("tensors", "bare"), OF_BARE),
+        ("tensors, of the bare model's throughput", ratio("workers", "bare"), OF_BARE),
         ("files, times plain FastAPI", ratio("files", "fastapi"), OF_SINGLE),
     ]
     if litserve:
@@ -296,7 +301,8 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
     names = {
         "bare": f"network alone, batches of {best}",
         "tensors": "fdbd serve, tensors",
-        "files": "fdbd serve, files",
+        "workers": f"fdbd serve --workers {CORES}, tensors",
+        "files": f"fdbd serve --workers {CORES}, files",
         "fastapi": "plain FastAPI, files",
         "litserve": "LitServe, files",
     }

@@ -36,6 +36,7 @@ CONTENTS = (
     "fdbd/report/assets/*.js",
     "fdbd/report/assets/*.css",
     "fdbd/serve/assets/*.html",
+    "fdbd/serve/assets/openapi.json",
     "fdbd-*.dist-info/METADATA",
     "fdbd-*.dist-info/WHEEL",
     "fdbd-*.dist-info/RECORD",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -198,6 +199,59 @@ def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> No
 def test_a_request_keeps_its_id_and_gets_one_where_it_has_none(feature_client) -> None:
     assert feature_client.get("/status", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert len(feature_client.get("/status", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+
+
+class Slow:
+    """A guard for features whose model works until it is let."""
+
+    def __init__(self, guard) -> None:
+        self.guard, self.gate = guard, threading.Event()
+
+    def __getattr__(self, name: str):
+        return getattr(self.guard, name)
+
+    def decide(self, rows):
+        self.gate.wait(20)
+        return self.guard.decide(rows)
+
+
+def test_an_answer_that_takes_too_long_is_given_up(features) -> None:
+    slow = Slow(features)
+    with TestClient(create_app(slow, Settings(timeout=0.05))) as client:
+        answer = client.post("/decide", json={"features": [[0.0] * WIDTH]})
+        slow.gate.set()
+    assert answer.status_code == 504
+    assert "0.05 s" in answer.json()["error"]
+
+
+def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> None:
+    slow = Slow(features)
+    app = create_app(slow, Settings(batch_size=1))
+    body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
+    sent: list[dict] = []
+
+    async def ask(client) -> None:
+        messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
+        scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b""}
+        scope["headers"] = [(b"content-type", b"application/json")]
+
+        async def receive() -> dict:
+            return next(messages)
+
+        async def send(message: dict) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+
+    with TestClient(app) as client:
+        client.portal.call(ask, client)  # the model has it
+        client.portal.call(ask, client)
+        waiting = client.get("/status").json()["waiting"]
+        slow.gate.set()
+        text = client.get("/metrics").text
+    assert waiting == 0
+    assert [message["status"] for message in sent if "status" in message] == [499, 499]
+    assert 'fdbd_requests_total{path="/decide",status="499"} 2.0' in text
 
 
 def test_metrics_count_what_was_asked_and_decided(features) -> None:

@@ -1,46 +1,49 @@
 """The service as an ASGI application: `create_app(backend)` answers over HTTP, in one process.
 
-Two protocols lead to the same micro-batches: the Open Inference Protocol (`/v2/…`) and a plain `POST /decide`.
+Two protocols lead to the same micro-batches: the Open Inference Protocol (`/v2/…`) and a plain `POST /decide`. Requests
+and responses are Starlette's; a table of fixed paths stands in for its router and middleware, which cost time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from fdbd.data.images import thumbnail
 from fdbd.serve import inference_protocol
 from fdbd.serve.answers import Answers, Backend, Reason
-from fdbd.serve.batching import Batcher, DeadlinePassed, QueueFull, ShuttingDown
-from fdbd.serve.openapi import document
-from fdbd.serve.samples import Samples
+from fdbd.serve.batching import Batcher
 from fdbd.serve.watch import Watch
+from fdbd.util.version import __version__
 
 log = logging.getLogger("fdbd.serve")
 
+T = TypeVar("T")
+
 NEAREST = 5
 """Boundaries that an explanation names."""
+LARGE = 65_536
+"""Bytes from which on a body is read outside the event loop."""
+PATIENCE = 0.1
+"""Seconds after which a request that still waits is watched for a client that leaves."""
 
 
 @dataclass(frozen=True)
@@ -57,371 +60,287 @@ class Settings:
     queue: int = 1024
     """Rows that may wait."""
     timeout: float = 30.0
-    """Seconds that a request may take from its arrival."""
+    """Seconds that a request waits for its answer."""
     max_body: int = 32 * 1024 * 1024
     """Bytes of a request's body."""
     samples: int = 24
     """Rejected images that are kept as thumbnails for the page; 0: none."""
 
 
-def create_app(backend: Backend, settings: Settings | None = None, watch: Watch | None = None) -> Starlette:
+def create_app(backend: Backend, settings: Settings | None = None, watch: Watch | None = None) -> App:
     """The application around a guard. `watch` counts what it says; None: one without a file."""
-    settings = settings or Settings()
-    service = Service(backend, settings, watch or Watch(backend))
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start()
-        yield
-        await service.stop()
-
-    paths: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-        ("GET", "/", service.page),
-        ("GET", "/openapi.json", service.openapi),
-        ("GET", "/docs", service.docs),
-        ("GET", "/status", service.status),
-        ("GET", "/metrics", service.metrics),
-        ("POST", "/decide", service.decide),
-        ("GET", "/v2", service.server),
-        ("GET", "/v2/health/live", service.live),
-        ("GET", "/v2/health/ready", service.ready),
-        ("GET", "/v2/models/{name}", service.model),
-        ("GET", "/v2/models/{name}/ready", service.model_ready),
-        ("POST", "/v2/models/{name}/infer", service.infer),
-    ]
-    routes = [Route(path, endpoint, methods=[method]) for method, path, endpoint in paths]
-    app = Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        middleware=[Middleware(_Gate, service=service)],
-        exception_handlers={HTTPException: _refused, Exception: _failed},
-    )
-    app.state.service = service
-    return app
+    return App(backend, settings or Settings(), watch or Watch(backend))
 
 
-class Service:
-    """What the routes share: the guard, its batches and its watch."""
+class App:
+    """The guard, its batches and its watch behind fixed paths."""
 
     def __init__(self, backend: Backend, settings: Settings, watch: Watch) -> None:
         self.backend, self.settings, self.watch = backend, settings, watch
-        self.samples = Samples(settings.samples)
         self.batcher = Batcher(
             backend.decide,
             size=settings.batch_size,
             delay=settings.delay,
             capacity=max(settings.queue, settings.batch_size),
-            observe=watch.count_batch,
+            observe=watch.count,
         )
         self.is_ready = False
+        self._rejected: deque[dict[str, Any]] = deque(maxlen=settings.samples)
+        self._authorization = None if settings.token is None else f"Bearer {settings.token}".encode()
+        model = f"/v2/models/{settings.name}"
+        self._gets: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/": lambda: _page("page.html"),
+            "/docs": lambda: _page("docs.html"),
+            "/openapi.json": self.openapi,
+            "/status": self.status,
+            "/metrics": self.metrics,
+            "/v2": lambda: _said(name="fdbd", version=__version__, extensions=["binary_tensor_data"]),
+            "/v2/health/live": lambda: _said(live=True),
+            "/v2/health/ready": lambda: self._readiness(),
+            model: lambda: _said(**inference_protocol.describe(settings.name, backend)),
+            f"{model}/ready": lambda: self._readiness(name=settings.name),
+        }
+        self._posts = {"/decide": self.decide, f"{model}/infer": self.infer}
 
-    async def start(self) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await self._answer(Request(scope, receive), send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
         self.batcher.start()
-        await run_in_threadpool(self.watch.start, lambda: self.batcher.waiting)
+        await asyncio.to_thread(self.watch.start, lambda: self.batcher.waiting)
         self.is_ready = True
-
-    async def stop(self) -> None:
-        """Answer what was taken, then save what was seen."""
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
         self.is_ready = False
-        await self.batcher.stop()
-        await run_in_threadpool(self.watch.stop)
+        await self.batcher.stop()  # what was taken is answered, then what was seen is saved
+        await asyncio.to_thread(self.watch.stop)
+        await send({"type": "lifespan.shutdown.complete"})
 
-    # ── the plain protocol ─────────────────────────────────────────────────────────────────────────────────────────
+    async def _answer(self, request: Request, send: Send) -> None:
+        """One request: an answer or a refusal, a count and, for decisions and refusals, a line of log."""
+        start, status = time.perf_counter(), 500
+        path = request.scope["path"]
+        known = path if path in self._gets or path in self._posts else "other"
+        identity = _identity(request.headers.get("x-request-id"))
+        try:
+            try:
+                response = await self._route(request, path)
+            except HTTPException as error:
+                response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
+            except Exception as error:
+                log.error("a request failed: %r", error)
+                response = JSONResponse({"error": "the service could not answer; its log says why"}, 500)
+            status = response.status_code
+            response.raw_headers.append((b"x-request-id", identity.encode()))
+            await response(request.scope, request.receive, send)
+        finally:
+            seconds = time.perf_counter() - start
+            self.watch.count_request(known, status, seconds)
+            if known in self._posts or status >= 400:
+                log.info({"request": identity, "path": known, "status": status, "seconds": round(seconds, 6)})
 
-    async def decide(self, request: Request) -> Response:
+    async def _route(self, request: Request, path: str) -> Response:
+        if self._authorization is not None and path not in _OPEN_PATHS:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._authorization):
+                raise HTTPException(401, "this service asks for a bearer token", {"www-authenticate": "Bearer"})
+        if path in self._posts:
+            if request.method == "POST":
+                return await self._posts[path](request, await self._body(request))
+            raise HTTPException(405, f"{path} takes POST", {"allow": "POST"})
+        if path not in self._gets:
+            raise HTTPException(404, f"there is nothing at {path[:80]!r}; /docs lists what there is")
+        if request.method in ("GET", "HEAD"):
+            return await self._gets[path]()
+        raise HTTPException(405, f"{path} takes GET", {"allow": "GET, HEAD"})
+
+    async def _body(self, request: Request) -> bytes:
+        limit, body = self.settings.max_body, bytearray()
+        stated = request.headers.get("content-length", "")
+        fits = not (stated.isdecimal() and int(stated[:20]) > limit)
+        while fits:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise HTTPException(499, "the client left before its request was whole")
+            body += message.get("body", b"")
+            fits = len(body) <= limit
+            if fits and not message.get("more_body"):
+                return bytes(body)
+        raise HTTPException(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
+
+    # ── the two protocols ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def decide(self, request: Request, body: bytes) -> Response:
         """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         explain = request.query_params.get("explain", "").lower() in ("1", "true", "yes")
-        image: bytes | None = None
-        if kind == "application/json":
-            rows = self._features(await self._body(request))
-        else:
-            image = await (self._part(request) if kind == "multipart/form-data" else self._body(request))
-            rows = await self._image(image)
-        answers = await self._answers(request, rows)
-        reasons = await self._reasons(rows) if explain else None
-        if image is not None and answers.is_ood[0] and self.samples.size:
-            await run_in_threadpool(self.samples.add, image, answers, self.backend.class_names)
-        found = [self._decision(answers, row, None if reasons is None else reasons[row]) for row in range(len(rows))]
-        return JSONResponse(found[0] if image is not None else {"decisions": found})
-
-    def _features(self, body: bytes) -> NDArray[np.float32]:
-        if self.backend.input_name != "features":
-            raise HTTPException(415, "this guard takes images: send a JPEG or PNG as the body, not JSON")
-        try:
-            given = json.loads(body)["features"]
-            with np.errstate(over="ignore"):
-                rows = np.asarray(given, dtype=np.float64).astype(np.float32)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            raise HTTPException(400, 'the body is not {"features": [[numbers], …]} with rows of equal length') from None
-        if rows.ndim == 1 and rows.shape == self.backend.row_shape:
-            rows = rows[None]
-        if rows.shape[1:] != self.backend.row_shape or not len(rows):
-            raise HTTPException(
-                400, f"features have shape {list(rows.shape)}, expected [N, {self.backend.row_shape[0]}] with N ≥ 1"
-            )
-        return rows
-
-    async def _image(self, image: bytes) -> NDArray[np.float32]:
-        if self.backend.input_name == "features":
+        takes_features, is_json = self.backend.input_name == "features", kind == "application/json"
+        if takes_features and not is_json:
             raise HTTPException(415, 'this guard takes features: send JSON such as {"features": [[0.1, …]]}')
-        try:
-            return (await run_in_threadpool(self.backend.prepare, image))[None]
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
+        if is_json and not takes_features:
+            raise HTTPException(415, "this guard takes images: send a JPEG or PNG as the body, not JSON")
+        if is_json:
+            rows = await _checked(inference_protocol.read_features, body, self.backend, aside=len(body) > LARGE)
+        else:
+            image = await _part(request, body) if kind == "multipart/form-data" else body
+            rows = (await _checked(self.backend.prepare, image))[None]
+        answers = await self._answers(request, rows)
+        reasons = await _checked(self.backend.explain, rows, NEAREST) if explain else [None] * len(rows)
+        found = [self._decision(answers, row, reason) for row, reason in enumerate(reasons)]
+        if is_json:
+            return JSONResponse({"decisions": found})
+        if found[0]["is_ood"] and self.settings.samples:
+            picture = await asyncio.to_thread(thumbnail, image)
+            self._rejected.appendleft({"time": time.time(), **found[0], "image": picture})
+        return JSONResponse(found[0])
 
-    async def _part(self, request: Request) -> bytes:
-        """The first file of a multipart body."""
+    async def infer(self, request: Request, body: bytes) -> Response:
+        """A tensor by the Open Inference Protocol."""
+        length = request.headers.get(inference_protocol.HEADER_LENGTH)
+        inference = await _checked(inference_protocol.read, body, length, self.backend, aside=len(body) > LARGE)
+        answers = await self._answers(request, inference.rows)
+        content, headers = inference_protocol.write(self.settings.name, inference, answers)
+        return Response(content, headers=headers)
+
+    async def _answers(self, request: Request, rows: NDArray[np.float32]) -> Answers:
+        """The answers on rows, unless the queue is full, the deadline passes or the client leaves."""
+        queue, timeout = self.settings.queue, self.settings.timeout
+        if len(rows) > queue:
+            raise HTTPException(413, f"the request has {len(rows)} rows, at most {queue} are taken at once")
+        answer = self.batcher.submit(rows)
         try:
-            async with request.form(max_files=1, max_fields=8, max_part_size=self.settings.max_body) as form:
-                for value in form.values():
-                    if not isinstance(value, str):
-                        return await value.read()
-        except MultiPartException as error:
-            raise HTTPException(400, f"the multipart body cannot be read: {error.message}") from None
-        raise HTTPException(400, "the multipart body holds no file: send the image as a file field")
+            await asyncio.wait([answer], timeout=min(PATIENCE, timeout))
+            if not answer.done():
+                gone = asyncio.ensure_future(_disconnected(request.receive))
+                gone.add_done_callback(lambda _: answer.cancel())
+                await asyncio.wait([answer], timeout=timeout - PATIENCE)
+                gone.cancel()
+            if answer.cancelled():
+                raise HTTPException(499, "the client left before its answer was ready")
+            if not answer.done():
+                raise HTTPException(504, f"no answer within {timeout:g} s")
+            return answer.result()
+        finally:
+            answer.cancel()
 
     def _decision(self, answers: Answers, row: int, reason: Reason | None) -> dict[str, Any]:
         label = int(answers.labels[row])
         found: dict[str, Any] = {
             "label": label,
-            "class": self._class(label),
+            "class": self.backend.class_names[label] if self.backend.class_names else None,
             "score": _finite(answers.scores[row]),
             "p_value": _finite(answers.p_values[row]),
             "is_ood": bool(answers.is_ood[row]),
         }
         if reason is not None:
+            names = self.backend.class_names or [None] * self.backend.num_classes
             found["boundaries"] = [
-                {"label": other, "class": self._class(other), "distance": _finite(distance), "share": _finite(share)}
+                {"label": other, "class": names[other], "distance": _finite(distance), "share": _finite(share)}
                 for other, distance, share in zip(*reason)
             ]
         return found
 
-    def _class(self, label: int) -> str | None:
-        return self.backend.class_names[label] if label < len(self.backend.class_names) else None
-
-    async def _reasons(self, rows: NDArray[np.float32]) -> list[Reason]:
-        try:
-            return await run_in_threadpool(self.backend.explain, rows, NEAREST)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-
-    # ── the Open Inference Protocol ────────────────────────────────────────────────────────────────────────────────
-
-    async def server(self, _: Request) -> Response:
-        return JSONResponse({"name": "fdbd", "version": self.watch.version, "extensions": ["binary_tensor_data"]})
-
-    async def live(self, _: Request) -> Response:
-        return JSONResponse({"live": True})
-
-    async def ready(self, _: Request) -> Response:
-        return JSONResponse({"ready": self.is_ready}, 200 if self.is_ready else 503)
-
-    async def model(self, request: Request) -> Response:
-        self._check_name(request)
-        return JSONResponse(inference_protocol.describe(self.settings.name, self.backend))
-
-    async def model_ready(self, request: Request) -> Response:
-        self._check_name(request)
-        return JSONResponse({"name": self.settings.name, "ready": self.is_ready}, 200 if self.is_ready else 503)
-
-    async def infer(self, request: Request) -> Response:
-        self._check_name(request)
-        body, length = await self._body(request), request.headers.get(inference_protocol.HEADER_LENGTH)
-        try:
-            inference = await run_in_threadpool(inference_protocol.read, body, length, self.backend)
-        except inference_protocol.ProtocolError as error:
-            raise HTTPException(400, str(error)) from None
-        answers = await self._answers(request, inference.rows)
-        content, headers = inference_protocol.write(self.settings.name, inference, answers)
-        return Response(content, headers=headers)
-
-    def _check_name(self, request: Request) -> None:
-        name = request.path_params["name"]
-        if name != self.settings.name:
-            raise HTTPException(404, f"there is no model {name[:60]!r}; this service has {self.settings.name!r}")
-
     # ── around ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def page(self, _: Request) -> Response:
-        text = resources.files("fdbd.serve").joinpath("assets", "page.html").read_text(encoding="utf-8")
-        return HTMLResponse(text, headers=_PAGE_HEADERS)
+    async def _readiness(self, **more: str) -> Response:
+        return JSONResponse({**more, "ready": self.is_ready}, 200 if self.is_ready else 503)
 
-    async def docs(self, _: Request) -> Response:
-        text = resources.files("fdbd.serve").joinpath("assets", "docs.html").read_text(encoding="utf-8")
-        return HTMLResponse(text, headers=_PAGE_HEADERS)
+    async def openapi(self) -> Response:
+        """The description of the interface, filled in for this guard."""
+        backend, kind = self.backend, self.backend.input_name
+        found = json.loads(_asset("openapi.json"))
+        found["info"] = {"title": f"fdbd: {backend.name}", "version": __version__, "description": backend.promise}
+        found["paths"] = {path.replace("{model}", self.settings.name): it for path, it in found["paths"].items()}
+        decide = found["paths"]["/decide"]["post"]
+        decide["requestBody"]["$ref"] = f"#/components/requestBodies/{kind}"
+        decide["responses"]["200"]["$ref"] = f"#/components/responses/{kind}"
+        found["components"]["schemas"]["Tensor"]["properties"]["name"]["enum"] = [kind]
+        return JSONResponse(found)
 
-    async def openapi(self, _: Request) -> Response:
-        return JSONResponse(document(self.settings.name, self.backend))
-
-    async def status(self, _: Request) -> Response:
+    async def status(self) -> Response:
         """What the page shows: the guard, the monitor's view, the calibration scores, the latest rejected images."""
         backend = self.backend
-        return JSONResponse(
-            {
-                "guard": backend.name,
-                "promise": backend.promise,
-                "input": backend.input_name,
-                "classes": list(backend.class_names),
-                "calibration": _quantiles(backend.calibration),
-                "thresholds": [_finite(value) for value in backend.thresholds[:1]],
-                "monitor": await run_in_threadpool(self.watch.view),
-                "history": self.watch.history(),
-                "samples": self.samples.latest(),
-                "waiting": self.batcher.waiting,
-            }
+        ranks = np.linspace(0, len(backend.calibration) - 1, min(512, len(backend.calibration))).round().astype(int)
+        return await _said(
+            guard=backend.name,
+            promise=backend.promise,
+            input=backend.input_name,
+            classes=list(backend.class_names),
+            calibration=[_finite(score) for score in backend.calibration[ranks]],
+            thresholds=[_finite(value) for value in backend.thresholds[:1]],
+            monitor=await asyncio.to_thread(self.watch.view),
+            history=self.watch.history(),
+            samples=list(self._rejected),
+            waiting=self.batcher.waiting,
         )
 
-    async def metrics(self, _: Request) -> Response:
-        text = await run_in_threadpool(self.watch.exposition)
+    async def metrics(self) -> Response:
+        text = await asyncio.to_thread(self.watch.exposition)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _body(self, request: Request) -> bytes:
-        try:
-            return await request.body()
-        except ClientDisconnect:
-            raise HTTPException(499, "the client left before its request was whole") from None
 
-    async def _answers(self, request: Request, rows: NDArray[np.float32]) -> Answers:
-        """The answers on rows, unless the queue is full, the deadline passes or the client leaves."""
-        if len(rows) > self.settings.queue:
-            raise HTTPException(
-                413, f"the request has {len(rows)} rows, at most {self.settings.queue} are taken at once"
-            )
-        answer = asyncio.ensure_future(self.batcher.submit(rows, self.settings.timeout))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                answer.cancel()
-                raise HTTPException(499, "the client left before its answer was ready")
-            answers = answer.result()
-        except QueueFull:
-            raise HTTPException(503, "the queue is full; come again later", {"retry-after": "1"}) from None
-        except ShuttingDown:
-            raise HTTPException(503, "the service is shutting down", {"retry-after": "5"}) from None
-        except DeadlinePassed:
-            raise HTTPException(504, f"no answer within {self.settings.timeout:g} s") from None
-        finally:
-            gone.cancel()
-        self.watch.count(answers)
-        return answers
+async def _checked(function: Callable[..., T], *arguments: Any, aside: bool = True) -> T:
+    """What a function makes of a client's data, outside the event loop where `aside`; its ValueError is the answer."""
+    try:
+        return await asyncio.to_thread(function, *arguments) if aside else function(*arguments)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
 
 
-class _Gate:
-    """Before every route: the token, the size of the body, a request's id, counts and one line of log."""
+async def _part(request: Request, body: bytes) -> bytes:
+    """The first file of a multipart body."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-        self.expected = None if service.settings.token is None else f"Bearer {service.settings.token}".encode()
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        identity = _identity(headers.get(b"x-request-id"))
-        start, status = time.perf_counter(), 500
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", identity.encode())]
-            await send(message)
-
-        try:
-            refusal = self._refusal(scope["path"], headers)
-            if refusal is not None:
-                await refusal(scope, receive, sending)
-            else:
-                await self.app(scope, _limited(receive, self.service.settings.max_body), sending)
-        except _TooLarge:
-            await self._too_large(scope, receive, sending)
-        finally:
-            seconds = time.perf_counter() - start
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
-            self.service.watch.count_request(path, status, seconds)
-            if path in ("/decide", "/v2/models/{name}/infer") or status >= 400:
-                log.info(
-                    json.dumps({"request": identity, "path": path, "status": status, "seconds": round(seconds, 6)})
-                )
-
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Response | None:
-        if self.expected is not None and path not in _OPEN_PATHS:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
-                return _error(401, "this service asks for a bearer token", {"www-authenticate": "Bearer"})
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > self.service.settings.max_body:
-            return self._too_large_response()
-        return None
-
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._too_large_response()(scope, receive, send)
-
-    def _too_large_response(self) -> Response:
-        limit = self.service.settings.max_body
-        return _error(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
+    try:
+        form = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=8).parse()
+    except MultiPartException as error:
+        raise HTTPException(400, f"the multipart body cannot be read: {error.message}") from None
+    try:
+        for value in form.values():
+            if not isinstance(value, str):
+                return await value.read()
+    finally:
+        await form.close()
+    raise HTTPException(400, "the multipart body holds no file: send the image as a file field")
 
 
-class _TooLarge(Exception):
-    """A body without a stated length grew beyond the limit."""
-
-
-def _limited(receive: Receive, limit: int) -> Receive:
-    total = 0
-
-    async def limited() -> Message:
-        nonlocal total
-        message = await receive()
-        total += len(message.get("body", b""))
-        if total > limit:
-            raise _TooLarge
-        return message
-
-    return limited
-
-
-async def _disconnected(request: Request) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Returns when the client has gone; the body has been read before."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _identity(given: bytes | None) -> str:
+async def _said(**fields: Any) -> Response:
+    return JSONResponse(fields)
+
+
+def _asset(name: str) -> str:
+    return resources.files("fdbd.serve").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+async def _page(name: str) -> Response:
+    return HTMLResponse(_asset(name), headers=_PAGE_HEADERS)
+
+
+def _identity(given: str | None) -> str:
     """The client's own request id where it is a short plain text, else a new one."""
-    if given is not None and 0 < len(given) <= 64 and all(33 <= byte < 127 for byte in given):
-        return given.decode("ascii")
+    if given and len(given) <= 64 and all(33 <= ord(letter) < 127 for letter in given):
+        return given
     return uuid.uuid4().hex
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status, headers)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail, dict(error.headers or {}))
-
-
-async def _failed(_: Request, error: Exception) -> Response:
-    log.error("a request failed: %r", error)
-    return _error(500, "the service could not answer; its log says why")
 
 
 def _finite(value: Any) -> float | None:
     """JSON has no infinity and no NaN: those become null."""
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _quantiles(scores: NDArray[np.float64]) -> list[float]:
-    """At most 512 of the sorted calibration scores, evenly spaced in rank."""
-    if len(scores) <= 512:
-        return [float(score) for score in scores]
-    return [float(score) for score in scores[np.linspace(0, len(scores) - 1, 512).round().astype(int)]]
 
 
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})

@@ -10,21 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 
 from fdbd.serve.answers import Answers
-
-
-class QueueFull(Exception):
-    """More rows wait than the queue holds: come again later."""
-
-
-class ShuttingDown(Exception):
-    """The service finishes what it took and takes no more."""
-
-
-class DeadlinePassed(Exception):
-    """The answer was not ready in time."""
-
 
 Rows = NDArray[np.float32]
 Answer = asyncio.Future[Answers]
@@ -41,7 +29,7 @@ class Batcher:
         size: the largest number of rows per batch. A request with more rows is a batch of its own.
         delay: seconds that a batch waits for company.
         capacity: the largest number of rows that wait.
-        observe: called after each batch with its number of rows and its seconds.
+        observe: called after each batch with its answers and its seconds.
     """
 
     def __init__(
@@ -51,18 +39,14 @@ class Batcher:
         size: int = 32,
         delay: float = 0.001,
         capacity: int = 1024,
-        observe: Callable[[int, float], object] | None = None,
+        observe: Callable[[Answers, float], object] = lambda answers, seconds: None,
     ) -> None:
-        if size < 1 or capacity < size or delay < 0:
-            raise ValueError(
-                f"size {size}, capacity {capacity}, delay {delay}: expected 1 ≤ size ≤ capacity, delay ≥ 0"
-            )
         self.size, self.delay, self.capacity = size, delay, capacity
         self.waiting = 0
         """Rows that wait now."""
         self._decide, self._observe = decide, observe
         self._queue: dict[Answer, Rows] = {}  # in the order of arrival
-        self._arrived = asyncio.Event()
+        self._arrived, self._full = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fdbd-model")
         self._worker: asyncio.Task[None] | None = None
         self._is_open = False
@@ -76,86 +60,68 @@ class Batcher:
         """Refuse new requests, answer those that wait, and end."""
         self._is_open = False
         self._arrived.set()
+        self._full.set()
         if self._worker is not None:
             await self._worker
         self._thread.shutdown()
 
-    async def submit(self, rows: Rows, timeout: float | None = None) -> Answers:
-        """The answers on (N, …) rows. A cancelled call gives its place in the queue back.
+    def submit(self, rows: Rows) -> Answer:
+        """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue back.
 
-        Raises QueueFull, ShuttingDown or DeadlinePassed; or whatever `decide` raised.
+        Raises HTTPException 503 where the queue is full or the service shuts down.
         """
         if not self._is_open:
-            raise ShuttingDown
+            raise HTTPException(503, "the service is shutting down", {"retry-after": "5"})
         if self.waiting and self.waiting + len(rows) > self.capacity:
-            raise QueueFull
+            raise HTTPException(503, "the queue is full; come again later", {"retry-after": "1"})
         answer: Answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(self._leave)
         self._queue[answer] = rows
         self.waiting += len(rows)
         self._arrived.set()
-        try:
-            return await asyncio.wait_for(answer, timeout)
-        except asyncio.TimeoutError:
-            raise DeadlinePassed from None
-        finally:
-            self._leave(answer)
+        if self.waiting >= self.size:
+            self._full.set()
+        return answer
+
+    def _leave(self, answer: Answer) -> Rows | None:
+        """Give a request's place in the queue back, where it still has one."""
+        rows = self._queue.pop(answer, None)
+        self.waiting -= 0 if rows is None else len(rows)
+        return rows
 
     async def _work(self) -> None:
-        while True:
+        while self._is_open or self._queue:
             if not self._queue:
-                if not self._is_open:
-                    return
                 self._arrived.clear()
                 await self._arrived.wait()
-                continue
             if self.waiting < self.size and self.delay and self._is_open:
-                await self._company()
-            if batch := self._take():
+                self._full.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._full.wait(), self.delay)
+            batch: list[tuple[Answer, Rows]] = []
+            count = 0
+            for answer, rows in list(self._queue.items()):
+                if batch and count + len(rows) > self.size:
+                    break
+                count += len(rows)
+                self._leave(answer)
+                batch.append((answer, rows))
+            if batch:
                 await self._run(batch)
 
-    async def _company(self) -> None:
-        """Wait until a batch is full or the delay is over."""
-        end = time.monotonic() + self.delay
-        while self.waiting < self.size and self._is_open and (left := end - time.monotonic()) > 0:
-            self._arrived.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), left)
-
-    def _take(self) -> dict[Answer, Rows]:
-        """The requests of the next batch, all of one row shape."""
-        batch: dict[Answer, Rows] = {}
-        count = 0
-        for answer, rows in self._queue.items():
-            first = next(iter(batch.values()), rows)
-            if batch and (count + len(rows) > self.size or rows.shape[1:] != first.shape[1:]):
-                break
-            batch[answer] = rows
-            count += len(rows)
-        for answer in batch:
-            self._leave(answer)
-        return batch
-
-    def _leave(self, answer: Answer) -> None:
-        """Give a request's place in the queue back, where it still has one."""
-        if (rows := self._queue.pop(answer, None)) is not None:
-            self.waiting -= len(rows)
-
-    async def _run(self, batch: dict[Answer, Rows]) -> None:
-        parts = list(batch.values())
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    async def _run(self, batch: list[tuple[Answer, Rows]]) -> None:
+        rows = batch[0][1] if len(batch) == 1 else np.concatenate([rows for _, rows in batch])
         start = time.perf_counter()
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._decide, rows)
         except Exception as error:
-            for answer in batch:
+            for answer, _ in batch:
                 if not answer.done():
                     answer.set_exception(error)
             return
-        if self._observe is not None:
-            self._observe(len(rows), time.perf_counter() - start)
+        self._observe(answers, time.perf_counter() - start)
         place = 0
-        for answer, part in batch.items():
-            stop = place + len(part)
+        for answer, rows in batch:
             if not answer.done():  # its caller may have left meanwhile
-                answer.set_result(answers.rows(place, stop))
-            place = stop
+                answer.set_result(answers.rows(place, place + len(rows)))
+            place += len(rows)

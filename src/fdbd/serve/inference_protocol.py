@@ -2,13 +2,14 @@
 
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol; the extension is Triton's, which
 its client uses by default: a JSON header of `Inference-Header-Content-Length` bytes, then the tensors' bytes.
+
+What cannot be read is a ValueError of one sentence.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,28 +19,23 @@ from fdbd.serve.answers import Answers, Backend
 
 HEADER_LENGTH = "inference-header-content-length"
 
-DTYPES: dict[str, type[np.generic]] = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
+_KINDS = {"INT": "i", "UINT": "u", "FP": "f"}
+INPUTS = {
+    f"{name}{bits}": f"<{kind}{bits // 8}"
+    for name, kind in _KINDS.items()
+    for bits in (8, 16, 32, 64)
+    if (name, bits) != ("FP", 8)
 }
-"""The protocol's names of number types."""
+"""Number types of the protocol that an input may have, with numpy's names."""
 
-OUTPUTS = {"logits": "FP32", "label": "INT64", "score": "FP64", "p_value": "FP64", "is_ood": "BOOL"}
-"""Outputs by name, with their types."""
-
-
-class ProtocolError(ValueError):
-    """A request that does not keep to the protocol; the message is one sentence."""
+OUTPUTS = {
+    "logits": ("FP32", "<f4"),
+    "label": ("INT64", "<i8"),
+    "score": ("FP64", "<f8"),
+    "p_value": ("FP64", "<f8"),
+    "is_ood": ("BOOL", "|b1"),
+}
+"""Outputs by name, with their types in the protocol and in numpy."""
 
 
 class Inference(NamedTuple):
@@ -47,7 +43,7 @@ class Inference(NamedTuple):
 
     id: str | None
     rows: NDArray[np.float32]
-    outputs: tuple[tuple[str, bool], ...]
+    outputs: list[tuple[str, bool]]
     """The outputs asked for, each with whether it is wanted as bytes."""
 
 
@@ -59,27 +55,32 @@ def describe(name: str, backend: Backend) -> dict[str, Any]:
         "versions": ["1"],
         "platform": "fdbd",
         "inputs": [{"name": backend.input_name, "datatype": "FP32", "shape": [-1, *backend.row_shape]}],
-        "outputs": [{"name": o, "datatype": kind, "shape": shapes.get(o, [-1])} for o, kind in OUTPUTS.items()],
+        "outputs": [{"name": o, "datatype": kind, "shape": shapes.get(o, [-1])} for o, (kind, _) in OUTPUTS.items()],
     }
 
 
 def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
-    """A request's body, as JSON or with binary tensors.
-
-    Raises:
-        ProtocolError: it says what is wrong with the request.
-    """
-    header, tensors = _split(body, header_length)
-    request = _mapping(_json(header), "the request")
-    inputs = request.get("inputs")
+    """A request's body, as JSON or with binary tensors."""
+    length = len(body)
+    if header_length is not None:
+        length = int(header_length[:20]) if header_length.isascii() and header_length.isdecimal() else 0
+        if not 0 < length <= len(body):
+            raise ValueError(
+                f"the header Inference-Header-Content-Length is {header_length[:20]!r}, expected a number up to the "
+                f"body's {len(body)} bytes"
+            )
+    try:
+        request = _mapping(json.loads(body[:length]), "the request")
+    except (json.JSONDecodeError, UnicodeError, RecursionError):
+        raise ValueError("the request is no JSON") from None
+    inputs, identity = request.get("inputs"), request.get("id")
     if not isinstance(inputs, list) or len(inputs) != 1:
-        raise ProtocolError(f"the request has other inputs than the one expected, {backend.input_name!r}")
-    rows = _tensor(_mapping(inputs[0], "the input"), tensors, backend)
-    identity = request.get("id")
+        raise ValueError(f"the request has other inputs than the one expected, {backend.input_name!r}")
     if identity is not None and not isinstance(identity, str):
-        raise ProtocolError("the request's id is no string")
-    parameters = _mapping(request.get("parameters") or {}, "parameters")
-    return Inference(identity, rows, _wanted(request.get("outputs"), parameters.get("binary_data_output") is True))
+        raise ValueError("the request's id is no string")
+    rows = _tensor(_mapping(inputs[0], "the input"), body[length:], backend)
+    as_bytes = _parameters(request).get("binary_data_output") is True
+    return Inference(identity, rows, _wanted(request.get("outputs"), as_bytes))
 
 
 def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dict[str, str]]:
@@ -87,13 +88,15 @@ def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dic
     values = dict(zip(OUTPUTS, answers))
     parts, outputs = [], []
     for output, as_bytes in inference.outputs:
-        array = np.ascontiguousarray(values[output], dtype=DTYPES[OUTPUTS[output]])
-        description: dict[str, Any] = {"name": output, "datatype": OUTPUTS[output], "shape": list(array.shape)}
+        kind, dtype = OUTPUTS[output]
+        array = np.asarray(values[output], dtype)
+        description: dict[str, Any] = {"name": output, "datatype": kind, "shape": list(array.shape)}
         if as_bytes:
-            parts.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
+            parts.append(array.tobytes())
             description["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            description["data"] = [_plain(value) for value in array.ravel().tolist()]
+        else:  # JSON has no infinity and no NaN: those become null
+            data = array.ravel().tolist()
+            description["data"] = [value if math.isfinite(value) else None for value in data]
         outputs.append(description)
     response: dict[str, Any] = {"model_name": name, "model_version": "1", "outputs": outputs}
     if inference.id is not None:
@@ -105,86 +108,76 @@ def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dic
     return b"".join([header, *parts]), length
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
-    if header_length is None:
-        return body, b""
-    if not header_length.isascii() or not header_length.isdigit() or not 0 < int(header_length) <= len(body):
-        raise ProtocolError(
-            f"the header Inference-Header-Content-Length is {header_length[:20]!r}, expected a number up to the body's "
-            f"{len(body)} bytes"
-        )
-    return body[: int(header_length)], body[int(header_length) :]
-
-
-def _json(text: bytes) -> Any:
+def read_features(body: bytes, backend: Backend) -> NDArray[np.float32]:
+    """The rows of `{"features": [[…], …]}`, or of one row without the outer brackets."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ProtocolError("the request is no JSON") from None
+        with np.errstate(over="ignore"):
+            rows = np.asarray(json.loads(body)["features"], np.float64).astype(np.float32)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise ValueError('the body is not {"features": [[numbers], …]} with rows of equal length') from None
+    if rows.shape == backend.row_shape:
+        rows = rows[None]
+    if rows.shape[1:] != backend.row_shape or not len(rows):
+        raise ValueError(
+            f"features have shape {list(rows.shape)}, expected [N, {backend.row_shape[0]}] with N at least 1"
+        )
+    return rows
 
 
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+def _mapping(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError(f"{what} is no JSON object")
+        raise ValueError(f"{what} is no JSON object")
     return value
 
 
-def _tensor(tensor: Mapping[str, Any], tail: bytes, backend: Backend) -> NDArray[np.float32]:
-    if tensor.get("name") != backend.input_name:
-        raise ProtocolError(f"there is no input {str(tensor.get('name'))[:40]!r}, expected {backend.input_name!r}")
-    kind, shape = tensor.get("datatype"), tensor.get("shape")
-    if not isinstance(kind, str) or kind not in DTYPES or kind == "BOOL":
-        raise ProtocolError(f"the datatype is {str(kind)[:20]!r}, expected a number type such as FP32")
-    expected = [-1, *backend.row_shape]
+def _parameters(value: dict[str, Any]) -> dict[str, Any]:
+    return _mapping(value.get("parameters") or {}, "parameters")
+
+
+def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np.float32]:
+    name, kind, shape = tensor.get("name"), tensor.get("datatype"), tensor.get("shape")
+    if name != backend.input_name:
+        raise ValueError(f"there is no input {str(name)[:40]!r}, expected {backend.input_name!r}")
+    if not isinstance(kind, str) or kind not in INPUTS:
+        raise ValueError(f"the datatype is {str(kind)[:20]!r}, expected a number type such as FP32")
+    row_shape = list(backend.row_shape)
     if (
         not isinstance(shape, list)
         or not all(type(size) is int for size in shape)
-        or len(shape) != len(expected)
-        or any(wanted not in (-1, size) for size, wanted in zip(shape, expected))
-        or not shape[0] >= 1
+        or shape[1:] != row_shape
+        or shape[0] < 1
     ):
-        raise ProtocolError(f"the shape is {str(shape)[:80]}, expected {expected} with at least one row")
-    dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
-    parameters = _mapping(tensor.get("parameters") or {}, "parameters")
-    if "binary_data_size" in parameters:
-        count = parameters["binary_data_size"]
-        if type(count) is not int or count != len(tail) or count != math.prod(shape) * dtype.itemsize:
-            raise ProtocolError(
-                f"binary_data_size is {str(count)[:20]}, the body has {len(tail)} bytes of data, and the shape needs "
-                f"{math.prod(shape) * dtype.itemsize}"
+        raise ValueError(f"the shape is {str(shape)[:80]}, expected {[-1, *row_shape]} with at least one row")
+    dtype, count = np.dtype(INPUTS[kind]), math.prod(shape)
+    stated = _parameters(tensor).get("binary_data_size")
+    if stated is not None:
+        if type(stated) is not int or not stated == len(tail) == count * dtype.itemsize:
+            raise ValueError(
+                f"binary_data_size is {str(stated)[:20]}, the body has {len(tail)} bytes of data, and the shape needs "
+                f"{count * dtype.itemsize}"
             )
-        values = np.frombuffer(tail, dtype).reshape(shape)
+        values = np.frombuffer(tail, dtype)
     else:
-        values = _numbers(tensor.get("data"), shape, dtype)
+        data = tensor.get("data")
+        try:
+            values = np.asarray(data, np.float64 if dtype.kind == "f" else dtype)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"data are no numbers of type {kind}, or rows of different lengths") from None
+        if values.size != count or not isinstance(data, list):
+            raise ValueError(f"data hold {values.size} numbers, the shape {shape} needs {count}")
     with np.errstate(over="ignore"):
-        return values.astype(np.float32)
+        return values.reshape(shape).astype(np.float32)
 
 
-def _numbers(data: Any, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    try:
-        values = np.asarray(data, dtype=np.float64 if dtype.kind == "f" else dtype)
-    except (TypeError, ValueError, OverflowError):
-        raise ProtocolError(f"data are no numbers of type {dtype.name}, or rows of different lengths") from None
-    if values.size != math.prod(shape) or not isinstance(data, list):
-        raise ProtocolError(f"data hold {values.size} numbers, the shape {list(shape)} needs {math.prod(shape)}")
-    return values.reshape(shape)
-
-
-def _wanted(outputs: Any, all_as_bytes: bool) -> tuple[tuple[str, bool], ...]:
+def _wanted(outputs: Any, all_as_bytes: bool) -> list[tuple[str, bool]]:
     if outputs is None or outputs == []:
-        return tuple((name, all_as_bytes) for name in OUTPUTS)
+        return [(name, all_as_bytes) for name in OUTPUTS]
     if not isinstance(outputs, list):
-        raise ProtocolError("outputs are no list")
+        raise ValueError("outputs are no list")
     wanted = []
     for output in outputs:
         name = _mapping(output, "an output").get("name")
         if not isinstance(name, str) or name not in OUTPUTS:
-            raise ProtocolError(f"there is no output {str(name)[:40]!r}, expected some of {', '.join(OUTPUTS)}")
-        parameters = _mapping(output.get("parameters") or {}, "parameters")
-        wanted.append((name, parameters.get("binary_data", all_as_bytes) is True))
-    return tuple(wanted)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN: those become null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            raise ValueError(f"there is no output {str(name)[:40]!r}, expected some of {', '.join(OUTPUTS)}")
+        wanted.append((name, _parameters(output).get("binary_data", all_as_bytes) is True))
+    return wanted

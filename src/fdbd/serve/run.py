@@ -50,11 +50,16 @@ def backend_of(service: Service) -> Backend:
         from fdbd.serve.onnx_backend import OnnxBackend
 
         return OnnxBackend(service.guard, threads=threads)
-    from fdbd.serve.torch_backend import open_backend
+    import torch
 
-    return open_backend(
-        service.guard, service.model, service.checkpoint, service.device, service.trust, threads=threads
-    )
+    from fdbd.decision.guard_file import open_guard
+    from fdbd.serve.torch_backend import TorchBackend
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model, checkpoint = service.model, service.checkpoint
+    opened = open_guard(service.guard, model=model, checkpoint=checkpoint, device=service.device, trust=service.trust)
+    return TorchBackend(opened)
 
 
 def application(
@@ -95,11 +100,11 @@ def run(service: Service, host: str, port: int) -> None:
     print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", file=sys.stderr)
     print(f"serving on {address} (page /, interface /docs, metrics /metrics); Ctrl-C ends it", file=sys.stderr)
     _log_json()
-    common: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-    common["timeout_graceful_shutdown"] = max(1, round(service.settings.timeout))
+    common: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+    common |= {"log_config": None, "ws": "none", "timeout_graceful_shutdown": max(1, round(service.settings.timeout))}
     if service.workers == 1:
         app = application(service, backend)
-        _Server(uvicorn.Config(app, **common), app.state.service).run(sockets=[listening])
+        _Server(uvicorn.Config(app, **common)).run(sockets=[listening])
         return
     os.environ[_ENVIRONMENT] = json.dumps(asdict(service))
     factory = "fdbd.serve.run:application_from_environment"
@@ -109,12 +114,8 @@ def run(service: Service, host: str, port: int) -> None:
 class _Server(uvicorn.Server):
     """Says that it is not ready any more as soon as it is told to end."""
 
-    def __init__(self, config: uvicorn.Config, service: Any) -> None:
-        super().__init__(config)
-        self.service = service
-
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self.service.is_ready = False
+        self.config.app.is_ready = False  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
 
 
@@ -124,6 +125,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(2048)  # whoever reads the address may connect, and waits until the guard answers
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from None
@@ -132,19 +134,14 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Json(logging.Formatter):
-    """One JSON object per line; messages that are JSON already become its fields."""
+    """One JSON object per line; a message that is a dictionary becomes its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
         }
-        message = record.getMessage()
-        try:
-            fields = json.loads(message)
-        except ValueError:
-            fields = None
-        line |= fields if isinstance(fields, dict) else {"message": message}
+        line |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -153,9 +150,7 @@ class _Json(logging.Formatter):
 def _log_json() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json())
-    for name in ("fdbd.serve", "uvicorn", "uvicorn.error"):
+    for name in ("fdbd.serve", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
-    logging.getLogger("uvicorn.error").handlers = []
-    logging.getLogger("uvicorn.error").propagate = True

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch
 from fdbd.data.images import decode
-from fdbd.decision.guard_file import OpenedGuard, open_guard
+from fdbd.decision.guard_file import OpenedGuard
 from fdbd.serve.answers import Answers, Reason
 
 
@@ -63,12 +63,3 @@ class TorchBackend:
     def _inputs(self, rows: NDArray[np.float32]) -> torch.Tensor | Batch:
         tensor = torch.from_numpy(np.ascontiguousarray(rows))
         return Batch(tensor) if self.input_name == "features" else tensor
-
-
-def open_backend(
-    path: str, model: str | None, checkpoint: str | None, device: str | None, trust: bool, *, threads: int | None
-) -> TorchBackend:
-    """The guard in a file, ready to serve; with `threads`, torch uses that many."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return TorchBackend(open_guard(path, model=model, checkpoint=checkpoint, device=device, trust=trust))

@@ -14,8 +14,9 @@ import threading
 import time
 import urllib.request
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +24,6 @@ from fdbd.deploy.stream_monitor import StreamMonitor, wilson
 from fdbd.serve.answers import Answers, Backend
 from fdbd.util import files
 from fdbd.util.extras import require
-from fdbd.util.version import __version__
 
 log = logging.getLogger("fdbd.serve")
 
@@ -33,6 +33,10 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Upper ends of the histogram of batches."""
 HISTORY = 300
 """Points of the page's chart, one per second at most."""
+
+
+Counts = defaultdict[tuple[str, ...], float]
+"""Numbers by family and labels; a histogram's last label is the number of the bucket."""
 
 
 class Store(Protocol):
@@ -99,7 +103,6 @@ class Watch:
         window: int = 1000,
         webhook: str | None = None,
     ) -> None:
-        self.version = __version__
         self._backend, self._store, self._webhook = backend, store, webhook
         self._processes, self._delta = processes, delta
         self._monitor = StreamMonitor(
@@ -109,33 +112,38 @@ class Watch:
             delta=delta / processes,
             on_alarm=self._alarm,
         )
-        self._counts = Counts()
+        self._counts: Counts = defaultdict(float)
         self._slot = 0
         self._waiting: Callable[[], int] = lambda: 0
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._saver: threading.Thread | None = None
-        self._saved: tuple[int, int] | None = None
+        self._saved: list[Any] = []
 
     # ── counting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def count(self, answers: Answers) -> None:
-        """Note decisions."""
-        self._monitor.count(answers.scores.tolist(), answers.is_ood.tolist())
+    def count(self, answers: Answers, seconds: float) -> None:
+        """Note the decisions on a batch that went through the model in so many seconds."""
+        flags = answers.is_ood.tolist()
+        self._monitor.count(answers.scores.tolist(), flags)
         with self._lock:
-            self._counts.add_decisions(answers)
-
-    def count_batch(self, rows: int, seconds: float) -> None:
-        """Note a batch that went through the model."""
-        with self._lock:
-            self._counts.batches.add(rows)
-            self._counts.model_seconds += seconds
+            self._observe(len(flags), ROWS, "batch_rows")
+            self._counts["model_seconds",] += seconds
+            for label, is_ood in zip(answers.labels.tolist(), flags):
+                self._counts["samples", str(label)] += 1
+                self._counts["ood", str(label)] += is_ood
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """Note a request and its answer."""
         with self._lock:
-            self._counts.add_request(path, status, seconds)
+            self._counts["requests", path, str(status)] += 1
+            self._observe(seconds, SECONDS, "request_seconds", path)
+
+    def _observe(self, value: float, ends: tuple[float, ...], name: str, *labels: str) -> None:
+        """A value into a histogram: the number of its bucket, and the sum."""
+        self._counts[(name, *labels, str(bisect_left(ends, value)))] += 1
+        self._counts[(f"{name}_sum", *labels)] += value
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +166,7 @@ class Watch:
 
     def _restore(self, state: dict[str, Any]) -> None:
         try:
-            counts = Counts.from_state(state["counts"])
+            counts = _add(defaultdict(float), state)
             self._monitor.restore(state["monitor"])
         except (KeyError, TypeError, ValueError) as error:
             log.warning("the saved state of the monitor is not this guard's, or is damaged, and starts anew: %s", error)
@@ -172,23 +180,23 @@ class Watch:
             self._save()
 
     def _save(self) -> None:
-        now = (self._monitor.samples, sum(self._counts.requests.values()))
-        if self._store is None or now == self._saved:
+        state = self._state()
+        if self._store is None or state["counts"] == self._saved:
             return
         try:
-            self._store.put(self._slot, self._state())
-            self._saved = now
+            self._store.put(self._slot, state)
+            self._saved = state["counts"]
         except Exception as error:  # a full disk must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
     def _state(self) -> dict[str, Any]:
         with self._lock:
-            counts = self._counts.state()
+            counts = [[*key, number] for key, number in self._counts.items()]
         snapshot = self._monitor.snapshot()
         return {"slot": self._slot, "monitor": self._monitor.state(), "counts": counts, "snapshot": snapshot}
 
     def _alarm(self, snapshot: dict[str, Any]) -> None:
-        log.warning(json.dumps({"alarm": True, **snapshot}))
+        log.warning({"alarm": True, **snapshot})
         if self._webhook is not None:
             threading.Thread(target=_post, args=(self._webhook, snapshot), daemon=True).start()
 
@@ -206,39 +214,39 @@ class Watch:
         """All numbers in the text format of Prometheus."""
         client = require("prometheus_client", "serve")
         registry = client.CollectorRegistry()
-        registry.register(_Numbers(self))
+        registry.register(self)
         text: bytes = client.generate_latest(registry)
         return text
 
-    def families(self) -> Iterator[Any]:
-        """The numbers as metric families."""
+    def collect(self) -> Iterator[Any]:
+        """The numbers as metric families, for a registry of Prometheus."""
         core = require("prometheus_client.core", "serve")
         states = self._all()
-        counts = Counts()
+        counts: Counts = defaultdict(float)
         for state in states:
-            counts.merge(Counts.from_state(state["counts"]))
+            _add(counts, state)
         view = merged([state["snapshot"] for state in states], self._processes, self._delta)
-        requests = core.CounterMetricFamily("fdbd_requests", "Requests by path and status.", labels=["path", "status"])
-        for (path, status), number in sorted(counts.requests.items()):
-            requests.add_metric([path, status], number)
-        yield requests
-        latency = core.HistogramMetricFamily("fdbd_request_seconds", "Seconds from arrival to answer.", labels=["path"])
-        for path, histogram in sorted(counts.latencies.items()):
-            latency.add_metric([path], histogram.buckets(), sum_value=histogram.total)
-        yield latency
-        batches = core.HistogramMetricFamily("fdbd_batch_rows", "Rows per batch.")
-        batches.add_metric([], counts.batches.buckets(), sum_value=counts.batches.total)
-        yield batches
-        yield core.CounterMetricFamily("fdbd_model_seconds", "Seconds that the model worked.", counts.model_seconds)
-        samples = core.CounterMetricFamily("fdbd_samples", "Samples by predicted class.", labels=["label", "class"])
-        rejected = core.CounterMetricFamily("fdbd_ood", "OOD samples by predicted class.", labels=["label", "class"])
-        for label, (seen, ood) in sorted(counts.classes.items()):
-            known = self._backend.class_names
-            names = [str(label), known[label] if label < len(known) else ""]
-            samples.add_metric(names, seen)
-            rejected.add_metric(names, ood)
-        yield samples
-        yield rejected
+        names = dict(enumerate(self._backend.class_names))
+        for name, what, labels in (
+            ("requests", "Requests by path and status.", ["path", "status"]),
+            ("model_seconds", "Seconds that the model worked.", []),
+            ("samples", "Samples by predicted class.", ["label", "class"]),
+            ("ood", "OOD samples by predicted class.", ["label", "class"]),
+        ):
+            family = core.CounterMetricFamily(f"fdbd_{name}", what, labels=labels)
+            for key in sorted(key for key in counts if key[0] == name):
+                named = [names.get(int(key[1]), "")] if "class" in labels else []
+                family.add_metric([*key[1:], *named], counts[key])
+            yield family
+        for name, what, labels, ends in (
+            ("request_seconds", "Seconds from arrival to answer.", ["path"], SECONDS),
+            ("batch_rows", "Rows per batch.", [], ROWS),
+        ):
+            family = core.HistogramMetricFamily(f"fdbd_{name}", what, labels=labels)
+            for key in sorted(key for key in counts if key[0] == f"{name}_sum"):
+                sums = accumulate(counts[(name, *key[1:], str(bucket))] for bucket in range(len(ends) + 1))
+                family.add_metric(key[1:], list(zip((*map(str, ends), "+Inf"), sums)), sum_value=counts[key])
+            yield family
         for name, what, value in (
             ("queue_rows", "Rows that wait in this process.", self._waiting()),
             ("ood_rate", "Share of OOD samples in the window.", view["rate"]),
@@ -255,103 +263,15 @@ class Watch:
         own = self._state()
         if self._store is None:
             return [own]
-        others = []
-        for state in self._store.states():
-            if state.get("slot") != self._slot and {"snapshot", "counts"} <= state.keys():
-                others.append(state)
-        return [own, *others]
+        states = self._store.states()
+        return [own, *(s for s in states if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())]
 
 
-class _Numbers:
-    """A watch in the form that Prometheus registries take."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-
-    def collect(self) -> Iterator[Any]:
-        return self.watch.families()
-
-
-class Histogram:
-    """Counts below fixed upper ends, and the sum."""
-
-    def __init__(self, ends: tuple[float, ...], counts: Iterable[int] = (), total: float = 0.0) -> None:
-        self.ends, self.total = ends, float(total)
-        self.counts = [int(count) for count in counts] or [0] * (len(ends) + 1)
-        if len(self.counts) != len(ends) + 1:
-            raise ValueError(f"a histogram has {len(self.counts)} counts, expected {len(ends) + 1}")
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.ends, value)] += 1
-        self.total += value
-
-    def merge(self, other: Histogram) -> None:
-        self.counts = [a + b for a, b in zip(self.counts, other.counts)]
-        self.total += other.total
-
-    def buckets(self) -> list[tuple[str, int]]:
-        """Cumulative, as Prometheus has them."""
-        found, sum_ = [], 0
-        for end, count in zip((*map(str, self.ends), "+Inf"), self.counts):
-            sum_ += count
-            found.append((end, sum_))
-        return found
-
-    def state(self) -> list[Any]:
-        return [self.counts, self.total]
-
-
-class Counts:
-    """Requests, batches and decisions of one process."""
-
-    def __init__(self) -> None:
-        self.requests: dict[tuple[str, str], int] = {}
-        self.latencies: dict[str, Histogram] = {}
-        self.batches = Histogram(ROWS)
-        self.model_seconds = 0.0
-        self.classes: dict[int, tuple[int, int]] = {}
-        """By predicted class: samples, and those of them that were OOD."""
-
-    def add_request(self, path: str, status: int, seconds: float) -> None:
-        key = (path, str(status))
-        self.requests[key] = self.requests.get(key, 0) + 1
-        self.latencies.setdefault(path, Histogram(SECONDS)).add(seconds)
-
-    def add_decisions(self, answers: Answers) -> None:
-        for label, is_ood in zip(answers.labels.tolist(), answers.is_ood.tolist()):
-            seen, ood = self.classes.get(label, (0, 0))
-            self.classes[label] = (seen + 1, ood + is_ood)
-
-    def merge(self, other: Counts) -> None:
-        for key, number in other.requests.items():
-            self.requests[key] = self.requests.get(key, 0) + number
-        for path, histogram in other.latencies.items():
-            self.latencies.setdefault(path, Histogram(SECONDS)).merge(histogram)
-        self.batches.merge(other.batches)
-        self.model_seconds += other.model_seconds
-        for label, (seen, ood) in other.classes.items():
-            before = self.classes.get(label, (0, 0))
-            self.classes[label] = (before[0] + seen, before[1] + ood)
-
-    def state(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {
-            "requests": [[*key, number] for key, number in self.requests.items()],
-            "latencies": {path: histogram.state() for path, histogram in self.latencies.items()},
-            "batches": self.batches.state(),
-            "model_seconds": self.model_seconds,
-            "classes": [[label, seen, ood] for label, (seen, ood) in self.classes.items()],
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Counts:
-        counts = cls()
-        counts.requests = {(str(path), str(status)): int(number) for path, status, number in state["requests"]}
-        counts.latencies = {str(path): Histogram(SECONDS, *saved) for path, saved in state["latencies"].items()}
-        counts.batches = Histogram(ROWS, *state["batches"])
-        counts.model_seconds = float(state["model_seconds"])
-        counts.classes = {int(label): (int(seen), int(ood)) for label, seen, ood in state["classes"]}
-        return counts
+def _add(counts: Counts, state: dict[str, Any]) -> Counts:
+    """Add the counts of a state, as JSON had them."""
+    for *key, number in state["counts"]:
+        counts[tuple(map(str, key))] += float(number)
+    return counts
 
 
 def merged(snapshots: list[dict[str, Any]], processes: int, delta: float) -> dict[str, Any]:
