@@ -126,7 +126,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 def run(*command: object, folder: Path | None = None) -> None:
     """Where a folder is given, it is the home, too, and nothing of this process's Python is inherited."""
-    print("$", *command, flush=True)
+    print("$", *(str(part).partition("\n")[0] for part in command), flush=True)
     settings = dict(os.environ)
     if folder is not None:
         settings = {name: value for name, value in settings.items() if not name.startswith(("PYTHON", "FDBD"))}
