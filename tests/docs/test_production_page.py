@@ -45,6 +45,8 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
     blocks = re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)
     blocks += re.findall(r"```\n(fdbd fit .*?)```", readme, re.DOTALL)
     assert len(blocks) == 3
+    blocks += [f"{line}\n" for line in re.findall(r"`(fdbd export \S+ --(?:int8|out) [^`]+)`", section("ONNX"))]
+    assert len(blocks) == 5
     printed = ""
     for line in "".join(blocks).splitlines():
         with pytest.raises(SystemExit) as end:
@@ -54,7 +56,7 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
         assert not end.value.code, (line, captured.err)
     assert next(json.loads(line)["rows"] for line in printed.splitlines() if line.startswith("{")) == 100
     assert pq.read_table("scores.parquet").num_rows == 20
-    assert {path.name for path in tmp_path.iterdir()} >= {"why", "why.png", "guard.onnx", "today.csv"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"why", "why.png", "guard.onnx", "today.csv", "guard.xml"}
 
 
 def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):

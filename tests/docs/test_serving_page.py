@@ -48,7 +48,7 @@ def wait_until_ready(address: str, service: subprocess.Popen[bytes]) -> None:
 def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
     from PIL import Image
 
-    for module in ("onnxruntime", "onnxscript", "uvicorn", "starlette", "prometheus_client"):
+    for module in ("onnxruntime", "onnxscript", "uvicorn", "starlette", "prometheus_client", "tritonclient"):
         pytest.importorskip(module)
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
@@ -62,6 +62,7 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "fdbd"]
     for _, *arguments in [*commands("fdbd fit"), *commands("fdbd export")]:
         subprocess.run([*program, *arguments], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+    (client_code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     served = commands("fdbd serve")
     assert [arguments[2] for arguments in served] == ["guard.safetensors", "guard.onnx"]
     for _, *arguments in served:
@@ -82,6 +83,10 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
                 if any("/decide" in part for part in there):
                     answer = json.loads(done.stdout)
                     assert {"label", "class", "score", "p_value", "is_ood"} <= set(answer), answer
+            client = client_code.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+            done = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("[") == 2, done.stdout
         finally:
             service.terminate()
             service.wait(timeout=60)

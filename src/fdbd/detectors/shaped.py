@@ -23,9 +23,7 @@ class Shaped(Detector):
         detector: the detector behind it, itself `Shaped` where several shapings follow each other.
         mean: which training mean fDBD measures the deviation from: "shaped", the mean of the raw features, shaped (the
             paper's), or "of_shaped", the mean of the shaped features. None: "shaped" directly before `FDBD`,
-            "of_shaped" elsewhere. The paper's is better by far on ResNet-50 (ASH 90 and fDBD on ImageNet against DTD
-            and SUN: AUROC 94.06 instead of 88.90), the other one on a small CIFAR ResNet-44: on another kind of
-            network, compare both.
+            "of_shaped" elsewhere. Which is better depends on the network (docs/migrating.md has numbers): compare both.
 
     >>> import torch
     >>> from fdbd import Batch, Head
