@@ -16,7 +16,7 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent / "experiments"
-NETWORKS = Path(__file__).parent / "public_networks.toml"
+NETWORKS = Path(__file__).parent / "networks.toml"
 SCALES = ("small", "public", "paper")
 """In the package, in seconds; public networks and data below FDBD_DATA; the paper's own networks and data."""
 
