@@ -43,8 +43,7 @@ class Classifier(nn.Module):
     - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
       once no call is under way. Only ``model.training`` is asked, so dropout that is switched on below an eval model
       stays on. A model in training mode can be neither compiled nor exported.
-    - Gradients follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed. Under an autocast
-      of the caller's features and logits keep the dtype that the model gives them.
+    - Gradients and autocast follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed.
     - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
       ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
 
@@ -78,22 +77,21 @@ class Classifier(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-        self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile(model) hides its hooks
         if autocast not in (None, *PRECISIONS.values()):
             raise ValueError(f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None")
+        self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile(model) hides its hooks
         self.training = self.model.training
+        self.autocast = autocast
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
         heads = find_heads(self.model, head)
         self.head_name = "+".join(heads)
+        self._num_heads = len(heads)
         self._names = (*heads, *self.layer_names)
         # In a tuple, so that modules are not registered twice. Heads come first.
         self._watched = (*heads.values(), *(get_layer(self.model, name) for name in self.layer_names))
-        self._num_heads = len(heads)
-        self._is_explicit = head is not None
-        self.autocast = autocast
-        self._is_checked = False
-        self._is_uncompiled = False
         self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
+        self._is_explicit = head is not None
+        self._is_checked = self._is_uncompiled = False
         self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
         self._recorder = _Recorder()
         self._handles = [
@@ -121,14 +119,14 @@ class Classifier(nn.Module):
         labels = None
         if not isinstance(inputs, Tensor):
             inputs, labels = split_batch(inputs)
-        inputs = self._to_device(inputs)
+        inputs = move(inputs, device_of(self.model))
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:
                 raise RuntimeError("the model is in training mode; call model.eval() before it is compiled or exported")
             self._recorder.traced = calls
             try:
-                with contextlib.nullcontext() if self.autocast is None else self._lower_precision():
+                with self._precision():
                     output = call_model(self.model, inputs)
             finally:
                 self._recorder.traced = None
@@ -152,12 +150,12 @@ class Classifier(nn.Module):
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
         call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
-        model, local = self.model, self._recorder.local
-        is_borrowed = _enter_eval(model)
+        local = self._recorder.local
+        is_borrowed = _enter_eval(self.model)
         local.calls = calls
         try:
-            with contextlib.nullcontext() if self.autocast is None else self._lower_precision():
-                return call(model, inputs)
+            with self._precision():
+                return call(self.model, inputs)
         except RuntimeError as error:
             if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
                 raise TypeError(
@@ -168,9 +166,11 @@ class Classifier(nn.Module):
         finally:
             local.calls = None
             if is_borrowed:
-                _leave_eval(model)
+                _leave_eval(self.model)
 
-    def _lower_precision(self) -> torch.autocast:
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.autocast is None:
+            return contextlib.nullcontext()
         return torch.autocast(device_of(self.model).type, self.autocast)
 
     def _widened(self, batch: Batch) -> Batch:
@@ -192,15 +192,14 @@ class Classifier(nn.Module):
         if self.layer_names:
             outputs = (seen[index][1] for index in range(self._num_heads, len(self._watched)))
             layers = {name: self._pool(name, output) for name, output in zip(self.layer_names, outputs)}
-        if labels is not None:
-            labels = labels.to(features.device)
-        return Batch(features, logits, labels, layers)
+        return Batch(features, logits, None if labels is None else labels.to(features.device), layers)
 
     def _flat(self, index: int, features: Tensor, logits: Tensor, output: Any) -> tuple[Tensor, Tensor]:
         """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token that was kept."""
         if features.ndim == 2:
             return features, logits
-        num_classes, num_features = _weight(self._watched[index]).shape[:2]
+        weight: Any = self._watched[index].weight
+        num_classes, num_features = weight.shape[:2]
         if features.ndim > 2 and features.shape[1:].numel() == num_features:
             return features.flatten(1), logits.flatten(1)
         output = logits_of(output)
@@ -233,13 +232,9 @@ class Classifier(nn.Module):
                     + describe_linear_layers(self.model)
                 )
 
-    def _to_device(self, inputs: Any) -> Any:
-        if isinstance(inputs, Tensor) and inputs.device == _weight(self._watched[0]).device:
-            return inputs
-        return move(inputs, device_of(self.model))
-
     def _remove_hooks_at_end(self) -> None:
-        weakref.finalize(self, _remove, self._handles).atexit = False
+        for handle in self._handles:
+            weakref.finalize(self, handle.remove).atexit = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -307,16 +302,6 @@ def _leave_eval(model: nn.Module) -> None:
                 module.training = module in was_training
 
 
-def _weight(module: nn.Module) -> Tensor:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    return weight
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
     """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where none is."""
     is_kept = (logits == output[:, None]).all(dim=2)
@@ -353,30 +338,22 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     >>> split_batch({"input_ids": torch.ones(1, 2), "labels": [3]})
     ({'input_ids': tensor([[1., 1.]])}, tensor([3]))
     """
-    if isinstance(batch, Tensor):
-        return batch, None
     if isinstance(batch, Mapping):
         inputs = {key: _with_tensors(value) for key, value in batch.items() if key not in ("labels", "label")}
         return inputs, _as_labels(batch.get("labels", batch.get("label")))
-    if isinstance(batch, (tuple, list)):
-        if not batch:
-            raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
-        if isinstance(batch[0], Mapping):
-            inputs, labels = split_batch(batch[0])
-            return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
-        return _with_tensors(batch[0]), _as_labels(batch[1]) if len(batch) > 1 else None
-    return _with_tensors(batch), None
+    if not isinstance(batch, (tuple, list)):
+        return _with_tensors(batch), None
+    if not batch:
+        raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
+    inputs, labels = split_batch(batch[0]) if isinstance(batch[0], Mapping) else (_with_tensors(batch[0]), None)
+    return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as positional ones."""
-    if isinstance(inputs, Tensor):
-        return model(inputs)
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
 def move(inputs: Any, device: torch.device) -> Any:
@@ -448,14 +425,13 @@ def _as_labels(labels: Any) -> Tensor | None:
     indices = as_tensor(labels)
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
-    is_whole = not indices.is_floating_point() or bool((indices == indices.round()).all())
     if indices.ndim == 2 and indices.shape[1] > 1:
         raise ValueError(
             f"labels have shape {tuple(indices.shape)}, expected class indices (N,): turn one-hot labels into indices "
             "with labels.argmax(1), or give a loader of dicts when the model takes several inputs; models that give a "
             "sample several labels at once are not supported, since their classes have no boundaries between them"
         )
-    if indices.ndim != 1 or not is_whole:
+    if indices.ndim != 1 or (indices.is_floating_point() and bool((indices != indices.round()).any())):
         raise ValueError(
             f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,); "
             "give a loader of (inputs, labels), or of dicts when the model takes several inputs"

@@ -5,9 +5,11 @@ Running the model and capturing features is `classifier`'s part.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -64,11 +66,12 @@ def merged_head(modules: Sequence[nn.Module]) -> Head:
 
 def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
     """One line for error messages: the linear layers of `model` with their widths, last ones first."""
-    layers = [
-        f"{name or '(the model itself)'} ({_width(module)})"
-        for name, module in model.named_modules()
-        if is_linear(module)
-    ]
+    layers = []
+    for name, module in model.named_modules():
+        if is_linear(module):
+            kind = "1×1 convolution, " if isinstance(module, nn.Conv2d) else ""
+            rows, columns = module.weight.shape[:2]
+            layers.append(f"{name or '(the model itself)'} ({kind}{columns} to {rows})")
     if not layers:
         return "it has no linear layers"
     more = f" and {len(layers) - limit} more before" if len(layers) > limit else ""
@@ -77,7 +80,7 @@ def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
     """The module called `name`, or an error with the closest names."""
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     if name not in modules:
         close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "see model.named_modules() for the names there are"
@@ -128,9 +131,10 @@ def check_head(
     if given is None or given.shape != logits.shape:
         if not is_explicit or (given is not None and given.ndim == 2):
             shape = type(output).__name__ if given is None else tuple(given.shape)
-            raise ValueError(
-                f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}; "
-                f"pass head= to name the layer that holds the logits; {describe_linear_layers(model)}"
+            _refuse(
+                model,
+                f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}; pass head= to "
+                "name the layer that holds the logits",
             )
     elif not torch.isfinite(logits).all():
         return False
@@ -139,45 +143,46 @@ def check_head(
             _refuse_sigmoid(model, name, head)
         behind = _layer_behind(model, given, rerun)
         hint = (
-            f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} "
-            "to take this layer's output as logits all the same, or name another layer"
+            f"it is that of {behind!r}: pass head={behind!r}"
+            if behind is not None
+            else (
+                f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} to take "
+                "this layer's output as logits all the same, or name another layer"
+            )
         )
-        if behind is not None:
-            hint = f"it is that of {behind!r}: pass head={behind!r}"
-        raise ValueError(
-            f"the model's output is not that of its linear layer {name!r}; {hint}; {describe_linear_layers(model)}"
-        )
+        _refuse(model, f"the model's output is not that of its linear layer {name!r}; {hint}")
     if not torch.isfinite(features).all():
-        raise ValueError(
+        _refuse(
+            model,
             f"the head {name!r} is applied to every token and the model does not keep one of them, expected one "
-            f"prediction a sample; {describe_linear_layers(model)}"
+            "prediction a sample",
         )
     if not _is_close(head(features.float()), logits):
-        raise ValueError(
+        _refuse(
+            model,
             f"the output of {name!r} is not weight · input + bias: its module computes something else, or the output "
-            f"is changed in place after it; a linear head is needed; {describe_linear_layers(model)}"
+            "is changed in place after it; a linear head is needed",
         )
     return True
+
+
+def _refuse(model: nn.Module, why: str) -> NoReturn:
+    raise ValueError(f"{why}; {describe_linear_layers(model)}")
 
 
 def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], Any]) -> str | None:
     """The linear layer whose output is the model's; only looked for when the first guess was wrong."""
     found: list[str] = []
 
-    def compare(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            if output.numel() == target.numel() and _is_close(output.reshape(target.shape), target):
-                found.append(name)
+    def compare(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.numel() == target.numel() and _is_close(output.reshape(target.shape), target):
+            found.append(name)
 
-        return hook
-
-    layers = [(name, module) for name, module in model.named_modules() if is_linear(module)]
-    handles = [module.register_forward_hook(compare(name)) for name, module in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if is_linear(module):
+                hooks.callback(module.register_forward_hook(partial(compare, name)).remove)
         rerun()
-    finally:
-        for handle in handles:
-            handle.remove()
     return found[-1] if found else None
 
 
@@ -189,21 +194,13 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
 
 
 def _explicit(model: nn.Module, names: dict[nn.Module, str], head: str | nn.Module) -> tuple[str, nn.Module]:
-    if isinstance(head, str):
-        name, module = head, get_layer(model, head)
-    elif isinstance(head, nn.Module):
-        if head not in names:
-            raise ValueError(
-                f"head={type(head).__name__}(…) is not a module of the model; {describe_linear_layers(model)}"
-            )
-        name, module = names[head], head
-    else:
+    if not isinstance(head, (str, nn.Module)):
         raise TypeError(f"head is a {type(head).__name__}, expected a module's name or the module itself")
+    if isinstance(head, nn.Module) and head not in names:
+        _refuse(model, f"head={type(head).__name__}(…) is not a module of the model")
+    name, module = (head, get_layer(model, head)) if isinstance(head, str) else (names[head], head)
     if not is_linear(module):
-        raise ValueError(
-            f"head={name!r} is a {type(module).__name__}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d; "
-            + describe_linear_layers(model)
-        )
+        _refuse(model, f"head={name!r} is a {type(module).__name__}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d")
     return name, module
 
 
@@ -245,7 +242,15 @@ def _pair_in(module: nn.Module) -> list[nn.Module]:
 
 
 def _refuse_followers(model: nn.Module, name: str) -> None:
-    followers = [module for module in _followers(model, name) if not isinstance(module, _PASSIVE)]
+    """An error where something active stands after `name` in the nn.Sequential containers around it."""
+    followers: list[nn.Module] = []
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
+            children = dict(parent.named_children())
+            followers += list(children.values())[list(children).index(parts[depth]) + 1 :]
+    followers = [module for module in followers if not isinstance(module, _PASSIVE)]
     if not followers:
         return
     if any(isinstance(module, (nn.Sigmoid, nn.LogSigmoid)) for module in followers):
@@ -255,10 +260,11 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
             f"{type(model).__name__} pools after {name!r}, its last linear layer, so no linear head gives one row of "
             "logits per sample: this architecture is not supported"
         )
-    raise ValueError(
+    _refuse(
+        model,
         f"{type(model).__name__} does not end in a linear layer: {type(followers[0]).__name__} follows {name!r}, "
-        f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, "
-        f"or name another layer; {describe_linear_layers(model)}"
+        f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, or name "
+        "another layer",
     )
 
 
@@ -270,21 +276,3 @@ def _refuse_sigmoid(model: nn.Module, name: str, head: Head) -> None:
             "have several at once: such classes have no boundaries between them, and multi-label models are not "
             f"supported; pass head={name!r} if each sample has one class all the same"
         )
-
-
-def _followers(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """The modules that stand after `name` in the nn.Sequential containers around it."""
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        parent = model.get_submodule(".".join(parts[:depth]))
-        if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
-            children = list(parent.named_children())
-            position = [child for child, _ in children].index(parts[depth])
-            yield from (module for _, module in children[position + 1 :])
-
-
-def _width(module: nn.Module) -> str:
-    if isinstance(module, nn.Conv2d):
-        return f"1×1 convolution, {module.in_channels} to {module.out_channels}"
-    assert isinstance(module, nn.Linear)
-    return f"{module.in_features} to {module.out_features}"
