@@ -119,7 +119,9 @@ class Classifier(nn.Module):
         labels = None
         if not isinstance(inputs, Tensor):
             inputs, labels = split_batch(inputs)
-        inputs = move(inputs, device_of(self.model))
+        weight: Any = self._watched[0].weight
+        if not isinstance(inputs, Tensor) or inputs.device != weight.device:
+            inputs = move(inputs, device_of(self.model))
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:

