@@ -314,7 +314,7 @@ def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(ending, 
     assert nearest == [None if row == 7 else str(label) for row, label in enumerate(why.nearest.tolist())]
     assert named == expected.tolist()
     gallery = read_scores(place / f"s.{ending}")
-    assert {row.name: row.nearest for row in gallery} == {str(row): label for row, label in enumerate(nearest)}
+    assert {row["name"]: row["nearest"] for row in gallery} == {str(row): label for row, label in enumerate(nearest)}
     result("score", "guard.safetensors", "new.parquet", "--out", "plain.parquet")
     assert {"nearest", "discovery"}.isdisjoint(pq.read_schema("plain.parquet").names)
     code, _, err = run("score", "guard.safetensors", "new.parquet", "--out", "folder", "--fdr", "0.2")

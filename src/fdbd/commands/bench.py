@@ -20,13 +20,7 @@ WRITERS = {"html": "to_html", "json": "to_json", "csv": "to_csv", "md": "to_mark
 """Methods of `Results` by format."""
 SHORT = 5
 """Detectors in the table, and fDBD, unless all are asked for."""
-
-
-class Positive(str, Enum):
-    """Which side FPR95 counts as positive."""
-
-    id = "id"
-    ood = "ood"
+Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
 
 
 def bench(

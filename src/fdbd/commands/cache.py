@@ -9,13 +9,7 @@ import typer
 
 from fdbd.commands.options import Json, answer, arg
 
-
-class Action(str, Enum):
-    """What to do with the cache."""
-
-    list = "list"
-    verify = "verify"
-    clear = "clear"
+Action = Enum("Action", {"list": "list", "verify": "verify", "clear": "clear"}, type=str)
 
 
 def cache(

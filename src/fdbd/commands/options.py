@@ -12,12 +12,7 @@ import typer
 
 from fdbd.util.terminal import printable
 
-
-class Engine(str, Enum):
-    """Where the work is done."""
-
-    local = "local"
-    ray = "ray"
+Engine = Enum("Engine", {"local": "local", "ray": "ray"}, type=str)
 
 
 def opt(text: str, *names: str, **limits: Any) -> Any:

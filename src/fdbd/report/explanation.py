@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ BINS = 40
 BLUE, ORANGE, GREY, INK = "#3b6ea8", "#d1602b", "#b9c0c8", "#30343a"
 
 
-@dataclass(frozen=True)
-class Boundary:
+class Boundary(NamedTuple):
     """Between the predicted class and another."""
 
     name: str
@@ -32,8 +30,7 @@ class Boundary:
     """Of the average distance to all boundaries, a fraction."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Where one sample stands."""
 
     predicted: str
@@ -53,31 +50,28 @@ class Sample:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the calibration scores; a number that is not finite is None."""
-        values = {name: value for name, value in vars(self).items() if name != "calibration"}
-        values["boundaries"] = [asdict(boundary) for boundary in self.boundaries]
+        values = {**self._asdict(), "boundaries": [boundary._asdict() for boundary in self.boundaries]}
+        del values["calibration"]
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: int = 10) -> Sample:
     """What a guard says of one sample: `image` is a batch of one, as the guard takes it."""
     why = guard.explain(image)
-    assert guard.threshold is not None
     threshold = guard.threshold
-    label = int(why.decision.labels[0])
-    distances, shares = why.distances[0].double().cpu().numpy(), why.shares[0].double().cpu().numpy()
-    order = [c for c in np.argsort(distances, kind="stable").tolist() if math.isfinite(distances[c])]
-
-    def name(index: int) -> str:
-        return class_names[index] if index < len(class_names) else f"class {index}"
-
+    assert threshold is not None
+    logits, label, score, p_value, is_ood = (part[0] for part in why.decision)
+    distances, shares = why.distances[0].double().tolist(), why.shares[0].double().tolist()
+    names = [*class_names, *(f"class {index}" for index in range(len(class_names), len(logits)))]
+    order = sorted((c for c in range(len(distances)) if math.isfinite(distances[c])), key=distances.__getitem__)
     return Sample(
-        predicted=name(label),
-        score=float(why.decision.scores[0]),
-        p_value=float(why.decision.p_values[0]),
-        is_ood=bool(why.decision.is_ood[0]),
-        threshold=float(threshold.value[label if threshold.per_class else 0]),
+        predicted=names[label],
+        score=float(score),
+        p_value=float(p_value),
+        is_ood=bool(is_ood),
+        threshold=float(threshold.value[int(label) if threshold.per_class else 0]),
         standing=float(why.standing[0]),
-        boundaries=tuple(Boundary(name(c), float(distances[c]), float(shares[c])) for c in order[:top]),
+        boundaries=tuple(Boundary(names[c], distances[c], shares[c]) for c in order[:top]),
         others=max(0, len(order) - top),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
@@ -86,19 +80,21 @@ def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: in
 def draw(sample: Sample, pixels: NDArray[np.uint8], title: str, path: str | os.PathLike[str]) -> Path:
     """Three panels: the image (H, W, 3), distances to the boundaries as bars, and the score among the calibration
     scores."""
-    figure_type = require("matplotlib.figure", "report").Figure
     target = Path(path)
-    rows = max(1, len(sample.boundaries))
-    figure = figure_type(figsize=(11, max(3.2, 1.4 + 0.26 * rows)), layout="constrained")
+    size = (11, max(3.2, 1.4 + 0.26 * max(1, len(sample.boundaries))))
+    figure = require("matplotlib.figure", "report").Figure(figsize=size, layout="constrained")
     image, bars, histogram = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
     image.imshow(pixels, interpolation="nearest" if max(pixels.shape[:2]) < 128 else "antialiased")
     image.set_axis_off()
-    verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
-    colour = ORANGE if sample.is_ood else BLUE
+    verdict, colour = ("out-of-distribution", ORANGE) if sample.is_ood else ("in-distribution", BLUE)
     heading = figure.suptitle(f"{title}: predicted {sample.predicted}, {verdict}", fontsize=11, color=colour)
-    heading.set_parse_math(False)  # files and classes may be called $…$
     _bars(bars, sample)
     _histogram(histogram, sample, colour)
+    for text in (heading, *bars.get_yticklabels()):
+        text.set_parse_math(False)  # files and classes may be called $…$
+    for axes in (bars, histogram):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
     with beside(target) as temporary:
         figure.savefig(temporary, format=target.suffix[1:].lower(), dpi=144)
     return target
@@ -108,13 +104,10 @@ def _bars(axes: Any, sample: Sample) -> None:
     places = range(len(sample.boundaries))
     axes.barh(places, [boundary.distance for boundary in sample.boundaries], color=BLUE, height=0.7)
     axes.set_yticks(places, [boundary.name for boundary in sample.boundaries])
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
     axes.invert_yaxis()
     axes.set_xlabel("distance to the boundary")
     more = f", {sample.others} more farther away" if sample.others else ""
     axes.set_title(f"boundaries, nearest first{more}", fontsize=9)
-    _plain(axes)
 
 
 def _histogram(axes: Any, sample: Sample, colour: str) -> None:
@@ -131,10 +124,3 @@ def _histogram(axes: Any, sample: Sample, colour: str) -> None:
     axes.set_ylabel("calibration samples")
     text = f"score {sample.score:.4g}, above {sample.standing:.1%} of these" if finite else "the score is not finite"
     axes.set_title(text, fontsize=9)
-    _plain(axes)
-
-
-def _plain(axes: Any) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(labelsize=8)

@@ -25,7 +25,7 @@ def html(results: ResultTable) -> str:
     threads = f"{made['threads']} thread{'s' if made['threads'] != 1 else ''}"
     return render(
         "page.html",
-        '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n",
+        '"use strict";\n(() => {\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n",
         payload(results),
         setting=results.setting,
         title=results.setting.title or "Out-of-distribution detection, compared",
@@ -49,7 +49,7 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
     jinja2 = require("jinja2", "report")
     raw = require("markupsafe", "report").Markup
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
+        loader=jinja2.FunctionLoader(asset),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -59,7 +59,7 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
     only = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'"
     page: str = environment.get_template(template).render(
         policy=f"{only}{images}; script-src 'sha256-{digest}'",
-        style=raw(_asset("style.css")),
+        style=raw(asset("style.css")),
         script=raw(script),
         data=raw(script_json(data)),
         **values,
@@ -75,5 +75,6 @@ def script_json(value: Any) -> str:
     return text
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of the page."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fdbd.metrics import roc_curve
 from fdbd.report.numbers import Floats, accepting_score, bin_counts, score_range, short
@@ -37,22 +36,22 @@ def payload(results: ResultTable) -> dict[str, Any]:
 
 
 def _detector(results: ResultTable, row: Row) -> dict[str, Any]:
+    setting = results.setting
     common = {
         "name": row.name,
         "auroc": {column: short(results.value(row, column, "auroc")) for column in datasets(results)},
-        "fpr": [short(row.evaluations[name].fpr95) for name in results.setting.ood],
+        "fpr": [short(row.evaluations[name].fpr95) for name in setting.ood],
         "latency": {str(timing.batch_size): short(timing.median, 4) for timing in row.latencies},
-        "share": {
-            str(timing.batch_size): _number(results.setting.share_of_forward(timing)) for timing in row.latencies
-        },
+        "share": {str(timing.batch_size): _number(setting.share_of_forward(timing)) for timing in row.latencies},
     }
     if not row.has_scores:  # results from a file without them: no histograms and no curves
         return common
-    inside = _array(row.id_scores)
-    outside = [_array(row.ood_scores[name]) for name in results.setting.ood]
+    sides = [row.id_scores, *(row.ood_scores[name] for name in setting.ood)]
+    inside, *outside = (scores.detach().cpu().double().numpy() for scores in sides)
     low, high = score_range([inside, *outside])
-    ordered = np.sort(inside)
-    thresholds = [_threshold(results, inside, scores) for scores in outside]
+    # Where FPR95 is read: the score that 95 % of ID reach, or that 95 % of OOD do not exceed.
+    is_id = setting.positive == "id"
+    thresholds = [accepting_score(inside, 0.95) if is_id else -accepting_score(-scores, 0.95) for scores in outside]
     return {
         **common,
         "low": short(low, 7),
@@ -61,14 +60,9 @@ def _detector(results: ResultTable, row: Row) -> dict[str, Any]:
         "ood": [bin_counts(scores, low, high, BINS) for scores in outside],
         "thresholds": [_number(threshold) for threshold in thresholds],
         "ranks": [_rank_histogram(inside, scores) for scores in outside],
-        "cuts": [short(np.searchsorted(ordered, threshold) / len(ordered)) for threshold in thresholds],
+        "cuts": [short((inside < threshold).mean()) for threshold in thresholds],
         "roc": [_curve(inside, scores) for scores in outside],
     }
-
-
-def _threshold(results: ResultTable, inside: Floats, outside: Floats) -> float:
-    """Where FPR95 is read: the score that 95 % of ID reach, or that 95 % of OOD do not exceed."""
-    return accepting_score(inside, 0.95) if results.setting.positive == "id" else -accepting_score(-outside, 0.95)
 
 
 def _curve(inside: Floats, outside: Floats) -> list[int]:
@@ -87,10 +81,6 @@ def _rank_histogram(inside: Floats, outside: Floats) -> list[int]:
     rejected[0], rejected[-1] = 0, 1
     counts: list[int] = np.rint(np.diff(rejected) * 10_000).astype(np.int64).tolist()
     return counts
-
-
-def _array(scores: Tensor) -> Floats:
-    return np.asarray(scores.detach().cpu().double().numpy())
 
 
 def _number(value: float | None) -> float | None:

@@ -17,32 +17,24 @@ SPOKEN = {"best": "best", "tied": "tied with the best"}
 
 
 def table(results: ResultTable) -> dict[str, Any]:
-    """Headings and rows, best average AUROC first."""
-    ranked, shown = results.ranked(), datasets(results)
-    columns = {name: [_cells(results, ranked, name, metric) for metric in METRICS] for name in shown}
-    kinds = {name: "set" if name in results.setting.ood else "group" for name in shown}
-    rows = []
-    for number, row in enumerate(ranked):
-        cells = [{"kind": kinds[name], "values": [cell[number] for cell in columns[name]]} for name in shown]
-        timings = [_timing(results, row, size) for size in results.batch_sizes]
-        rows.append(
-            {"name": row.name, "from_bank": row.from_bank, "paper": row.paper, "cells": cells, "timings": timings}
-        )
+    """Headings, and rows with their cells, best average AUROC first."""
+    ranked, headings = results.ranked(), []
+    rows: list[dict[str, Any]] = [{"row": row, "cells": []} for row in ranked]
+    for name in datasets(results):
+        count, members = results.setting.ood.get(name), len(results.members(name))
+        remark = f"{members} set{'s' if members != 1 else ''}" if count is None else f"{count:,}"
+        headings.append({"name": name, "kind": "group" if count is None else "set", "remark": remark})
+        for row, cell in zip(rows, zip(*(_cells(results, ranked, name, metric) for metric in METRICS))):
+            row["cells"].append(cell)
+    for row in rows:
+        row["timings"] = [_timing(results, row["row"], size) for size in results.batch_sizes]
+    better = {metric: "lower" if metric in SMALLER_IS_BETTER else "higher" for metric in METRICS}
     return {
-        "metrics": [
-            {"name": m, "title": TITLES[m], "better": "lower" if m in SMALLER_IS_BETTER else "higher"} for m in METRICS
-        ],
-        "headings": [{"name": name, "kind": kinds[name], "remark": _remark(results, name)} for name in shown],
+        "metrics": [{"name": metric, "title": TITLES[metric], "better": better[metric]} for metric in METRICS],
+        "headings": headings,
         "sizes": results.batch_sizes,
         "rows": rows,
     }
-
-
-def _remark(results: ResultTable, name: str) -> str:
-    """Samples of a set, or sets of a group."""
-    count = results.setting.ood.get(name)
-    members = len(results.members(name))
-    return f"{count:,}" if count is not None else f"{members} set{'s' if members != 1 else ''}"
 
 
 def _cells(results: ResultTable, rows: list[Row], name: str, metric: str) -> list[dict[str, Any]]:
@@ -51,21 +43,18 @@ def _cells(results: ResultTable, rows: list[Row], name: str, metric: str) -> lis
     values = [results.value(row, name, metric) for row in rows]
     signed = [-float(value) if metric in SMALLER_IS_BETTER else float(value) for value in values]
     low, best = (float(np.quantile(signed, 0.25)), max(signed)) if signed else (0.0, 0.0)
-    cells = []
-    for row, value, quality in zip(rows, values, signed):
-        mark = marks.get(row.name, "")
-        cells.append(
-            {
-                "metric": metric,
-                "mark": mark,
-                "spoken": SPOKEN.get(mark),
-                "value": f"{float(value):.6g}",
-                "tint": f"{max(0.0, (quality - low) / (best - low)) ** 2 if best > low else 0.0:.2f}",
-                "text": as_percent(value),
-                "interval": f"{as_percent(value.low)}–{as_percent(value.high)}",
-            }
-        )
-    return cells
+    return [
+        {
+            "metric": metric,
+            "mark": marks.get(row.name, ""),
+            "spoken": SPOKEN.get(marks.get(row.name, "")),
+            "value": f"{float(value):.6g}",
+            "tint": f"{max(0.0, (quality - low) / (best - low)) ** 2 if best > low else 0.0:.2f}",
+            "text": as_percent(value),
+            "interval": f"{as_percent(value.low)}–{as_percent(value.high)}",
+        }
+        for row, value, quality in zip(rows, values, signed)
+    ]
 
 
 def _timing(results: ResultTable, row: Row, size: int) -> dict[str, str]:
