@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Head
+from fdbd.core.batch import Batch, Head, two_rows
 
 # Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then single ones.
 _PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"), ("head", "head_dist"))
@@ -83,6 +83,65 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
     modules = dict(model.named_modules(remove_duplicate=False))
     if name not in modules:
         close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
+        hint = f"did you mean {', '.join(close)}?" if close else "see model.named_modules() for the names there are"
+        raise ValueError(f"{type(model).__name__} has no module named {name!r}; {hint}")
+    return model.get_submodule(name)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]`` or the first of a tuple."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif isinstance(output, (tuple, list)):
+        output = output[0] if output else None
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    return output if isinstance(output, Tensor) else None
+
+
+@torch.no_grad()
+def check_head(
+    model: nn.Module,
+    name: str,
+    head: Head,
+    batch: Batch,
+    output: Any,
+    is_explicit: bool,
+    count: int | None,
+    rerun: Callable[[], Any],
+) -> bool:
+    """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output.
+
+    False says that this batch cannot tell, as it is not finite. A head that was named (`is_explicit`) may be
+    followed by more, but not by another number of classes. `count` is the number of samples that went in. `rerun` runs
+    the model again, to look for the right layer.
+    """
+    features, logits = batch.features, batch.logits
+    assert logits is not None
+    given = logits_of(output)
+    if given is None and count is not None and len(logits) != count:
+        raise ValueError(
+            f"{type(model).__name__} is no classifier of whole samples: it gives a {type(output).__name__}, and its "
+            f"linear layer {name!r} gives {len(logits)} rows for {count} samples; models for detection and "
+            "segmentation are not supported"
+        )
+    if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
+        given = given.reshape(len(logits), -1)
+        given = two_rows(given) if head.is_binary else given
+    if given is None or given.shape != logits.shape:
+        if not is_explicit or (given is not None and given.ndim == 2):
+            shape = type(output).__name__ if given is None else tuple(given.shape)
+            _refuse(
+                model,
+                f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}; pass head= to "
+                "name the layer that holds the logits",
+            )
+    elif not torch.isfinite(logits).all():
+        return False
+    elif not is_explicit and not _is_close(given, logits):
+        if _is_close(given, logits.sigmoid()):
+            _refuse_sigmoid(model, name, head)
+        behind = _layer_behind(model, given, rerun)
         hint = (
             f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} to take "
             "this layer's output as logits all the same, or name another layer"
