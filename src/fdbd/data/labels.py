@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import bdtrc
 from torch import Tensor
 
 SHOWN = 3
@@ -110,6 +109,8 @@ class Agreement:
         """
         if self.count < _ENOUGH:
             return None
+        from scipy.special import bdtrc  # starts a thread when it is imported, which a process that forks later minds
+
         accuracy, chance = self.right / self.count, 1 / self.num_classes
         if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < _RARE:
             return None

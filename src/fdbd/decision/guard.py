@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,11 +21,11 @@ from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
-from fdbd.decision.threshold import Threshold
+from fdbd.decision.threshold import Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.fitting import distributed
 from fdbd.fitting.driver import fit_together
-from fdbd.fitting.overlap import Sketch
+from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, rows_finite, split_batch
 from fdbd.shaping import Shaping
@@ -48,6 +50,15 @@ class Observation(NamedTuple):
     """What the detector scores: perturbed where images are."""
     finite: Tensor | None
     """(N,) whether all numbers that entered the network are finite; None: nothing to look at."""
+
+
+class CalibrationScores(NamedTuple):
+    """What a threshold is set from: of N samples scores, predicted classes, labels where given, and hashes."""
+
+    scores: Tensor
+    predicted: Tensor
+    labels: Tensor | None
+    hashes: Tensor
 
 
 class Guard(nn.Module):
@@ -120,22 +131,19 @@ class Guard(nn.Module):
                 detector.
             progress: show a bar when it takes more than two seconds.
         """
-        self.seen = Sketch()
-        self.threshold = None
-        self.agreement = {}
+        self.seen, self.threshold, self.agreement = Sketch(), None, {}
         combine = distributed.combine if distributed.is_active() else None
         head = self.head
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))
-            stream = self._training_batches(items)
-            if self.detector.needs.passes in (0, 1):
-                fit_together([self.detector], stream, head, combine)
-                for item in items:  # left where nothing is learnt: the network need not look, but `calibrate` will ask
-                    self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
-            else:
-                for batch in stream:
+            batches: Iterable[Batch] = (self.noted(*self.training_batch(item)) for item in items)
+            if self.detector.needs.passes not in (0, 1):
+                for batch in batches:
                     spool.append(batch)
-                fit_together([self.detector], spool, head, combine)
+                batches = spool
+            fit_together([self.detector], batches, head, combine)
+            for item in items:  # left where nothing is learnt: the network need not look, but `calibrate` will ask
+                self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
         if combine is not None:
             self.seen = combine(self.seen)
         self.warn_of_labels("fit")
@@ -165,54 +173,54 @@ class Guard(nn.Module):
             per_class: a threshold for each predicted class.
             progress: show a bar when it takes more than two seconds.
         """
-        if tpr is not None and alpha is not None:
-            raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+        check_target(tpr, alpha)
         self.require_fitted()
+        with torch.no_grad():
+            found = map(self.calibration_scores, track(_items(data), "calibrating", enabled=progress))
+            self.calibrate_on(found, tpr=tpr, alpha=alpha, per_class=per_class)
+        return self
+
+    def calibrate_on(
+        self,
+        found: Iterable[CalibrationScores],
+        *,
+        tpr: float | None = None,
+        alpha: float | None = None,
+        per_class: bool = False,
+    ) -> None:
+        """`calibrate`, on the `calibration_scores` of all batches."""
         known = Sketch()
         self.agreement.pop("calibration", None)
         scores, predicted = [], []
-        with torch.no_grad():
-            for item in track(_items(data), "calibrating", enabled=progress):
-                observed = self.observe(item)
-                inputs, labels = (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
-                known.add(inputs)
-                scores.append(self.scores_of(observed))
-                predicted.append(observed.logits.argmax(dim=1))
-                self.compare("calibration", labels, predicted[-1])
+        for batch in found:
+            known.add_hashes(batch.hashes)
+            scores.append(batch.scores)
+            predicted.append(batch.predicted)
+            self._compare("calibration", batch.labels, batch.predicted)
         if not scores:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
         self.warn_if_seen(known)
         self.warn_of_labels("calibration")
         self.set_threshold(torch.cat(scores), torch.cat(predicted), tpr=tpr, alpha=alpha, per_class=per_class)
-        return self
 
-    def compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
+    def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
         if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
             self.agreement.setdefault(stage, Agreement(self.head.num_classes)).add(labels, predicted)
-
-    def _compare_features(self, batch: Batch) -> None:
-        head, logits = self.head, batch.logits
-        if logits is None and "fit" not in self.agreement:
-            # A product that the fit itself may not need: the first batch is enough.
-            logits = head(batch.features.to(head.weight))
-        if logits is not None and len(logits):
-            self.compare("fit", batch.labels, logits.argmax(dim=1))
 
     def warn_of_labels(self, stage: str) -> None:
         """Warn where the labels of a stage ("fit", "calibration") agree with predictions no better than chance."""
         names: Any = self.about.get("class_names") or ()
         if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
-            warnings.warn(text, stacklevel=3)
+            _warn(text)
 
     def warn_if_seen(self, calibration: Sketch) -> None:
         """Warn where most of these calibration samples were also used for the fit."""
         if self.seen is not None and calibration.overlap(self.seen) > 0.5:
-            warnings.warn(
+            _warn(
                 "the calibration data were also used for the fit: scores on them are too good, and the threshold will "
                 "raise more false alarms than asked for; calibrate on data that neither the fit nor the network's "
-                "training has seen",
-                stacklevel=3,
+                "training has seen"
             )
 
     def set_threshold(
@@ -225,15 +233,11 @@ class Guard(nn.Module):
         per_class: bool = False,
     ) -> None:
         """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are predicted classes."""
-        num_classes = self.detector.head_weight.shape[0] if per_class else None
-        if alpha is not None:
-            threshold = Threshold.conformal(scores, alpha, labels=labels, per_class=per_class, num_classes=num_classes)
-        else:
-            threshold = Threshold.quantile(
-                scores, 0.95 if tpr is None else tpr, labels=labels, per_class=per_class, num_classes=num_classes
-            )
+        threshold = Threshold.of(
+            scores, labels, tpr=tpr, alpha=alpha, per_class=per_class, num_classes=len(self.detector.head_weight)
+        )
         if caution := threshold.caution:
-            warnings.warn(caution, stacklevel=3)
+            _warn(caution)
         self.threshold = threshold
         self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
 
@@ -241,14 +245,10 @@ class Guard(nn.Module):
 
     def forward(self, images: Inputs | Batch) -> Decision:
         """The decision on a batch of whatever the model takes."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return self._forward(images)
-        with torch.no_grad():
-            return self._forward(images)
-
-    def _forward(self, images: Inputs | Batch) -> Decision:
-        observed = self.observe(images)
-        return self.decision(observed.logits, self.scores_of(observed))
+        is_quiet = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        with nullcontext() if is_quiet else torch.no_grad():
+            observed = self.observe(images)
+            return self.decision(observed.logits, self.scores_of(observed))
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
@@ -328,14 +328,40 @@ class Guard(nn.Module):
         predicted = labels if self.threshold.per_class else None
         return Decision(logits, labels, scores, *self.threshold.decide(scores, predicted))
 
-    def training_batch(self, inputs: Inputs, labels: Tensor | None) -> Batch:
-        """What the detector learns from one batch of inputs. A number in it that is not finite is an error."""
+    def training_batch(self, item: Inputs | Batch) -> tuple[Batch, Tensor]:
+        """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are plain:
+        noise that follows a score can only be added once there is one. A number that is not finite is an error."""
+        if isinstance(item, Batch):
+            batch = self.features_alone(item)
+            return batch, sample_hashes(batch.features)
+        inputs, labels = split_batch(item)
         finite = rows_finite(inputs)
         if finite is not None and not finite.all():
             row = int((~finite).int().argmax())
             raise ValueError(f"row {row} of a training batch holds NaN or infinity; leave such samples out of the fit")
         batch = self.detector.observe(inputs, self._require_classifier(), labels)
-        return batch if labels is None else batch._replace(labels=labels.to(batch.features.device))
+        if labels is not None:
+            batch = batch._replace(labels=labels.to(batch.features.device))
+        return batch, sample_hashes(inputs)
+
+    def noted(self, batch: Batch, hashes: Tensor) -> Batch:
+        """A training batch, whose samples and labels the guard will remember at the calibration."""
+        assert self.seen is not None
+        self.seen.add_hashes(hashes)
+        head, logits = self.head, batch.logits
+        if logits is None and "fit" not in self.agreement:
+            # A product that the fit itself may not need: the first batch is enough.
+            logits = head(batch.features.to(head.weight))
+        if logits is not None and len(logits):
+            self._compare("fit", batch.labels, logits.argmax(dim=1))
+        return batch
+
+    def calibration_scores(self, item: Inputs | Batch) -> CalibrationScores:
+        """What `calibrate_on` asks of one batch of calibration data."""
+        observed = self.observe(item)
+        inputs, labels = (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
+        predicted = observed.logits.argmax(dim=1)
+        return CalibrationScores(self.scores_of(observed), predicted, labels, sample_hashes(inputs))
 
     def features_alone(self, batch: Batch) -> Batch:
         """A batch of features as the detector takes it, on its device; an error where features are not enough."""
@@ -352,24 +378,6 @@ class Guard(nn.Module):
             if part is not None and (part.ndim != 2 or part.shape[1] != width):
                 raise ValueError(f"{what} have shape {tuple(part.shape)}, expected (N, {width}) as the head has it")
         return batch
-
-    def _training_batches(self, items: Iterator[Inputs | Batch]) -> Iterator[Batch]:
-        """Batches that the detector learns from. Noise that follows a score can only be added once there is one, so
-        images are plain here."""
-        assert self.seen is not None
-        for item in items:
-            if isinstance(item, Batch):
-                batch = self.features_alone(item)
-                self.seen.add(batch.features)
-                self._compare_features(batch)
-                yield batch
-                continue
-            inputs, labels = split_batch(item)
-            self.seen.add(inputs)
-            batch = self.training_batch(inputs, labels)
-            if batch.logits is not None:
-                self.compare("fit", batch.labels, batch.logits.argmax(dim=1))
-            yield batch
 
     def _logits(self, batch: Batch) -> Tensor:
         if batch.logits is not None:
@@ -411,6 +419,14 @@ class Guard(nn.Module):
 
     export_onnx = onnx_export.export
     push_to_hub = hub.push
+
+
+def _warn(text: str) -> None:
+    """Warn where code outside this package called it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fdbd":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def _name_of(precision: torch.dtype | None) -> str | None:

@@ -128,6 +128,23 @@ class Threshold(nn.Module):
         alpha = _checked_alpha(alpha)
         return cls("conformal", alpha, *_runs(scores, labels, per_class, num_classes), per_class=per_class)
 
+    @classmethod
+    def of(
+        cls,
+        scores: ArrayLike,
+        labels: ArrayLike | None = None,
+        *,
+        tpr: float | None = None,
+        alpha: float | None = None,
+        per_class: bool = False,
+        num_classes: int | None = None,
+    ) -> Threshold:
+        """`conformal` where `alpha` is given, else `quantile`, at 0.95 where `tpr` is not."""
+        check_target(tpr, alpha)
+        if alpha is not None:
+            return cls.conformal(scores, alpha, labels, per_class, num_classes)
+        return cls.quantile(scores, 0.95 if tpr is None else tpr, labels, per_class, num_classes)
+
     def forward(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(N,) `p_values` and (N,) `is_ood`."""
         return self.p_values(scores, predicted), self.is_ood(scores, predicted)
@@ -328,6 +345,12 @@ class Threshold(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self._derive()
+
+
+def check_target(tpr: float | None, alpha: float | None) -> None:
+    """One sentence where both are given."""
+    if tpr is not None and alpha is not None:
+        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
 
 
 def count_to_accept(count: int, tpr: float) -> int:

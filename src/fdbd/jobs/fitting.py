@@ -24,6 +24,7 @@ from fdbd.data.labels import Agreement, as_classes
 from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
+from fdbd.decision.threshold import check_target
 from fdbd.jobs.scoring import Engine, check_engine
 from fdbd.networks.by_name import NamedModel
 
@@ -96,47 +97,46 @@ def fit_files(
         progress: show a bar when it takes more than two seconds.
     """
     check_engine(engine, address, batch_size, workers)
-    if tpr is not None and alpha is not None:
-        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+    check_target(tpr, alpha)
     rows = open_rows(data, split)
+    named = source if isinstance(source, NamedModel) else None
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
     if autocast and guard.classifier is not None:
         guard.classifier.autocast = torch.bfloat16
-    linear = guard.head
-    preprocess: Preprocess | None = None
-    names: tuple[str, ...] = ()
-    if isinstance(rows, ImageRows):
-        if isinstance(source, Head):
-            raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
-        preprocess = source.preprocess or _usual_preprocess(data)
-    if isinstance(source, NamedModel):
-        names = source.class_names
-    if calibration is None:
-        if not network_never_saw_data:
-            raise ValueError(
-                f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
-                f"{data!r}, say so with --network-never-saw-data, and a part of them is kept for calibration"
-            )
-        if not 0 < holdout < 1:
-            raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
-        held = np.random.default_rng(0).permutation(len(rows)) < round(holdout * len(rows))
-        parts = [(rows, ~held), (rows, held)]
-    else:
+    linear, is_images = guard.head, isinstance(rows, ImageRows)
+    if is_images and named is None:
+        raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
+    preprocess = (named.preprocess or _usual_preprocess(data)) if is_images and named else None
+    names = named.class_names if named else ()
+    chosen, other, held = np.ones(len(rows), bool), rows, None
+    if calibration is not None:
         other = open_rows(calibration, "test")
-        parts = [(rows, np.ones(len(rows), bool)), (other, np.ones(len(other), bool))]
+    elif not network_never_saw_data:
+        raise ValueError(
+            f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
+            f"{data!r}, say so with --network-never-saw-data, and a part of them is kept for calibration"
+        )
+    elif not 0 < holdout < 1:
+        raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
+    else:
+        held = np.random.default_rng(0).permutation(len(rows)) < round(holdout * len(rows))
+        chosen = ~held
+    is_held_out = held is not None
     training, calibrating = (
-        Loader(each, chosen, linear, names, preprocess, batch_size, workers) for each, chosen in parts
+        Loader(each, some, linear, names, preprocess, batch_size, workers)
+        for each, some in ((rows, chosen), (other, np.ones(len(other), bool) if held is None else held))
     )
     for loader, purpose in ((training, "to fit on"), (calibrating, "to calibrate on")):
         if not loader.chosen.any():
             raise ValueError(f"{loader.rows.source} leaves no rows {purpose}: {len(loader.rows)} are too few")
-    if guard.detector.needs.labels and training.labels is None and isinstance(rows, ImageRows):
-        raise ValueError(
-            f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put the "
-            f"images in one folder per class, {linear.num_classes} in all"
-        )
-    if not names and isinstance(rows, ImageRows) and len(rows.classes) == linear.num_classes:
-        names = rows.classes
+    if isinstance(rows, ImageRows):
+        if guard.detector.needs.labels and training.labels is None:
+            raise ValueError(
+                f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put "
+                f"the images in one folder per class, {linear.num_classes} in all"
+            )
+        if not names and len(rows.classes) == linear.num_classes:
+            names = rows.classes
     guard.about = {"class_names": list(names)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
@@ -149,24 +149,23 @@ def fit_files(
         else:
             guard.fit(training, progress=progress)
             guard.calibrate(calibrating, tpr=tpr, alpha=alpha, per_class=per_class, progress=progress)
-    is_held_out = calibration is None
     described: Any = guard.about["calibration"]
     described |= {
         "data": "a held-out part of the data of the fit" if is_held_out else "data apart from the fit",
         "network_saw_them": "no, as the user says" if is_held_out else "not stated",
         "rows": calibrating.num_given,
     }
-    if isinstance(source, NamedModel) and (own := preprocess or source.preprocess) is not None:
-        guard.about |= {"model": source.origin, "preprocess": own.to_dict()}
-    seen, fresh = (guard.agreement.get(stage) for stage in ("fit", "calibration"))
+    if named and (own := preprocess or named.preprocess) is not None:
+        guard.about |= {"model": named.origin, "preprocess": own.to_dict()}
+    seen, fresh = guard.agreement.get("fit"), guard.agreement.get("calibration")
     cautions = [guard.threshold and guard.threshold.caution, _memorised([seen, fresh], data) if is_held_out else None]
     return Fitted(
         guard,
         training.num_given,
         calibrating.num_given,
         is_held_out,
-        None if seen is None else seen.accuracy,
-        None if fresh is None else fresh.accuracy,
+        seen.accuracy if seen else None,
+        fresh.accuracy if fresh else None,
         [*training.errors, *calibrating.errors],
         [caution for caution in cautions if caution],
     )
@@ -258,12 +257,11 @@ class Loader:
 
     def read(self, spans: Sequence[range], processes: bool = True) -> Iterator[Any]:
         """The batches of some spans; images are decoded by `workers` processes, or by threads."""
-        self.num_given, self.errors = 0, []
-        rows = self.rows
+        self.num_given, self.errors, rows = 0, [], self.rows
         items: Iterator[Any]
         items = self._images(rows, spans, processes) if isinstance(rows, ImageRows) else self._features(rows, spans)
         for item in items:
-            count = len(item.features if isinstance(item, Batch) else item[0])
+            count = len(item[0])
             self.num_given += count
             if count:
                 yield item
@@ -290,17 +288,10 @@ class Loader:
         for span in spans:
             for batch in rows.read(span, self.widths, labels=True):
                 assert isinstance(batch.inputs, Batch)
-                self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]
                 assert isinstance(batch.names, range)
-                mask = torch.from_numpy(
-                    self.chosen[[r for r in batch.names if r - batch.names.start not in batch.errors]]
-                )
-                features, logits, labels = (
-                    None if part is None else part[mask]
-                    for part in (batch.inputs.features, batch.inputs.logits, batch.inputs.labels)
-                )
-                assert features is not None
-                yield Batch(features, logits, labels)
+                self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]
+                chosen = np.delete(self.chosen[batch.names.start : batch.names.stop], list(batch.errors))
+                yield batch.inputs.rows(torch.from_numpy(chosen))
 
 
 class _Chosen(Sequence[Pixels]):

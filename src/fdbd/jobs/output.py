@@ -28,14 +28,14 @@ import csv
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fdbd.core.batch import Batch
 from fdbd.data.decoding import Names
@@ -51,10 +51,12 @@ GROUP_ROWS = 65_536
 """Rows of a row group of the final file."""
 NOT_FINITE = "its features or logits hold NaN or infinity"
 COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
+_TYPES = {"row": "int64", "label": "int64", "score": "double", "p_value": "double", "is_ood": "bool"}
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
-class Decided(NamedTuple):
+@dataclass(frozen=True)
+class Decided:
     """A guard's decision on some rows, in order."""
 
     names: Names
@@ -67,103 +69,74 @@ class Decided(NamedTuple):
     errors: Mapping[int, str]
     """By place."""
     class_names: Sequence[str]
-    nearest: NDArray[np.int64] | None = None
+    nearest: NDArray[np.int64] | None
     """The class beyond the nearest decision boundary, −1 where there is none; None: not asked for."""
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.is_read)
 
-    @classmethod
-    def concat(cls, tables: Sequence[Decided]) -> Decided:
-        """Tables that follow each other, at least one, as one."""
-        first, starts = tables[0], np.cumsum([0, *map(len, tables)]).tolist()
-        errors = {start + place: why for start, table in zip(starts, tables) for place, why in table.errors.items()}
-        names: Names = [str(name) for table in tables for name in table.names]
-        if isinstance(first.names, range):
-            names = range(first.names.start, first.names.start + starts[-1])
-        labels, scores, p_values, is_ood, is_read = (np.concatenate(c) for c in zip(*(table[1:6] for table in tables)))
-        nearest = None
-        if first.nearest is not None:
-            nearest = np.concatenate([table.nearest for table in tables if table.nearest is not None])
-        return cls(names, labels, scores, p_values, is_ood, is_read, errors, first.class_names, nearest)
+    def columns(self) -> dict[str, Any]:
+        """Arrays by name, in the order of the output, masked where there is nothing to say."""
+        unread, names = ~self.is_read, self.names
+        unknown = unread | ~np.isfinite(self.scores)
+        known_names = [_utf8(name) for name in self.class_names]
 
-    @property
-    def _has_label(self) -> NDArray[np.bool_]:
-        return self.is_read & np.isfinite(self.scores)
+        def texts(labels: NDArray[np.int64], absent: NDArray[np.bool_]) -> Any:
+            all_names = known_names or list(map(str, range(labels.max(initial=0) + 1)))
+            return np.ma.array(_objects(all_names)[np.where(absent, 0, labels)], mask=absent)
+
+        nothing = np.ma.array(np.empty(len(self), object), mask=True)
+        errors = nothing.copy()
+        for place, reason in self.errors.items():
+            errors[place] = _utf8(reason)
+        numbered = isinstance(names, range)
+        return {
+            "row" if numbered else "path": np.array(names) if numbered else _objects([_utf8(str(n)) for n in names]),
+            "label": np.ma.array(self.labels, mask=unknown),
+            "class": texts(self.labels, unknown) if known_names else nothing,
+            **({} if self.nearest is None else {"nearest": texts(self.nearest, self.nearest < 0)}),
+            "score": np.ma.array(self.scores, mask=unread),
+            "p_value": np.ma.array(self.p_values, mask=unread),
+            "is_ood": self.is_ood,
+            "error": errors,
+        }
 
     def to_arrow(self) -> Any:
-        """As a `pyarrow.Table` of `schema`."""
+        """As a `pyarrow.Table`."""
         pa = require("pyarrow", "report")
-        names = self.names
-        label = pa.array(self.labels, pa.int64(), mask=~self._has_label)
-        classes = _texts(self.class_names).take(label) if self.class_names else pa.nulls(len(names), pa.string())
-        columns = [
-            pa.array(np.arange(names.start, names.stop), pa.int64()) if isinstance(names, range) else _texts(names),
-            label,
-            classes,
-            *([] if self.nearest is None else [_texts(list(self._nearest_names()))]),
-            pa.array(self.scores, pa.float64(), mask=~self.is_read),
-            pa.array(self.p_values, pa.float64(), mask=~self.is_read),
-            pa.array(self.is_ood, pa.bool_()),
-            _texts(list(map(self.errors.get, range(len(names))))) if self.errors else pa.nulls(len(names), pa.string()),
-        ]
-        return pa.Table.from_arrays(columns, schema=schema(names, self.nearest is not None))
-
-    def _nearest_names(self) -> Iterator[str | None]:
-        assert self.nearest is not None
-        for label in self.nearest.tolist():
-            yield None if label < 0 else self.class_names[label] if self.class_names else str(label)
-
-    def to_rows(self) -> Iterator[list[Any]]:
-        """Row by row, for CSV."""
-        known = self._has_label.tolist()
-        values = zip(self.labels.tolist(), self.scores.tolist(), self.p_values.tolist(), self.is_ood.tolist())
-        nearest = [] if self.nearest is None else list(self._nearest_names())
-        for place, (label, score, p_value, is_ood) in enumerate(values):
-            is_read = self.is_read[place]
-            name = self.class_names[label] if known[place] and self.class_names else None
-            numbers = [score, p_value] if is_read else [None, None]
-            names = [name, *nearest[place : place + 1]]
-            yield [self.names[place], label if known[place] else None, *names, *numbers, is_ood, self.errors.get(place)]
-
-
-Table = Union[Decided, Any]
-"""Decisions, or a `pyarrow.Table` of them that comes from another process."""
+        return pa.table(
+            {
+                name: pa.array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
+                for name, column in self.columns().items()
+            }
+        )
 
 
 def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
     """The guard's decision on every row of the batch, in order; it fails closed row by row. With `nearest`, also the
     class beyond the nearest decision boundary of each."""
-    count = len(batch.names)
+    count, inputs = len(batch.names), batch.inputs
     is_read = np.ones(count, bool)
     is_read[list(batch.errors)] = False
-    found = _ask(guard, batch.inputs, nearest)
-    if len(found[0]) != is_read.sum():
-        raise ValueError(f"{len(found[0])} decisions on {is_read.sum()} readable rows of {count}")
     labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
     others = np.full(count, -1, np.int64)
-    for column, values in zip((labels, scores, p_values, is_ood, others), found):
-        column[is_read] = values
+    if len(inputs.features if isinstance(inputs, Batch) else inputs):  # a model need not know what no rows are
+        with torch.inference_mode():
+            why = guard.explain(inputs) if nearest else None
+            decision = guard(inputs) if why is None else why.decision
+        if len(decision.labels) != is_read.sum():
+            raise ValueError(f"{len(decision.labels)} decisions on {is_read.sum()} readable rows of {count}")
+        found = [decision.labels, decision.scores, decision.p_values, decision.is_ood]
+        if why is not None:
+            is_there = torch.isfinite(why.nearest_distance) & torch.isfinite(decision.scores)
+            found.append(torch.where(is_there, why.nearest, -1))
+        for column, values in zip((labels, scores, p_values, is_ood, others), found):
+            column[is_read] = values.cpu().numpy()
     errors = dict.fromkeys(np.flatnonzero(is_read & ~np.isfinite(scores)).tolist(), NOT_FINITE) | dict(batch.errors)
     is_ood[list(errors)] = True
     return Decided(
         batch.names, labels, scores, p_values, is_ood, is_read, errors, class_names, others if nearest else None
     )
-
-
-def schema(names: Names, nearest: bool = False) -> Any:
-    """The `pyarrow.Schema` of parts: it depends on whether rows have paths or numbers."""
-    pa = require("pyarrow", "report")
-    kinds = {"label": pa.int64(), "score": pa.float64(), "p_value": pa.float64(), "is_ood": pa.bool_()}
-    return pa.schema([(name, kinds.get(name, pa.string())) for name in _columns(names, nearest)[1:]]).insert(
-        0, pa.field("row", pa.int64()) if isinstance(names, range) else pa.field("path", pa.string())
-    )
-
-
-def _columns(names: Names, nearest: bool) -> list[str]:
-    label, name, *others = COLUMNS
-    key = "row" if isinstance(names, range) else "path"
-    return [key, label, name, *(["nearest"] if nearest else []), *others]
 
 
 class Counts(NamedTuple):
@@ -208,12 +181,11 @@ class Output:
         elif out.exists() and not out.is_dir():
             raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        self._format = _Csv(names, nearest) if suffix == ".csv" else _Parquet(names, nearest)
+        label, name, *others = COLUMNS
+        key = "row" if isinstance(names, range) else "path"
+        columns = [key, label, name, *(["nearest"] if nearest else []), *others]
+        self._format = _Csv(columns) if suffix == ".csv" else _Parquet(columns)
         self.settings: dict[str, Any] = {}
-
-    @property
-    def _about(self) -> Path:
-        return self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
 
     @contextlib.contextmanager
     def hold(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
@@ -230,8 +202,10 @@ class Output:
             with lock(path, wait=False) as is_held:
                 if is_held is not False:
                     try:
-                        if is_held:
-                            self._clean()
+                        if is_held:  # without the lock another run may be writing what looks left by a killed one
+                            for draft in self.folder.glob(".*.part-*"):
+                                draft.unlink()
+                            remove_drafts(self.out, older_than=0)
                         self._open(dict(identity), dict(settings))
                         yield
                         return
@@ -241,14 +215,9 @@ class Output:
                 raise RuntimeError(f"another run is writing {str(self.out)!r}; wait for it or choose another --out")
             time.sleep(0.2)
 
-    def _clean(self) -> None:
-        """Remove what a killed run was writing. Not without the lock: another run may be writing it now."""
-        for draft in self.folder.glob(".*.part-*"):
-            draft.unlink()
-        remove_drafts(self.out, older_than=0)
-
     def _open(self, identity: dict[str, Any], settings: dict[str, Any]) -> None:
-        about = read_json(self._about)
+        path = self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
+        about = read_json(path)
         if self._restart or about is None or about.get("identity") != identity:
             parts = list(self.folder.glob("part-*"))
             if parts and not self._restart:
@@ -259,7 +228,7 @@ class Output:
             for part in parts:
                 part.unlink()
             about = {"identity": identity, "settings": settings}
-            write_json(self._about, about)
+            write_json(path, about)
         self.settings = about["settings"]
 
     def path(self, number: int) -> Path:
@@ -267,9 +236,12 @@ class Output:
 
     def has(self, number: int, rows: range) -> bool:
         """Whether a part is there, with as many rows as it should have."""
-        return self._format.count(self.path(number)) == len(rows)
+        try:
+            return len(self._format.read(self.path(number)).is_ood) == len(rows)
+        except (OSError, ValueError, TypeError, csv.Error):  # Arrow's errors are among them
+            return False
 
-    def write(self, number: int, tables: Sequence[Table]) -> None:
+    def write(self, number: int, tables: Sequence[Decided]) -> None:
         """Add a part, which these tables make up."""
         with beside(self.path(number)) as draft:
             self._format.write(draft, tables)
@@ -277,22 +249,44 @@ class Output:
     def finish(self, total: int, count: int) -> Counts:
         """Put all parts together, in order, into the output, and count. Fails unless they hold `total` rows."""
         parts = [self.path(number) for number in range(count)]
-        if self.is_folder:
-            return _checked(self._format.join(parts, None), total)
         cutoff = None if self._fdr is None else self._cutoff(parts, self._fdr)
-        with beside(self.out) as draft:
-            counts = _checked(self._format.join(parts, draft, cutoff), total)
-        shutil.rmtree(self.folder)
-        return counts
+        counts = np.zeros(4, np.int64)
+        with contextlib.ExitStack() as stack:
+            join: Callable[[Any, Any], None] = lambda rows, named: None  # noqa: E731
+            if not self.is_folder:
+                draft = stack.enter_context(beside(self.out))
+                join = stack.enter_context(self._format.joined(draft, has_discoveries=cutoff is not None))
+            for part in map(self._format.read, parts):
+                named = np.ma.array(part.p_values <= (cutoff or 0), mask=np.isnan(part.p_values))
+                counts += [len(part.is_ood), part.is_ood.sum(), part.has_error.sum(), named.filled(False).sum()]
+                join(part.rows, None if cutoff is None else named)
+            rows, ood, unreadable, discoveries = counts.tolist()
+            if rows != total:
+                raise RuntimeError(f"the output has {rows} rows for {total} of the input; give --restart to score anew")
+        if not self.is_folder:
+            shutil.rmtree(self.folder)
+        return Counts(rows, ood, unreadable, None if cutoff is None else discoveries)
 
     def _cutoff(self, parts: Sequence[Path], fdr: float) -> float:
         """The p-value up to which rows are discoveries. Counts of distinct values: memory does not grow with rows."""
         values, counts = np.zeros(0), np.zeros(0, np.int64)
         for part in parts:
-            found, number = np.unique(self._format.p_values(part), return_counts=True)
+            p_values = self._format.read(part).p_values
+            found, number = np.unique(p_values[~np.isnan(p_values)], return_counts=True)
             values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
             counts = np.bincount(places, np.concatenate([counts, number]), len(values)).astype(np.int64)
         return discovery_cutoff(values, counts, fdr)
+
+
+class _Part(NamedTuple):
+    """A part of the output, read back."""
+
+    rows: Any
+    """As its format joins them."""
+    p_values: NDArray[np.float64]
+    """NaN where a row could not be read."""
+    is_ood: NDArray[np.bool_]
+    has_error: NDArray[np.bool_]
 
 
 class _Parquet:
@@ -300,42 +294,43 @@ class _Parquet:
 
     ending = ".parquet"
 
-    def __init__(self, names: Names, nearest: bool) -> None:
-        self.schema = schema(names, nearest)
-
-    def count(self, part: Path) -> int | None:
-        try:
-            return int(require("pyarrow.parquet", "report").read_metadata(part).num_rows)
-        except (OSError, ValueError):  # ArrowInvalid is a ValueError
-            return None
-
-    def write(self, path: Path, tables: Sequence[Table]) -> None:
-        arrow = [table.to_arrow() if isinstance(table, Decided) else table for table in tables]
-        require("pyarrow.parquet", "report").write_table(require("pyarrow", "report").concat_tables(arrow), path)
-
-    def p_values(self, part: Path) -> NDArray[np.float64]:
-        """Those of the rows that were read."""
-        table = require("pyarrow.parquet", "report").read_table(part, columns=["p_value"])
-        found: NDArray[np.float64] = table["p_value"].drop_null().to_numpy()
-        return found
-
-    def join(self, parts: Sequence[Path], out: Path | None, cutoff: float | None = None) -> Counts:
-        parquet, compute = require("pyarrow.parquet", "report"), require("pyarrow.compute", "report")
+    def __init__(self, columns: Sequence[str]) -> None:
         pa = require("pyarrow", "report")
-        whole = self.schema if cutoff is None else self.schema.append(pa.field("discovery", pa.bool_()))
-        counts, discoveries = Counts(0, 0, 0), 0
-        tables = (parquet.read_table(part, schema=self.schema) for part in parts)
-        with contextlib.nullcontext() if out is None else parquet.ParquetWriter(out, whole) as writer:
-            for table in tables if writer is None else _regrouped(tables):
-                if cutoff is not None:
-                    named = compute.less_equal(table["p_value"], cutoff)
-                    table = table.append_column("discovery", named)
-                    discoveries += compute.sum(named).as_py() or 0
-                if writer is not None:
-                    writer.write_table(table)
-                ood, unreadable = compute.sum(table["is_ood"]).as_py() or 0, len(table) - table["error"].null_count
-                counts = Counts(counts.rows + len(table), counts.ood + ood, counts.unreadable + unreadable)
-        return counts if cutoff is None else counts._replace(discoveries=discoveries)
+        self.file = require("pyarrow.parquet", "report")
+        self.schema = pa.schema([(name, _type_of(name)) for name in columns])
+        self.concat = pa.concat_tables
+
+    def write(self, path: Path, tables: Sequence[Decided]) -> None:
+        self.file.write_table(self.concat([table.to_arrow() for table in tables]), path)
+
+    def read(self, part: Path) -> _Part:
+        table = self.file.read_table(part, schema=self.schema)
+        p_values = table["p_value"].fill_null(np.nan).to_numpy()
+        return _Part(table, p_values, table["is_ood"].to_numpy(), table["error"].is_valid().to_numpy())
+
+    @contextlib.contextmanager
+    def joined(self, out: Path, has_discoveries: bool) -> Iterator[Callable[[Any, Any], None]]:
+        """A function that adds rows, in tables of at least GROUP_ROWS: a reader does not meet a thousand small row
+        groups."""
+        pa = require("pyarrow", "report")
+        schema = self.schema.append(pa.field("discovery", pa.bool_())) if has_discoveries else self.schema
+        waiting: list[Any] = []
+
+        def add(table: Any, named: Any) -> None:
+            if named is not None:
+                table = table.append_column("discovery", pa.array(named.data, mask=np.ma.getmaskarray(named)))
+            waiting.append(table)
+            if sum(map(len, waiting)) >= GROUP_ROWS:
+                flush()
+
+        def flush() -> None:
+            if waiting:
+                writer.write_table(self.concat(waiting).combine_chunks())
+            waiting.clear()
+
+        with self.file.ParquetWriter(out, schema) as writer:
+            yield add
+            flush()
 
 
 class _Csv:
@@ -343,49 +338,38 @@ class _Csv:
 
     ending = ".csv"
 
-    def __init__(self, names: Names, nearest: bool) -> None:
-        self.header = _columns(names, nearest)
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.header = columns
 
-    def count(self, part: Path) -> int | None:
-        try:
-            return self.join([part], None).rows
-        except (OSError, ValueError, csv.Error):
-            return None
-
-    def write(self, path: Path, tables: Sequence[Table]) -> None:
+    def write(self, path: Path, tables: Sequence[Decided]) -> None:
         with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
             for table in tables:
-                rows = table.to_rows() if isinstance(table, Decided) else map(dict.values, table.to_pylist())
-                writer.writerows([_cell(value) for value in row] for row in rows)
+                rows = zip(*(column.tolist() for column in table.columns().values()))
+                csv.writer(file).writerows([_cell(value) for value in row] for row in rows)
 
-    def p_values(self, part: Path) -> NDArray[np.float64]:
-        """Those of the rows that were read."""
-        return np.array([float(row[-3]) for row in self._rows(part) if row[-3]])
-
-    def _rows(self, part: Path) -> Iterator[list[str]]:
+    def read(self, part: Path) -> _Part:
         with open(part, newline="", encoding="utf-8") as file:
-            for row in csv.reader(file, strict=True):
-                if len(row) != len(self.header):
-                    raise ValueError(f"{part} is damaged")
-                yield row
+            rows = list(csv.reader(file, strict=True))
+        if any(len(row) != len(self.header) for row in rows):
+            raise ValueError(f"{part} is damaged")
+        p_values = np.array([float(row[-3] or "nan") for row in rows], float)
+        is_ood, has_error = (
+            np.array(values, bool) for values in ([r[-2] == "true" for r in rows], [r[-1] for r in rows])
+        )
+        return _Part(rows, p_values, is_ood, has_error)
 
-    def join(self, parts: Sequence[Path], out: Path | None, cutoff: float | None = None) -> Counts:
-        ood = unreadable = count = discoveries = 0
-        with contextlib.ExitStack() as stack:
-            target = None
-            if out is not None:
-                target = csv.writer(stack.enter_context(open(out, "w", newline="", encoding="utf-8")))
-                target.writerow([*self.header, *([] if cutoff is None else ["discovery"])])
-            for row in (row for part in parts for row in self._rows(part)):
-                count, ood, unreadable = count + 1, ood + (row[-2] == "true"), unreadable + bool(row[-1])
-                if cutoff is not None:
-                    named = _cell(float(row[-3]) <= cutoff) if row[-3] else ""
-                    discoveries += named == "true"
-                    row.append(named)
-                if target is not None:
-                    target.writerow(row)
-        return Counts(count, ood, unreadable, None if cutoff is None else discoveries)
+    @contextlib.contextmanager
+    def joined(self, out: Path, has_discoveries: bool) -> Iterator[Callable[[Any, Any], None]]:
+        with open(out, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([*self.header, *(["discovery"] if has_discoveries else [])])
+
+            def add(rows: list[list[str]], named: Any) -> None:
+                if named is not None:
+                    rows = [[*row, _cell(flag)] for row, flag in zip(rows, named.tolist())]
+                writer.writerows(rows)
+
+            yield add
 
 
 def _cell(value: Any) -> Any:
@@ -393,56 +377,20 @@ def _cell(value: Any) -> Any:
         return "true" if value else "false"
     if not isinstance(value, str):
         return value
-    text = _utf8(value)
-    return f"'{text}" if _FORMULA.match(text) else text
+    return f"'{value}" if _FORMULA.match(value) else value
 
 
-def _checked(counts: Counts, total: int) -> Counts:
-    if counts.rows != total:
-        raise RuntimeError(f"the output has {counts.rows} rows for {total} of the input; give --restart to score anew")
-    return counts
+def _type_of(column: str) -> Any:
+    return require("pyarrow", "report").type_for_alias(_TYPES.get(column, "string"))
 
 
-def _regrouped(tables: Iterable[Any]) -> Iterator[Any]:
-    """The same rows in tables of at least GROUP_ROWS, so that a reader does not meet a thousand small row groups."""
-    concat = require("pyarrow", "report").concat_tables
-    waiting: list[Any] = []
-    for table in tables:
-        waiting.append(table)
-        if sum(map(len, waiting)) >= GROUP_ROWS:
-            yield concat(waiting).combine_chunks()
-            waiting = []
-    if waiting:
-        yield concat(waiting).combine_chunks()
-
-
-def _texts(values: Sequence[str | None]) -> Any:
-    """Strings for Arrow, which takes only UTF-8."""
-    pa = require("pyarrow", "report")
-    try:
-        return pa.array(values, pa.string())
-    except UnicodeEncodeError:
-        return pa.array([text and _utf8(text) for text in values], pa.string())
+def _objects(values: Sequence[Any]) -> Any:
+    """An array of these very values."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _utf8(text: str) -> str:
     """A file may have any bytes for a name: those that are no UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _ask(guard: Guard, inputs: Tensor | Batch, nearest: bool) -> tuple[Any, ...]:
-    """Labels, scores, p-values, decisions and, asked for, nearest classes as arrays; none for no rows, without asking
-    the model."""
-    if not len(inputs.features if isinstance(inputs, Batch) else inputs):
-        return np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, bool), np.zeros(0, np.int64)
-    others = []
-    with torch.inference_mode():
-        if nearest:
-            why = guard.explain(inputs)
-            decision = why.decision
-            is_there = torch.isfinite(why.nearest_distance) & torch.isfinite(decision.scores)
-            others = [torch.where(is_there, why.nearest, -1)]
-        else:
-            decision = guard(inputs)
-    parts = (decision.labels, decision.scores, decision.p_values, decision.is_ood, *others)
-    return tuple(part.cpu().numpy() for part in parts)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +21,7 @@ from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard
-from fdbd.jobs.output import Decided, Output, Table, decide
+from fdbd.jobs.output import Decided, Output, decide
 from fdbd.util.devices import device_of
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
@@ -33,8 +34,8 @@ FEATURE_THREADS = 2
 Engine = Literal["local", "ray"]
 Part = tuple[int, range]
 """Number of a part of the output, and its rows."""
-Tables = Generator[tuple[int, range, Table], None, None]
-"""Number and rows of a part, and decisions on some of its rows."""
+Tables = Generator[tuple[Part, Sequence[Decided]], None, None]
+"""Parts with decisions on some of their rows, part after part."""
 
 
 class Summary(NamedTuple):
@@ -109,21 +110,16 @@ def score_files(
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
     _check_fit(opened, rows)
     identity = {"guard": opened.sha256, "data": rows.key, "rows": len(rows), **({"nearest": True} if nearest else {})}
+    tables: Callable[[Sequence[Part]], Tables]
     if engine == "ray":
         from fdbd.jobs import ray
 
         ray.connect(address)
-        pool = ray.Workers.on(device, workers, batch_size)
-
-        def tables(todo: Sequence[Part]) -> Tables:
-            return ray.file_tables(opened, rows, todo, pool, nearest)
+        tables = partial(ray.file_tables, opened, rows, ray.Workers.on(device, workers, batch_size), nearest)
+    elif isinstance(rows, ImageRows):
+        tables = partial(image_tables, opened, rows, batch_size, workers, nearest)
     else:
-
-        def tables(todo: Sequence[Part]) -> Tables:
-            if isinstance(rows, ImageRows):
-                return image_tables(opened, rows, todo, batch_size, workers, nearest=nearest)
-            return _feature_tables(opened, rows, todo, nearest)
-
+        tables = partial(_feature_tables, opened, rows, nearest)
     return _write_parts(output, identity, rows, tables, progress)
 
 
@@ -134,15 +130,7 @@ def _write_parts(
     tables_of: Callable[[Sequence[Part]], Tables],
     progress: bool,
 ) -> Summary:
-    """Fill in the parts that are missing, and finish the output.
-
-    Args:
-        output: where they go.
-        identity: of the guard and the data.
-        rows: the input.
-        tables_of: from parts to decisions that cover each part once, the tables of a part one after another.
-        progress: show a bar.
-    """
+    """Fill in the parts that are missing, and finish the output."""
     part_rows = PART_ROWS if isinstance(rows, ImageRows) else FEATURE_PART_ROWS
     with output.hold(identity, {"part_rows": part_rows}):
         spans = rows.spans(output.settings["part_rows"])
@@ -150,11 +138,11 @@ def _write_parts(
         waiting = sum(len(span) for _, span in todo)
         done = len(rows) - waiting
         start = time.perf_counter()
-        with Bar("scoring", len(rows), enabled=progress) as bar, contextlib.closing(tables_of(todo)) as tables:
-            collected: list[Table] = []
-            for number, span, table in tables:
-                collected.append(table)
-                done += len(table)
+        with Bar("scoring", len(rows), enabled=progress) as bar, contextlib.closing(tables_of(todo)) as found:
+            collected: list[Decided] = []
+            for (number, span), tables in found:
+                collected += tables
+                done += sum(map(len, tables))
                 bar.update(done)
                 if sum(map(len, collected)) == len(span):
                     output.write(number, collected)
@@ -197,45 +185,42 @@ def _check_fit(opened: OpenedGuard, rows: Rows) -> None:
 def image_tables(
     opened: OpenedGuard,
     rows: ImageRows,
-    todo: Sequence[Part],
     batch_size: int,
     workers: int | None,
+    nearest: bool,
+    todo: Sequence[Part],
     processes: bool = True,
-    nearest: bool = False,
 ) -> Tables:
     """Decisions on the images of these parts, in order; `workers` decode them ahead, in processes or in threads."""
     assert opened.preprocess is not None
-    pieces = [(number, span, piece) for number, span in todo for piece in cut(span, batch_size)]
+    pieces = [(part, piece) for part in todo for piece in cut(part[1], batch_size)]
     batches = prepare(
         rows.pixels,
         opened.preprocess,
-        [piece for _, _, piece in pieces],
+        [piece for _, piece in pieces],
         workers=workers,
         processes=processes,
         pin=device_of(opened.guard).type == "cuda",
     )
     with contextlib.closing(batches):
-        for (number, span, piece), batch in zip(pieces, batches):
+        for (part, piece), batch in zip(pieces, batches):
             errors = {failure.row - piece.start: failure.reason for failure in batch.failures}
             named = RowBatch(rows.names[piece.start : piece.stop], batch.inputs, errors)
-            yield number, span, decide(opened.guard, named, opened.class_names, nearest)
+            yield part, [decide(opened.guard, named, opened.class_names, nearest)]
 
 
-def feature_table(opened: OpenedGuard, rows: FeatureRows, span: range, nearest: bool = False) -> Decided:
-    """Decisions on the features of a span."""
-    batches = rows.read(span, Widths.of(opened.guard.detector.head))
-    return Decided.concat([decide(opened.guard, batch, opened.class_names, nearest) for batch in batches])
+def feature_part(opened: OpenedGuard, rows: FeatureRows, nearest: bool, part: Part) -> list[Decided]:
+    """Decisions on the features of a part."""
+    batches = rows.read(part[1], Widths.of(opened.guard.detector.head))
+    return [decide(opened.guard, batch, opened.class_names, nearest) for batch in batches]
 
 
-def _feature_tables(opened: OpenedGuard, rows: FeatureRows, todo: Sequence[Part], nearest: bool) -> Tables:
-    def decide_part(part: Part) -> Decided:
-        return feature_table(opened, rows, part[1], nearest)
-
+def _feature_tables(opened: OpenedGuard, rows: FeatureRows, nearest: bool, todo: Sequence[Part]) -> Tables:
     # Each thread reads and scores a part by itself: torch's own threads would only get in their way.
     threads, workers = torch.get_num_threads(), 1 if rows.is_sequential else FEATURE_THREADS
+    work = partial(feature_part, opened, rows, nearest)
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for (number, span), table in zip(todo, in_order(pool, decide_part, todo, workers + 1)):
-                yield number, span, table
+            yield from zip(todo, in_order(pool, work, todo, workers + 1))
     finally:
         torch.set_num_threads(threads)

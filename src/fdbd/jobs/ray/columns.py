@@ -56,7 +56,7 @@ class Reader:
         for reason in errors.values():
             raise ValueError(f"a row cannot be read: {reason}")
         labels = _labels_in(table, self.label)
-        return [(inputs._replace(labels=labels) if isinstance(inputs, Batch) else inputs, labels)]
+        return [inputs._replace(labels=labels) if isinstance(inputs, Batch) else (inputs, labels)]
 
     def read(self, table: Any) -> tuple[Any, dict[int, str]]:
         """Inputs of the readable rows, and what is wrong with the others by their number."""

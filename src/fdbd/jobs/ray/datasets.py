@@ -15,8 +15,9 @@ from fdbd.data.features import RowBatch
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard import Guard
+from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.jobs.output import decide, schema
+from fdbd.jobs.output import COLUMNS, decide
 from fdbd.jobs.ray.columns import INPUTS, Reader
 from fdbd.jobs.ray.fitting import Items, Run, calibrate_rows, fit_rows
 from fdbd.jobs.ray.pool import Workers, plain_errors
@@ -93,8 +94,7 @@ def calibrate(
     >>> calibrate(guard, rows, alpha=0.1).threshold
     Threshold(conformal, alpha=0.1, 50 calibration scores)
     """
-    if tpr is not None and alpha is not None:
-        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+    check_target(tpr, alpha)
     pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess)
     run = _runner(dataset, pool, reader, pool.batch_size)
     calibrate_rows(guard, run, tpr=tpr, alpha=alpha, per_class=per_class)
@@ -139,7 +139,7 @@ def score(
         raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")
     reader = Reader(guard, dataset, column, preprocess)
     columns = dataset.columns()
-    own = schema(range(0)).names[1:]
+    own = COLUMNS
     if keep is None:
         keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
     for name in keep:

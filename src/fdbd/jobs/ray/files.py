@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from fdbd.core.batch import Batch
 from fdbd.data.decoding import ImageRows
 from fdbd.data.inputs import Rows
 from fdbd.decision.guard import Guard
@@ -19,25 +18,21 @@ from fdbd.jobs.fitting import Loader
 from fdbd.jobs.output import Decided
 from fdbd.jobs.ray.fitting import Items, Run, calibrate_rows, fit_rows
 from fdbd.jobs.ray.pool import Workers
-from fdbd.jobs.scoring import Part, Tables, feature_table, image_tables
+from fdbd.jobs.scoring import Part, Tables, feature_part, image_tables
 
 
-def file_tables(
-    opened: OpenedGuard, rows: Rows, todo: Sequence[Part], workers: Workers, nearest: bool = False
-) -> Tables:
-    """Decisions on the rows of these parts of `score_files`' output, one table per part, in the order in which they get
-    ready. A part is one piece of work."""
-    work = partial(_score_part, opened, rows, workers.batch_size, nearest)
-    for (number, span), table in workers.run(opened.guard, work, todo):
-        yield number, span, table
+def file_tables(opened: OpenedGuard, rows: Rows, workers: Workers, nearest: bool, todo: Sequence[Part]) -> Tables:
+    """Decisions on the rows of these parts of `score_files`' output, in the order in which they get ready. A part is
+    one piece of work."""
+    return workers.run(opened.guard, partial(_score_part, opened, rows, workers.batch_size, nearest), todo)
 
 
-def _score_part(opened: OpenedGuard, rows: Rows, batch_size: int, nearest: bool, part: Part) -> Decided:
+def _score_part(opened: OpenedGuard, rows: Rows, batch_size: int, nearest: bool, part: Part) -> list[Decided]:
     if not isinstance(rows, ImageRows):
-        return feature_table(opened, rows, part[1], nearest)
+        return feature_part(opened, rows, nearest, part)
     # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
-    found = image_tables(opened, rows, [part], batch_size, 1, processes=False, nearest=nearest)
-    return Decided.concat([table for _, _, table in found])
+    found = image_tables(opened, rows, batch_size, 1, nearest, [part], processes=False)
+    return [table for _, tables in found for table in tables]
 
 
 def fit_loaders(guard: Guard, training: Loader, calibration: Loader, workers: Workers, **threshold: Any) -> None:
@@ -51,7 +46,7 @@ def fit_loaders(guard: Guard, training: Loader, calibration: Loader, workers: Wo
     """
     dtype = None
     if training.preprocess is None:
-        batches = (batch for span in training.spans for batch, _ in _read(training, span)[1])
+        batches = (batch for span in training.spans for batch in _read(training, span)[1])
         dtype = next((batch.features.dtype for batch in batches), torch.float32)
     fit_rows(guard, _runner(training, workers), dtype)
     calibrate_rows(guard, _runner(calibration, workers), **threshold)
@@ -80,5 +75,5 @@ def _noted(loader: Loader, work: Callable[[Items], Any], span: range) -> tuple[A
 def _read(loader: Loader, span: range) -> tuple[tuple[int, list[str]], Items]:
     """How many rows a span gave and why others were left out, and its batches."""
     loader = copy.copy(loader)
-    items = [(item, item.labels) if isinstance(item, Batch) else item for item in loader.read([span], processes=False)]
+    items = list(loader.read([span], processes=False))
     return (loader.num_given, loader.errors), items

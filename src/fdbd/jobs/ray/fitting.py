@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.decision.guard import Guard
+from fdbd.decision.guard import CalibrationScores, Guard
 from fdbd.detectors import Detector
 from fdbd.fitting.driver import fit_by, fit_together, update_all
-from fdbd.fitting.overlap import Sketch, sample_hashes
+from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
 
-Items = list[tuple[Any, Any]]
-"""Batches with their labels: (inputs of the model, labels or None), or (a Batch of features, its labels or None)."""
+Items = list[Any]
+"""Batches as loaders give them: (inputs of the model, labels or None), or `Batch`es of features."""
 Run = Callable[[Guard, Callable[[Items], Any]], Iterator[Any]]
 """Does some work with a guard on all batches of some rows, in the processes of a cluster; results come in any order."""
 
@@ -40,11 +40,8 @@ def fit_rows(guard: Guard, run: Run, dtype: torch.dtype | None) -> None:
     if dtype is None:
         with Spool() as spool:
             for found in run(guard, partial(_features, guard)):
-                for batch, hashes in found:
-                    spool.append(batch)
-                    guard.seen.add_hashes(hashes)
-                    if batch.logits is not None:
-                        guard.compare("fit", batch.labels, batch.logits.argmax(dim=1))
+                for each in found:
+                    spool.append(guard.noted(*each))
             fit_together([guard.detector], spool, head)
     else:
         guard.features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
@@ -65,42 +62,24 @@ def fit_rows(guard: Guard, run: Run, dtype: torch.dtype | None) -> None:
 def calibrate_rows(guard: Guard, run: Run, **threshold: Any) -> None:
     """Set a fitted guard's threshold (`tpr`, `alpha` and `per_class` of `Guard.calibrate`)."""
     guard.require_fitted()
-    known = Sketch()
-    scores, predicted = [], []
-    for found in run(guard, partial(_scores, guard)):
-        for some_scores, some_predicted, labels, hashes in found:
-            scores.append(some_scores)
-            predicted.append(some_predicted)
-            guard.compare("calibration", labels, some_predicted)
-            known.add_hashes(hashes)
-    if not scores:
-        raise ValueError("the calibration data hold no samples; give a dataset with rows")
-    guard.warn_if_seen(known)
-    guard.warn_of_labels("calibration")
-    guard.set_threshold(torch.cat(scores), torch.cat(predicted), **threshold)
+    guard.calibrate_on((batch for found in run(guard, partial(_scores, guard)) for batch in found), **threshold)
 
 
 def _features(guard: Guard, items: Items) -> list[tuple[Batch, Tensor]]:
-    """What the detector learns from, with hashes of the samples."""
     with torch.no_grad():
-        return [(guard.training_batch(*item).cpu(), sample_hashes(item[0])) for item in items]
+        return [(batch.cpu(), hashes) for batch, hashes in map(guard.training_batch, items)]
 
 
-def _scores(guard: Guard, items: Items) -> list[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
-    """Scores, predicted and given labels, and hashes of the samples."""
-    found = []
+def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
     with torch.no_grad():
-        for inputs, labels in items:
-            observed = guard.observe(inputs)
-            hashes = sample_hashes(inputs.features if isinstance(inputs, Batch) else inputs)
-            found.append((guard.scores_of(observed).cpu(), observed.logits.argmax(dim=1).cpu(), labels, hashes))
-    return found
+        found = list(map(guard.calibration_scores, items))
+    return [batch._replace(scores=batch.scores.cpu(), predicted=batch.predicted.cpu()) for batch in found]
 
 
 def _partial_sums(empty: list[Any], head: Head, asking: list[Detector], items: Items) -> list[Any]:
     """A sketch of features and the statistics that these detectors ask for, from empty ones."""
     sketch, *statistics = copy.deepcopy(empty)  # one process sums many pieces
-    for batch, _ in items:
+    for batch in items:
         sketch.add(batch.features)
-    update_all(statistics, [batch for batch, _ in items], head, asking)
+    update_all(statistics, items, head, asking)
     return [sketch, *statistics]
