@@ -1,4 +1,5 @@
-"""A stranger's path: a fresh virtual environment, an empty home, the wheel, and what the README shows, word for word.
+"""A stranger's path: a fresh virtual environment, an empty home, the wheel, what the README shows, word for word,
+and the site with its tutorials.
 
 torch and the other packages are those of this environment; fdbd comes from the wheel.
 """
@@ -9,8 +10,10 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +48,7 @@ def readme_commands() -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     wheel, sdist = tool.build(tmp_path / "dist")
     tool.check_wheel(wheel)
@@ -76,3 +79,20 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
         assert (home / name).is_file(), name
     assert list(home.glob("**/*gallery*.html"))
     tool.run(python, "-m", "fdbd", "doctor", folder=home)
+
+    pytest.importorskip("myst_nb")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(home, filter="data")
+    source = home / sdist.name.removesuffix(".tar.gz")
+    shutil.rmtree(source / "src")  # the site is that of the wheel
+    site = home / "site"
+    tool.run(python, "-m", "sphinx", "--fail-on-warning", "--quiet", source / "docs", site, folder=home)
+    tool.run(python, source / "tools" / "check_site.py", site, folder=home)
+    notebooks = sorted((site / "tutorials").glob("*.ipynb"))
+    assert len(notebooks) == 10
+    for notebook in notebooks:  # the build has run them
+        cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["execution_count"] for cell in cells), notebook
+        outputs = [output for cell in cells for output in cell["outputs"]]
+        assert outputs, notebook
+        assert not any(output["output_type"] == "error" for output in outputs), notebook
