@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fdbd
 from fdbd.util import terminal
@@ -58,3 +60,46 @@ def test_several_workers_are_refused_where_processes_share_no_socket(monkeypatch
     monkeypatch.setattr(os, "name", "nt")
     with pytest.raises(ValueError, match="use --workers 1"):
         run.run(run.Service("guard.safetensors", workers=2), "127.0.0.1", 0)
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_the_command_says_so(tmp_path, monkeypatch, run) -> None:
+    """Windows does not replace a file that another program has open."""
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "head.npz", weight=generator.standard_normal((3, 5)), bias=np.zeros(3))
+    for name in ("train", "fresh"):
+        np.savez(tmp_path / name, features=generator.standard_normal((100, 5)).astype(np.float32))
+    (tmp_path / "guard.safetensors").write_text("open elsewhere")
+
+    def refuse(source: object, target: object) -> None:
+        raise PermissionError(13, "Access is denied", str(source), None, str(target))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("fit", "train.npz", "--head", "head.npz", "--calibration", "fresh.npz")
+    assert code == 2
+    assert "Access is denied" in err.splitlines()[-1]
+    assert (tmp_path / "guard.safetensors").read_text() == "open elsewhere"
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.slow
+def test_images_are_decoded_by_processes_that_are_spawned(tmp_path) -> None:
+    """macOS and Windows do not fork."""
+    image = pytest.importorskip("PIL.Image")
+    generator = np.random.default_rng(0)
+    for name in ("train", "fresh"):
+        for number in range(40):
+            path = tmp_path / name / str(number % 10) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+    code = "import multiprocessing as m, sys; m.set_start_method(sys.argv.pop(1)); from fdbd import cli; cli.main()"
+    fit = ["fit", "cifar10-ce", "train", "--calibration", "fresh", "--workers", "2", "--out"]
+    settings = {**os.environ, "PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
+    for method in ("fork", "spawn"):
+        program = [sys.executable, "-c", code, method, *fit, f"{method}.safetensors"]
+        done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=settings, check=False)
+        assert done.returncode == 0, done.stderr
+    forked, spawned = (fdbd.load(tmp_path / f"{method}.safetensors") for method in ("fork", "spawn"))
+    assert forked.threshold is not None
+    assert spawned.threshold is not None
+    assert torch.equal(forked.threshold.value, spawned.threshold.value)

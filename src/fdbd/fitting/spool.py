@@ -27,7 +27,8 @@ class Spool:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fdbd-spool-")
+        # Windows keeps files that are mapped
+        self._folder = tempfile.TemporaryDirectory(prefix="fdbd-spool-", ignore_cleanup_errors=True)
         self._columns: dict[str, _Column] = {}
         self._layers: list[str] = []
 
