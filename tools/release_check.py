@@ -27,6 +27,7 @@ CONTENTS = (
     "fdbd/*.py",
     "fdbd/py.typed",
     "fdbd/bench/data/*.safetensors",
+    "fdbd/bench/data/imagenet-classes.txt",
     "fdbd/networks/weights/*.safetensors",
     "fdbd/networks/weights/*.md",
     "fdbd/paper/*.md",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fdbd.bench.bundle import load_bundle
+from fdbd.bench.cache import FeatureCache
+from fdbd.bench.config import Config
+from fdbd.bench.from_config import benchmark_of
 from fdbd.bench.results import Results
+from fdbd.data.datasets import info
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +217,47 @@ def test_at_1280_pixels_no_column_of_the_packages_benchmark_is_cut_off(browser: 
     phone = Watched(browser, tmp_path / "report.html", width=390).page
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
     assert phone.evaluate("document.querySelector('.scroller').classList.contains('more')")
+
+
+def test_a_benchmark_over_image_files_shows_the_right_ones_with_their_classes(browser: Any, tmp_path: Path) -> None:
+    colours: dict[str, tuple[int, ...]] = {}
+    generator = np.random.default_rng(0)
+    for folder, count in (("train", 3), ("inside", 3), ("outside", 1)):
+        for label, name in enumerate(info("cifar10").classes):
+            place = tmp_path / folder / (name if folder != "outside" else "stripes")
+            place.mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                colour = tuple(generator.integers(0, 256, 3).tolist())
+                Image.new("RGB", (40, 40), colour).save(place / f"{label}-{number}.png")
+                colours[f"{place.name}/{label}-{number}.png" if folder != "train" else ""] = colour
+    (tmp_path / "outside" / "stripes" / "0-broken.png").write_bytes(b"no image")  # rows after it must not shift
+    train, inside, outside = (str(tmp_path / name) for name in ("train", "inside", "outside"))
+    config = Config("cifar10-ce", id=inside, ood={"outside": outside}, train=train, batch_size=10)
+    benchmark = benchmark_of(config, FeatureCache(tmp_path / "cache"), lambda line: None)
+    results = benchmark.run(["fdbd"], latency=False, progress=False)
+    shown = [sample for entry in results.figures["samples"]["sets"] for sample in entry["samples"]]
+    assert len(shown) == 6
+    for sample in shown:
+        pixels = Image.open(io.BytesIO(base64.b64decode(sample["image"].partition(",")[2])))
+        np.testing.assert_allclose(pixels.getpixel((5, 5)), colours[sample["file"]], atol=6)
+
+    again = Results.from_json(results.to_json(tmp_path / "results.json"))
+    watched = Watched(browser, again.to_html(tmp_path / "report.html"), width=390)
+    pictures = watched.page.locator("#sample-cards img")
+    assert pictures.count() == 6
+    assert min(pictures.evaluate_all("all => all.map(image => image.naturalWidth)")) == 40
+    text = watched.page.locator("#sample-cards").inner_text()
+    assert all(sample["file"] in text for sample in shown)
+    assert benchmark.class_names[shown[0]["predicted"]] in text
+    assert not watched.page.locator("#samples-remark").is_visible()
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert watched.said == []
+    watched.context.close()
+
+
+def test_a_report_on_features_alone_says_why_it_has_no_pictures(watched: Watched) -> None:
+    assert watched.page.locator("#sample-cards img").count() == 0
+    assert "terms do not allow it" in watched.page.locator("#samples-remark").inner_text()
 
 
 def test_results_from_a_file_without_scores_have_a_page_without_their_figures(browser: Any, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
         statistics=_moments(train) if "totals" in train else None,
         validation=_validation(test),
         forward=lambda size: measure_forward(Classifier(_network(name)), 224 if name == DEFAULT else 32, size),
-        class_names=info(sets[0].name).classes,
+        class_names=info(sets[0].name).classes or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
     )
 
 

@@ -234,6 +234,7 @@ def _collect(images: Images, folder: EntryFolder, num_computed: int) -> CachedFe
         labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
         samples=f"images {images.content_key()[:32]}, {len(rows)}",
         layers=layers or None,
+        images=images.subset(rows) if failures else images,
         positions=torch.from_numpy(rows),
         failures=tuple(failures),
         num_computed=num_computed,

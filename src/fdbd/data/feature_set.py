@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch
+
+if TYPE_CHECKING:
+    from fdbd.data.datasets.collection import Images
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class FeatureSet:
         logits: (N, C); None: computed from the head.
         samples: a key of the samples themselves (the images, say), the same under every model; "": not known.
         layers: pooled earlier layers by name, (N, P_layer) each, where there are any.
+        images: the samples as images, in the same order, where they are at hand.
 
     >>> samples = FeatureSet("mine", torch.zeros(5, 2, dtype=torch.float16))
     >>> len(samples), samples.rows(slice(0, 2)).features.dtype
@@ -35,6 +40,7 @@ class FeatureSet:
     logits: Tensor | None = None
     samples: str = ""
     layers: Mapping[str, Tensor] | None = None
+    images: Images | None = None
 
     def __len__(self) -> int:
         return self.features.shape[0]

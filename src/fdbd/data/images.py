@@ -99,12 +99,12 @@ def centre_square(image: Pixels, size: int, interpolation: str = "bilinear") -> 
     return resize(image[top : top + side, left : left + side], size, size, interpolation)
 
 
-def thumbnail(source: str | Path | bytes, side: int = 96) -> str:
-    """A small JPEG of an image, `side` pixels at its longer side, as a data address for a page.
+def thumbnail(source: str | Path | bytes | Pixels, side: int = 96) -> str:
+    """A small JPEG of an image, `side` pixels at its longer side at most, as a data address for a page.
 
     Raises ImageError as `decode` does.
     """
-    picture = import_pillow().fromarray(decode(source))
+    picture = import_pillow().fromarray(source if isinstance(source, np.ndarray) else decode(source))
     picture.thumbnail((side, side))
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=70)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fdbd.core import geometry
 from fdbd.core.batch import Head
 from fdbd.data.feature_set import FeatureSet
+from fdbd.data.images import ImageError, thumbnail
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.metrics import auroc
 from fdbd.report.numbers import bin_counts, score_range, short
@@ -110,7 +111,8 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
     Returns:
         ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first: ``name`` and ``samples``,
         each with ``kind``, ``row``, ``predicted``, ``label``, ``score``, ``rank`` (share of ID scores below),
-        ``boundaries`` (the nearest, as [class, distance]) and ``others`` (how many more there are).
+        ``boundaries`` (the nearest, as [class, distance]), ``others`` (how many more there are) and, where the images
+        are at hand, ``image`` (a thumbnail) and ``file`` (its folder and name).
     """
     standings = _standings(benchmark)
     inside = standings[0]
@@ -125,11 +127,24 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
         for kind, share in (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ():
             place = int(order[round(share * (len(order) - 1))])
             score = float(part.scores[place])
-            where = {"kind": kind, "row": int(part.rows[place]), "score": short(score)}
+            row = int(part.rows[place])
+            where = {"kind": kind, "row": row, "score": short(score), **_picture(part.samples, row)}
             rank = np.searchsorted(reference, score) / len(reference)
             shown.append({**where, "rank": short(rank), **_boundaries(benchmark, part, place)})
         sets.append({"name": part.samples.name, "samples": shown})
     return {"low": short(low), "high": short(high), "counts": bin_counts(reference, low, high, BINS), "sets": sets}
+
+
+def _picture(samples: FeatureSet, row: int) -> dict[str, Any]:
+    """A sample's thumbnail and the end of its path; nothing where there is no image, or none any more."""
+    if samples.images is None:
+        return {}
+    paths = samples.images.paths
+    try:
+        picture = thumbnail(samples.images[row])
+    except (ImageError, ImportError):
+        return {}
+    return {"image": picture, "file": None if paths is None else "/".join(paths[row].parts[-2:])}
 
 
 def _standings(benchmark: Compared) -> list[Standing]:

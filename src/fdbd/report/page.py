@@ -27,6 +27,7 @@ def html(results: ResultTable) -> str:
         "page.html",
         '"use strict";\n(() => {\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n",
         payload(results),
+        images="; img-src data:",
         setting=results.setting,
         title=results.setting.title or "Out-of-distribution detection, compared",
         facts=facts(results),

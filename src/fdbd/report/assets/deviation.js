@@ -20,6 +20,7 @@ function drawDeviation() {
   axisX(area, x, ticks(from, to, area.width < 500 ? 4 : 8), number, "deviation from the training mean ‖z − μ‖");
   for (const [set, color] of both) {
     const shown = groups(set);
+    if (!shown.length) continue; // too few samples on every level
     const band = [...shown.map((g) => [x(g.deviation), y(g.mean + g.std)]), ...[...shown].reverse().map((g) => [x(g.deviation), y(g.mean - g.std)])];
     area.root.append(svg("path", { d: `${path(band)}Z`, fill: color, "fill-opacity": 0.13 }));
     area.root.append(svg("path", { d: path(shown.map((g) => [x(g.deviation), y(g.mean)])), fill: "none", stroke: color, "stroke-width": 1.6 }));

@@ -14,7 +14,13 @@ function drawSamples() {
   const largest = Math.max(...all, 1e-12);
   const cards = [inside, outside].flatMap((set) => set.samples.map((sample) => sampleCard(standing, set.name, sample, largest, set !== inside)));
   byId("sample-cards").replaceChildren(...cards);
+  byId("samples-remark").hidden = standing.sets.some((set) => set.samples.some((sample) => sample.image));
   for (const card of cards) card.draw();
+}
+
+function picture(sample) {
+  const named = sample.file ? [el("small", {}, sample.file)] : [];
+  return el("div", { class: "picture" }, el("img", { src: sample.image, alt: `Sample ${sample.row}` }), ...named);
 }
 
 function sampleCard(standing, name, sample, largest, ood) {
@@ -23,7 +29,7 @@ function sampleCard(standing, name, sample, largest, ood) {
   const caption = el("figcaption", {}, el("span", { title: name }, name), el("small", {}, kind));
   const truth = ood || sample.label === null ? "" : sample.label === sample.predicted ? ", rightly" : `, wrongly: it is ${className(sample.label)}`;
   const said = el("p", {}, `Sample ${sample.row.toLocaleString("en")}, taken for ${className(sample.predicted)}${truth}`);
-  const card = el("figure", {}, caption, said);
+  const card = el("figure", {}, caption, ...(sample.image ? [picture(sample)] : []), said);
   card.draw = () => {
     const count = sample.boundaries.length, row = 15, strip = 56;
     const height = count * row + (sample.others ? 16 : 0) + 14 + strip + 18;
