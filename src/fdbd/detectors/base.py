@@ -222,11 +222,11 @@ class Detector(Configured):
         scores = formula(self, prepared)
         read = [] if self.notices_bad_rows else self._read(prepared)
         limit = _LARGE[scores.dtype]
-        if all(_within(values.detach(), limit) for values in read) and _within(scores.detach(), torch.inf):
+        if all(_within(values, limit) for values in read) and _within(scores, torch.inf):
             return scores
         doubtful = ~torch.isfinite(scores.detach())
         for values in read:
-            doubtful |= ~(_magnitude(values.detach()) < limit)  # a comparison with NaN is false
+            doubtful |= ~(torch.maximum(values.amax(dim=1), -values.amin(dim=1)) < limit)  # a NaN is not below
         given = batch.to(prepared.features.device)
         finite = torch.stack([torch.isfinite(values).all(dim=1) for values in self._read(given)]).all(dim=0)
         rescued = (doubtful & finite).nonzero()[:, 0]
@@ -277,8 +277,3 @@ def _within(values: Tensor, limit: float) -> bool:
     """Whether all values are known to lie within ±limit, none of them NaN: no value exceeds the norm of all, and that
     is found ten times as fast as the largest of each row."""
     return bool(torch.linalg.vector_norm(values).item() < limit)
-
-
-def _magnitude(values: Tensor) -> Tensor:
-    """(N,) largest absolute value of each row of (N, D); NaN where the row holds one."""
-    return torch.maximum(values.amax(dim=1), -values.amin(dim=1))

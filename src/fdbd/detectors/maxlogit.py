@@ -20,4 +20,5 @@ class MaxLogit(Detector):
     needs = Needs(features=False, logits=True, passes=0)
 
     def score(self, batch: Batch) -> Tensor:
-        return logits_of(batch).amax(dim=1)
+        logits = logits_of(batch)
+        return logits.amax(dim=1) if logits.shape[1] > 32 else logits.max(dim=1).values  # each faster where it is taken

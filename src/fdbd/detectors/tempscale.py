@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from fdbd import kernels
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, labels_of, logits_of, one_of
 from fdbd.detectors.softmax import bound_, gaps, largest_probability
 from fdbd.fitting.statistics import Sum, in_float64, with_logits
@@ -64,7 +65,7 @@ class TemperatureScaling(Detector):
             return largest_probability(logits / self.temperature)
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
         exponents = bound_(gaps(logits).div_(self.temperature))
-        rest = exponents.scatter_(1, logits.argmax(dim=1, keepdim=True), -torch.inf).exp_().sum(dim=1)
+        rest = exponents.scatter_(1, kernels.argmax(logits)[:, None], -torch.inf).exp_().sum(dim=1)
         return -2 * torch.atanh(rest / (2 + rest))  # −log1p(rest), whose small values ONNX would round away
 
 

@@ -47,7 +47,8 @@ class Residual(Detector):
     def passes(self, head: Head) -> Passes:
         self._set_space(head, (yield Moments(head.num_features)))
 
-    def _set_space(self, head: Head, moments: Moments) -> None:
+    def _set_space(self, head: Head, moments: Moments) -> Tensor:
+        """Set origin and basis; returns the mean of ‖z − o‖²."""
         width, dim = head.num_features, self._dim(head.num_features)
         if dim >= width:
             raise ValueError(f"dim is {dim}, expected less than the {width} features, so that a residual is left")
@@ -56,9 +57,11 @@ class Residual(Detector):
         rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
         weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
         origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsy").solution[:, 0]
-        directions = eigenvectors(moments.second_moment(origin))  # ascending: the residual comes first
+        second = moments.second_moment(origin)
+        directions = eigenvectors(second)  # ascending: the residual comes first
         basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
         self.set(origin=origin, basis=basis, shift=-origin @ basis)
+        return second.trace()
 
     def _dim(self, width: int) -> int:
         if self.dim is not None:
@@ -108,12 +111,11 @@ class ViM(Residual):
     alpha: Annotated[Tensor, ""]
 
     def passes(self, head: Head) -> Passes:
-        moments = yield Moments(head.num_features)
-        self._set_space(head, moments)
+        square = self._set_space(head, (yield Moments(head.num_features)))
         sums = yield Sum(self._logit_and_residual)
         logit, residual = sums.sum()
         # Training data that lie in the principal space leave no residual but rounding errors, which must not decide.
-        floor = VARIANCE_FLOOR**0.5 * sums.count * moments.second_moment(self.origin).trace().sqrt()
+        floor = VARIANCE_FLOOR**0.5 * sums.count * square.sqrt()
         self.set(alpha=logit / residual.clamp_min(floor))
 
     def score(self, batch: Batch) -> Tensor:

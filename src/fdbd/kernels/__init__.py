@@ -4,5 +4,5 @@ Each has its definition in plain torch (`dispatch`), which everything takes that
 gradients, other devices, compiled and exported graphs.
 """
 
-from fdbd.kernels.dispatch import column_sums, compile_kernels, folded_score
+from fdbd.kernels.dispatch import argmax, column_sums, compile_kernels, folded_score
 from fdbd.kernels.threads import survive_forks

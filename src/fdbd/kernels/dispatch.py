@@ -64,7 +64,7 @@ def folded_score(
             raise ValueError(
                 f"{rows} rows of features need logits of shape ({rows}, {classes}), got {tuple(logits.shape)}"
             )
-        predicted = _argmax(logits) if kernel is not None and is_plain(logits) else logits.argmax(dim=1)
+        predicted = argmax(logits)
     if kernel is None:
         scores = plain_score(features, predicted, *folded, divide)
     else:
@@ -139,9 +139,11 @@ def _run_score(
     return torch.from_numpy(out)
 
 
-def _argmax(logits: Tensor) -> Tensor:
-    """(N,) index of the first largest logit of each row; any index for a row with NaN. numpy's is vectorised, and three
-    times as fast as torch's for many classes."""
+def argmax(logits: Tensor) -> Tensor:
+    """(N,) index of a largest logit of each row; any index for a row with NaN. numpy's is vectorised, and three times
+    as fast as torch's for many classes."""
+    if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
+        return logits.argmax(dim=1)
     values = logits.detach().contiguous().numpy()
     out = np.empty(len(values), np.int64)
     parts = spans(len(values), max(1, _CHUNK // values.shape[1]))

@@ -62,7 +62,8 @@ class VRA(Shaping):
 
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = self.fitted("alpha").to(features.device), self.fitted("beta").to(features.device)
-        is_kept = features.detach().clone().ge_(alpha)  # 1 or 0 as floats, which multiply faster than booleans select
+        # 1 or 0 as floats, which multiply faster than booleans select
+        is_kept = torch.ge(features.detach(), alpha, out=torch.empty_like(features))
         return torch.minimum(features, beta).mul_(is_kept)
 
 
