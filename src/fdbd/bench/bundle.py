@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from fdbd.bench.latency import measure_forward
 from fdbd.bench.runner import Benchmark
@@ -22,6 +22,7 @@ from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.architectures.imagenet_resnet import ImageNetResNet50
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.zoo import zoo
+from fdbd.results.rows import Latency
 
 FOLDER = Path(__file__).parent / "data"
 DEFAULT = "imagenet-resnet50"
@@ -50,40 +51,33 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
         )
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
-    head = Head(train["head_weight"].float(), train["head_bias"].float())
-    # Bundles of one ID set hold the same images, so rows of two models can be compared in pairs.
-    sets = [
-        FeatureSet(title, test[f"{title}.features"], _labels(test, title), samples=f"bundle {title}")
-        for title in about["test_sets"]
-    ]
+
+    def samples(title: str, key: str) -> FeatureSet:
+        labels = test.get(f"{key}.labels")
+        # Bundles of one ID set hold the same images, so rows of two models can be compared in pairs.
+        return FeatureSet(
+            title, test[f"{key}.features"], labels if labels is None else labels.long(), samples=f"bundle {key}"
+        )
+
+    def forward(size: int) -> Latency:
+        """The weights do not matter for time, and those of ResNet-50 are not in the package."""
+        network, side = (ImageNetResNet50().eval(), 224) if name == DEFAULT else (zoo(name), 32)
+        return measure_forward(Classifier(network), side, size)
+
+    inside, *outside = (samples(title, title) for title in about["test_sets"])
     return Benchmark(
-        head,
+        Head(train["head_weight"].float(), train["head_bias"].float()),
         FeatureSet(about["train_set"], train["features"], train["labels"].long()),
-        sets[0],
-        sets[1:],
+        inside,
+        outside,
         groups=about["groups"],
         title=about["title"],
         notes=about["notes"],
         statistics=_moments(train) if "totals" in train else None,
-        validation=_validation(test),
-        forward=lambda size: measure_forward(Classifier(_network(name)), 224 if name == DEFAULT else 32, size),
-        class_names=info(sets[0].name).classes or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
+        validation=samples("held out", "heldout") if "heldout.features" in test else None,
+        forward=forward,
+        class_names=info(inside.name).classes or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
     )
-
-
-def _labels(test: dict[str, Tensor], title: str) -> Tensor | None:
-    return test[f"{title}.labels"].long() if f"{title}.labels" in test else None
-
-
-def _validation(test: dict[str, Tensor]) -> FeatureSet | None:
-    if "heldout.features" not in test:
-        return None
-    return FeatureSet("held out", test["heldout.features"], test["heldout.labels"].long())
-
-
-def _network(name: str) -> nn.Module:
-    """A network to time; its weights do not matter for that, and those of ResNet-50 are not in the package."""
-    return ImageNetResNet50().eval() if name == DEFAULT else zoo(name)
 
 
 def encode(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,12 +29,9 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
         if not isinstance(name, str):
             raise ValueError(f"a detector is {spec!r}, expected a name, or a table with name and options")
         options = {key: None if value == "none" else value for key, value in options.items()}
-        if runs_code(name):
-            if not trust:
-                raise ValueError(f"the detector {name} is code to run: say that you trust it with --trust-model")
-            detector = _own(name, options)
-        else:
-            detector = create(name, **options)
+        if runs_code(name) and not trust:
+            raise ValueError(f"the detector {name} is code to run: say that you trust it with --trust-model")
+        detector = _own(name, options) if runs_code(name) else create(name, **options)
         shown = ", ".join(f"{key}={value}" for key, value in options.items())
         title = title or (f"{name} ({shown})" if shown else name)
         if title in found:
@@ -51,12 +48,10 @@ def runs_code(spec: Spec) -> bool:
 
 def _own(name: str, options: Mapping[str, Any]) -> Detector:
     make = import_object(name, "detector")
-    if not callable(make):
-        raise ValueError(f"{name} is no class or function that makes a detector")
     try:
         detector = make(**options)
     except TypeError as error:
-        raise ValueError(f"{name} does not take these options: {error}") from None
+        raise ValueError(f"{name} does not make a detector with these options: {error}") from None
     if not isinstance(detector, Detector):
         raise ValueError(f"{name} makes a {type(detector).__name__}, expected an fdbd detector")
     return detector

@@ -25,20 +25,18 @@ def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: fl
 
     Logits are part of the forward pass of any classifier, so computing them is not charged to the detector.
     """
-    starts = range(0, min(len(samples), 4096), 256)
-    batches = [samples.rows(slice(start, start + batch_size)) for start in starts]
-    batches = [batch for batch in batches if batch.features.shape[0] == batch_size] or batches[:1]
+    last = max(len(samples) - batch_size, 0)
+    batches = [samples.rows(slice(start, start + batch_size)) for start in range(0, min(last + 1, 4096), 256)]
     batches = [b if b.logits is not None else b._replace(logits=detector.head(b.features)) for b in batches]
-    with torch.inference_mode():
-        return Latency.of(batch_size, _seconds(detector.score, batches, budget))
+    count = len(batches[0].features)
+    return Latency.of(batch_size, _seconds(detector.score, batches, count, budget, FEWEST_CALLS))
 
 
 def measure_forward(network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3) -> Latency:
     """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for about `budget`
     seconds and at least `fewest` calls."""
     images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
-    with torch.inference_mode():
-        return Latency.of(batch_size, _seconds(network, [images], budget, batch_size, fewest))
+    return Latency.of(batch_size, _seconds(network, [images], batch_size, budget, fewest))
 
 
 def choose_batch_size(network: Classifier, side: int) -> int:
@@ -53,22 +51,16 @@ def choose_batch_size(network: Classifier, side: int) -> int:
     return best.batch_size
 
 
-def _seconds(
-    call: Callable[[Any], Any],
-    inputs: Sequence[Any],
-    budget: float,
-    count: int | None = None,
-    fewest: int = FEWEST_CALLS,
-) -> list[float]:
-    """Seconds per sample of each call, after one that is not counted."""
+@torch.inference_mode()
+def _seconds(call: Callable[[Any], Any], inputs: Sequence[Any], count: int, budget: float, fewest: int) -> list[float]:
+    """Seconds per sample of each call on `count` samples, after one call that does not count."""
     found: list[float] = []
     _finish(call(inputs[0]))
     end = time.perf_counter() + budget
     while len(found) < fewest or (time.perf_counter() < end and len(found) < MOST_CALLS):
-        given = inputs[len(found) % len(inputs)]
         start = time.perf_counter()
-        _finish(call(given))
-        found.append((time.perf_counter() - start) / (count or given.features.shape[0]))
+        _finish(call(inputs[len(found) % len(inputs)]))
+        found.append((time.perf_counter() - start) / count)
     return found
 
 
