@@ -47,7 +47,7 @@ def runs_code(spec: Spec) -> bool:
 
 
 def _own(name: str, options: Mapping[str, Any]) -> Detector:
-    make = import_object(name, "detector")
+    make: Any = import_object(name, "detector")
     try:
         detector = make(**options)
     except TypeError as error:
