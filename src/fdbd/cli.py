@@ -52,7 +52,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _options(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and leave.")
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
     if context.invoked_subcommand is None and not version:
         typer.echo(FIRST_STEPS)

@@ -40,7 +40,7 @@ def bench(
     trust_model: options.TrustModel = False,
     show_all: Annotated[bool, opt("Print every detector and column that fits, not only the best.", "--all")] = False,
     as_json: Annotated[bool, opt("Print the results as JSON instead of a table.", "--json")] = False,
-    init: Annotated[Path | None, opt("Write an example config there and leave.")] = None,
+    init: Annotated[Path | None, opt("Write an example config there and exit.")] = None,
 ) -> None:
     """Compare detectors on the same features: what was found, report.html and results.json.
 

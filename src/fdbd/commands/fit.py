@@ -47,7 +47,7 @@ def fit(
     trust_model: options.TrustModel = False,
     as_json: options.Json = False,
 ) -> None:
-    """Fit a guard, calibrate it on data apart, and save it.
+    """Fit a guard, calibrate it on separate data, and save it.
 
     Calibration data are seen by neither the network's training nor the fit; a threshold set on data that the network
     has seen raises more false alarms than it promises.

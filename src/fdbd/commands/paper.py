@@ -16,7 +16,7 @@ def paper(
     name: Annotated[str | None, arg("An experiment, your own .toml file, or all; left out, they are listed.")] = None,
     out: Annotated[Path, opt("Folder for tables and figures.")] = Path("paper"),
     scale: Annotated[str, opt(SCALES)] = "small",
-    fresh: Annotated[bool, opt("With all: run what is finished, too.", "--fresh")] = False,
+    fresh: Annotated[bool, opt("With all: run finished experiments again, too.", "--fresh")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ def serve(
     no_state: Annotated[bool, opt("Keep no state across restarts.", "--no-state")] = False,
     no_samples: Annotated[bool, opt("Keep no thumbnails of rejected images.", "--no-samples")] = False,
     delta: Annotated[float, opt("Probability of a false drift alarm per horizon.")] = 0.01,
-    window: Annotated[int, opt("Samples of the rolling OOD rate.", min=1)] = 1000,
+    window: Annotated[int, opt("Number of latest samples in the rolling OOD rate.", min=1)] = 1000,
     webhook: Annotated[str | None, opt("An address that gets a POST when drift is found.")] = None,
     model: options.Model = None,
     checkpoint: options.Checkpoint = None,

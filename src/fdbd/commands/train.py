@@ -17,7 +17,7 @@ def train(
     ] = None,
     log: Annotated[str, opt("csv or tensorboard.")] = "csv",
     resume: Annotated[bool, opt("Go on from the folder's checkpoint, where there is one.")] = True,
-    checkpoint_steps: Annotated[int, opt("Also keep a checkpoint every so many steps; 0: each epoch.")] = 0,
+    checkpoint_steps: Annotated[int, opt("Steps between checkpoints, besides those of each epoch; 0: none.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

@@ -209,7 +209,7 @@ class Classifier(nn.Module):
             return _kept_token(features, logits, output), output
         raise ValueError(
             f"the head {self.head_name!r} saw an input of shape {tuple(features.shape)}, expected "
-            f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction a sample, after pooling; dense and "
+            f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling; dense and "
             "token classifiers, and heads that stand before the pooling, are not supported"
         )
 

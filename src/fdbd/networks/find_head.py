@@ -153,7 +153,7 @@ def check_head(
         _refuse(
             model,
             f"the head {name!r} is applied to every token and the model does not keep one of them, expected one "
-            "prediction a sample",
+            "prediction per sample",
         )
     if not _is_close(head(features.float()), logits):
         _refuse(
