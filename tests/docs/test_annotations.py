@@ -61,7 +61,7 @@ def holds_any(hint: Any) -> bool:
 def test_no_public_signature_or_attribute_is_any(name: str, value: Any) -> None:
     loose = []
     for place, each in annotated(value):
-        hints = typing.get_type_hints(each, localns=OF_EXTRAS)
+        hints = typing.get_type_hints(each, localns={"Guard": fdbd.Guard, **OF_EXTRAS})
         own = vars(each).get("__annotations__", {}) if inspect.isclass(each) else hints
         loose += [f"{place}: {part}" for part in own if not part.startswith("_") and holds_any(hints[part])]
     assert not loose
