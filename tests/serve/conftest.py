@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
+import uvicorn
 from torch import nn
 
 import fdbd
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard
+from fdbd.serve.answers import Backend
+from fdbd.serve.app import create_app
 from fdbd.serve.torch_backend import TorchBackend
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
@@ -41,3 +49,24 @@ def features(feature_guard) -> TorchBackend:
 @pytest.fixture(scope="session")
 def images(image_guard) -> TorchBackend:
     return TorchBackend(OpenedGuard(image_guard, Preprocess(SIDE), NAMES))
+
+
+@pytest.fixture(scope="session")
+def serving() -> Iterator[Callable[[Backend], str]]:
+    """Starts services on loopback, in threads; the address of each."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(backend: Backend) -> str:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        running.append((server, thread))
+        while not server.started:
+            time.sleep(0.05)
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join()

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import io
-import socket
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
-
-from fdbd.serve.app import create_app
 
 axe_core = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 
 @pytest.fixture(scope="module")
-def address(images) -> Iterator[str]:
-    """The service on loopback, in a thread."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(images), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+def address(images, serving) -> str:
+    return serving(images)
 
 
 def png(seed: int) -> bytes:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 import fdbd
 
@@ -49,6 +54,63 @@ def url(feature_guard: fdbd.Guard, tmp_path: Path) -> Iterator[str]:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_the_command_serves_on_a_cluster_of_this_machine_adds_replicas_under_load_and_ends(
+    feature_guard: fdbd.Guard, tmp_path: Path
+) -> None:
+    feature_guard.save(tmp_path / "guard.safetensors")
+    command = [sys.executable, "-m", "fdbd", "serve", str(tmp_path / "guard.safetensors"), "--engine", "ray"]
+    command += ["--port", "0", "--max-workers", "2", "--device", "cpu", "--delay", "300"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, "RAY_ADDRESS": ""})
+    try:
+        deadline = time.monotonic() + 240
+        while not (found := re.search(r"serving on (http://\S+)", (tmp_path / "log").read_text())):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        url = found[1]
+        expected = feature_guard.decide(fdbd.Batch(torch.tensor(ROW["features"])))
+        answer = httpx.post(f"{url}/decide", json=ROW, timeout=60).json()["decisions"][0]
+        assert (answer["label"], answer["is_ood"]) == (int(expected.labels[0]), bool(expected.is_ood[0]))
+        assert answer["score"] == pytest.approx(float(expected.scores[0]), rel=1e-5)
+
+        def processes() -> int:
+            return httpx.get(f"{url}/status", timeout=60).json()["monitor"]["processes"]
+
+        assert processes() == 1
+        ends = threading.Event()
+
+        def ask() -> None:
+            with httpx.Client(base_url=url, timeout=60) as client:
+                while not ends.is_set():
+                    assert client.post("/decide", json=ROW).status_code == 200
+
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            clients = [pool.submit(ask) for _ in range(12)]
+            deadline = time.monotonic() + 180
+            while processes() < 2 and time.monotonic() < deadline:
+                time.sleep(1)
+            grown = processes()
+            ends.set()
+            for client in clients:
+                client.result()
+        assert grown == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) == 0
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+
+
+def test_more_replicas_than_cores_are_refused_in_one_line(feature_guard: fdbd.Guard, tmp_path: Path) -> None:
+    feature_guard.save(tmp_path / "guard.safetensors")
+    command = [sys.executable, "-m", "fdbd", "serve", str(tmp_path / "guard.safetensors"), "--engine", "ray"]
+    given = {**os.environ, "RAY_ADDRESS": ""}
+    found = subprocess.run([*command, "--workers", "9999"], capture_output=True, text=True, env=given, timeout=240)
+    assert found.returncode == 2
+    assert "9999 replicas need a core each" in found.stderr.splitlines()[-1]
 
 
 def replicas() -> dict[int, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fdbd.jobs.ray import connect
-from fdbd.serve.run import Service, application, backend_of
+from fdbd.serve.run import Service, announce, application, backend_of, listen
 from fdbd.util.extras import require
 
 LEDGER = "fdbd-watch"
@@ -137,15 +137,18 @@ def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None 
 
 def run_on_ray(service: Service, host: str, port: int, address: str | None) -> None:
     """Deploy on a cluster, or on Ray on this machine, and stay until told to end."""
-    serve = require("ray.serve", "ray")
+    ray, serve = require("ray", "ray"), require("ray.serve", "ray")
     backend = backend_of(service)  # an error ends here, before anything is deployed
+    with listen(host, port) as listening:  # whether the port is free; 0 becomes one that is
+        port = listening.getsockname()[1]
     connect(address)
-    serve.start(http_options={"host": host, "port": port})
+    if service.workers > (cores := int(ray.cluster_resources().get("CPU", 0))):
+        raise ValueError(f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers")
+    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     serve.run(
         deployment(service, replicas=service.workers, max_replicas=service.max_workers), name="fdbd", route_prefix="/"
     )
-    print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", flush=True)
-    print(f"serving on http://{host}:{port} with {service.workers} replicas on Ray; Ctrl-C ends it", flush=True)
+    announce(service, backend, host, port, f" with {service.workers} replicas on Ray")
     ended = threading.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, lambda *_: ended.set())

@@ -94,11 +94,9 @@ def run(service: Service, host: str, port: int) -> None:
     """
     if os.name == "nt" and service.workers > 1:
         raise ValueError("on Windows processes cannot share a socket: use --workers 1, or several services and a proxy")
-    listening = _listen(host, port)
+    listening = listen(host, port)
     backend = backend_of(service)  # an error ends here, before anything answers
-    address = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
-    print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", file=sys.stderr)
-    print(f"serving on {address} (page /, interface /docs, metrics /metrics); Ctrl-C ends it", file=sys.stderr)
+    announce(service, backend, host, listening.getsockname()[1])
     _log_json()
     common: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
     common |= {"log_config": None, "ws": "none", "timeout_graceful_shutdown": max(1, round(service.settings.timeout))}
@@ -119,7 +117,16 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def announce(service: Service, backend: Backend, host: str, port: int, how: str = "") -> None:
+    """Say what is served, and where."""
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
+    print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", file=sys.stderr)
+    print(f"serving on {address}{how} (page /, interface /docs, metrics /metrics); Ctrl-C ends it", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; ValueError where that address is not to be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
