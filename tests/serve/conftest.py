@@ -19,6 +19,8 @@ from fdbd.serve.answers import Backend
 from fdbd.serve.app import create_app
 from fdbd.serve.torch_backend import TorchBackend
 
+collect_ignore = ["ask_with_clients.py"]  # a script for another environment
+
 SIDE, CLASSES, WIDTH = 8, 4, 6
 NAMES = ("ant", "bee", "cat", "dog")
 

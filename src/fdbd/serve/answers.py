@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
-
 
 class Answers(NamedTuple):
     """The decisions on N rows."""
@@ -26,9 +24,7 @@ class Answers(NamedTuple):
 
     def rows(self, start: int, stop: int) -> Answers:
         """The answers on rows start to stop."""
-        logits, labels, scores, p_values, is_ood = self
-        rows = slice(start, stop)
-        return Answers(logits[rows], labels[rows], scores[rows], p_values[rows], is_ood[rows])
+        return Answers._make(part[start:stop] for part in self)
 
 
 class Reason(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,28 +22,25 @@ class OnnxBackend:
     """A graph that `fdbd export` wrote. Its metadata say how images are prepared and what the threshold promises."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
-        runtime = require("onnxruntime", "onnx")
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no guard at {os.fspath(path)!r}: no such file")
+        runtime, path = require("onnxruntime", "onnx"), os.fspath(path)
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+            self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             properties = self._session.get_modelmeta().custom_metadata_map
             about = {key[5:]: json.loads(value) for key, value in properties.items() if key.startswith("fdbd.")}
         except Exception as error:  # ONNX Runtime has no common class for what a damaged file raises
-            raise ValueError(f"{os.fspath(path)!r} is no ONNX file that can be served: {error}") from None
+            raise ValueError(f"{path!r} is no ONNX file that can be served: {error}") from None
         if "calibration" not in about:
             raise ValueError(
-                f"{os.fspath(path)!r} has no calibration scores inside, which the monitor needs: export it again with "
+                f"{path!r} has no calibration scores inside, which the monitor needs: export it again with "
                 "this version of fdbd"
             )
         inputs = self._session.get_inputs()
         if len(inputs) != 1:
-            raise ValueError(f"{os.fspath(path)!r} takes {len(inputs)} inputs, a service can give it one")
-        self._about = about
+            raise ValueError(f"{path!r} takes {len(inputs)} inputs, a service can give it one")
         self.input_name = inputs[0].name
         self.row_shape = tuple(_size(size, path) for size in inputs[0].shape[1:])
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
@@ -53,7 +48,6 @@ class OnnxBackend:
         self.calibration = np.frombuffer(base64.b64decode(about["calibration"]), "<f8").copy()
         kind, target = about["threshold"]["kind"], about["threshold"]["target"]
         self.thresholds: list[float] = np.ravel(about["threshold"]["value"]).tolist()
-        self.threshold = SimpleNamespace(calibration=self.calibration, kind=kind, target=target, per_class=True)
         self.expected_rate = target if kind == "conformal" else 1 - target
         self.name = f"{about['detector'].get('name', 'guard')}, {kind} threshold at {target:g}, ONNX"
         self.promise = about["promise"]
@@ -77,7 +71,7 @@ class OnnxBackend:
         raise ValueError("an ONNX graph cannot explain its decisions: serve the guard's own file to explain")
 
 
-def _size(size: Any, path: str | os.PathLike[str]) -> int:
+def _size(size: Any, path: str) -> int:
     if not isinstance(size, int):
-        raise ValueError(f"{os.fspath(path)!r} takes inputs of any size, a service needs a fixed one")
+        raise ValueError(f"{path!r} takes inputs of any size, a service needs a fixed one")
     return size

@@ -22,7 +22,6 @@ class TorchBackend:
         if threshold is None:
             raise ValueError("the guard has no threshold, so it cannot decide: calibrate it with fdbd fit")
         head = guard.detector.head
-        self.threshold = threshold
         self.input_name = "features" if opened.preprocess is None else "images"
         side = None if opened.preprocess is None else opened.preprocess.size
         self.row_shape: tuple[int, ...] = (head.num_features,) if side is None else (3, side, side)
