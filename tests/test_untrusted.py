@@ -25,8 +25,7 @@ from fdbd.bench.config import Config
 from fdbd.core import artifact
 from fdbd.data.datasets.archive import extract
 from fdbd.data.images import decode
-from fdbd.networks.checkpoint import read_weights
-from fdbd.train import checkpoint
+from fdbd.networks.checkpoint import load_plain, read_weights
 
 pytestmark = pytest.mark.timeout(240)  # a hang is a failure
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -318,7 +317,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(name: str, how: str, tmp
         path.write_bytes(pickle.dumps(hostile))
     else:
         torch.save(hostile, path, _use_new_zipfile_serialization=how != "legacy")
-    for load in (read_weights, checkpoint.load):
+    for load in (read_weights, load_plain):
         with pytest.raises(ValueError, match=name.replace(".", r"\.")) as caught:
             load(path)
         assert "\n" not in str(caught.value)
@@ -340,7 +339,7 @@ def test_a_mutated_checkpoint_is_refused_or_holds_tensors(data: Any, form: str, 
     found = settled(lambda: read_weights(path), path.name)
     if found is not None:
         assert all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items())
-    settled(lambda: checkpoint.load(path), path.name)
+    settled(lambda: load_plain(path), path.name)
 
 
 # ── configs ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from fdbd.train.augment import Augment
-from fdbd.train.presets import LIGHT, STRONG
+from fdbd.train.presets import preset
+
+LIGHT, STRONG = preset("supcon-small").augment, preset("supcon-resnet18").augment
 
 
 def generator(seed=0):

@@ -14,6 +14,11 @@ _BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
 their range, and, mirrored, to its high end. Each pays 1 on average where p is uniform."""
 _EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
 _HUGE = 1e200
+_STATE = {
+    **dict.fromkeys(("count", "restarts"), int),
+    **dict.fromkeys(("peak", "log_unit", "unit", "log_martingale"), float),
+    "alarm": bool,
+}
 
 
 class DriftTest:
@@ -69,9 +74,9 @@ class DriftTest:
         """Begin a horizon: calibration scores alone, a capital of 1. An alarm stays."""
         self.reference = array("d", self.calibration)
         self.count = 0  # samples of this horizon
-        self._stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
-        self._log_unit = 0.0  # stakes are in multiples of exp(this)
-        self._unit = 1.0  # exp(−_log_unit)
+        self.stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
+        self.log_unit = 0.0  # stakes are in multiples of exp(this)
+        self.unit = 1.0  # exp(−_log_unit)
         self.log_martingale = 0.0
         self.restarts += 1
 
@@ -89,39 +94,30 @@ class DriftTest:
 
     def _bet(self, p: float) -> None:
         self.count += 1
-        stakes, share = self._stakes, 0.25 / len(_BETS) / self.horizon * self._unit
+        stakes, share = self.stakes, 0.25 / len(_BETS) / self.horizon * self.unit
         for index, (epsilon, kappa) in enumerate(_BETS):
             rest, scale, power = 1 - epsilon, epsilon * kappa, kappa - 1
             stakes[2 * index] = (stakes[2 * index] + share) * (rest + scale * p**power)
             stakes[2 * index + 1] = (stakes[2 * index + 1] + share) * (rest + scale * (1 - p) ** power)
-        capital = sum(stakes) + 0.5 * (1 - self.count / self.horizon) * self._unit
-        self.log_martingale = math.log(capital) + self._log_unit
+        capital = sum(stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
+        self.log_martingale = math.log(capital) + self.log_unit
         if capital > _HUGE:
             self._rescale(1 / _HUGE)
-        elif capital < 1 / _HUGE and self._log_unit > 0:  # a fortune that is lost again; zero would have no logarithm
+        elif capital < 1 / _HUGE and self.log_unit > 0:  # a fortune that is lost again; zero would have no logarithm
             self._rescale(_HUGE)
         self.peak = max(self.peak, self.log_martingale)
         self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
 
     def _rescale(self, factor: float) -> None:
-        self._stakes = [stake * factor for stake in self._stakes]
-        self._log_unit = max(0.0, self._log_unit - math.log(factor))
-        self._unit = math.exp(-self._log_unit)
+        self.stakes = [stake * factor for stake in self.stakes]
+        self.log_unit = max(0.0, self.log_unit - math.log(factor))
+        self.unit = math.exp(-self.log_unit)
 
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit for bit."""
         version, internal, gauss = self._random.getstate()
         return {
-            "delta": self.delta,
-            "horizon": self.horizon,
-            "restarts": self.restarts,
-            "alarm": self.alarm,
-            "peak": self.peak,
-            "count": self.count,
-            "stakes": self._stakes,
-            "log_unit": self._log_unit,
-            "unit": self._unit,
-            "log_martingale": self.log_martingale,
+            **{name: getattr(self, name) for name in ("delta", "horizon", "stakes", *_STATE)},
             "random": [version, list(internal), gauss],
         }
 
@@ -132,20 +128,19 @@ class DriftTest:
             test = cls(calibration, state["delta"], state["horizon"])
             version, internal, gauss = state["random"]
             test._random.setstate((version, tuple(internal), gauss))
-            test._stakes = [float(stake) for stake in state["stakes"]]
-            test.alarm, test.restarts, test.count = bool(state["alarm"]), int(state["restarts"]), int(state["count"])
-            test.peak, test.log_martingale = float(state["peak"]), float(state["log_martingale"])
-            test._log_unit, test._unit = float(state["log_unit"]), float(state["unit"])
+            test.stakes = [float(stake) for stake in state["stakes"]]
+            for name, kind in _STATE.items():
+                setattr(test, name, kind(state[name]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the drift test cannot be read: {error!r}") from None
         test.reference = array("d", reference)
-        numbers = (*test._stakes, test.peak, test.log_martingale, test._log_unit, test._unit)
+        numbers = (*test.stakes, test.peak, test.log_martingale, test.log_unit, test.unit)
         if (
-            len(test._stakes) != 2 * len(_BETS)
+            len(test.stakes) != 2 * len(_BETS)
             or not all(map(math.isfinite, numbers))
-            or min(*test._stakes, test._log_unit, test._unit) < 0
-            or test._unit > 1
-            or not 1 / _HUGE <= sum(test._stakes) + test._unit <= _HUGE
+            or min(*test.stakes, test.log_unit, test.unit) < 0
+            or test.unit > 1
+            or not 1 / _HUGE <= sum(test.stakes) + test.unit <= _HUGE
             or not 0 <= test.count <= test.horizon
             or len(reference) != len(calibration) + test.count
             or any(b < a for a, b in zip(test.reference, test.reference[1:]))

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata
+from fdbd.decision.onnx_export import OPSET, ExportError, export, metadata, runtime
 from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
@@ -33,6 +32,9 @@ DISAGREEMENT = 0.05
 _RANGE_EVERY, _RANGE_ROWS = 5, 256
 """Every fifth sample, up to 256, sets the ranges of activations; the threshold is set on the others, which the graph
 has then not seen."""
+
+
+_PRODUCTS = ["Conv", "Gemm", "MatMul"]
 
 
 class Shift(NamedTuple):
@@ -89,46 +91,48 @@ def export_int8(
         raise ExportError("a guard for features has no network to compute in 8 bits: export it without --int8")
     if not 0 <= disagreement <= 1:
         raise ValueError(f"disagreement is {disagreement}, expected a share between 0 and 1")
-    require("onnxruntime", "onnx")
+    onnx = require("onnx", "onnx")
     guard = copy.deepcopy(guard).cpu().eval()
-    threshold = guard.threshold
     with tempfile.TemporaryDirectory() as name, beside(path) as draft:
         folder = Path(name)
-        ranges = [rows.numpy() for rows, _ in _split(data)]
-        plain = export(guard, folder / "plain.onnx", example, class_names=class_names, opset=opset)
+        ranges = [rows for rows, _ in _split(data) if len(rows)]
+
+        def quantised(guard: Guard, name: str) -> tuple[Path, Path]:
+            plain = export(guard, folder / f"{name}.onnx", example, class_names=class_names, opset=opset)
+            return plain, _quantise(plain, folder / f"{name}.int8.onnx", ranges)
+
+        def ask(graph: Path) -> list[Tensor]:
+            """Labels, scores and decisions on the rows that set the threshold."""
+            run = runtime(graph)
+            answers = [run({"images": rows.numpy()}) for _, rows in _split(data) if len(rows)]
+            if not answers:
+                raise ValueError("the calibration data hold no samples to set the threshold on; give more")
+            _, labels, scores, _, is_ood = (torch.from_numpy(np.concatenate(column)) for column in zip(*answers))
+            return [labels, scores, is_ood]
+
+        _, first = quantised(guard, "first")
+        threshold = guard.threshold
         assert threshold is not None
-        labels, scores, _ = _answers(_quantise(plain, folder / "first.onnx", ranges), data)
-        if not len(scores):
-            raise ValueError("the calibration data hold no samples to set the threshold on; give more")
+        labels, scores, _ = ask(first)
         adjusted = copy.deepcopy(guard)
-        is_conformal = threshold.kind == "conformal"
+        target = {"alpha" if threshold.kind == "conformal" else "tpr": threshold.target}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
-            adjusted.set_threshold(
-                torch.from_numpy(scores),
-                torch.from_numpy(labels),
-                tpr=None if is_conformal else threshold.target,
-                alpha=threshold.target if is_conformal else None,
-                per_class=threshold.per_class,
-            )
-        again = export(adjusted, folder / "again.onnx", example, class_names=class_names, opset=opset)
-        final = _quantise(again, folder / "final.onnx", ranges)
-        new_labels, _, rejected = _answers(final, data)
-        own_labels, own_rejected = _own(guard, data)
-        predicted = torch.from_numpy(labels) if threshold.per_class else None
-        shift = Shift(
-            len(scores),
-            float(1 - own_rejected.mean()),
-            float(1 - threshold.is_ood(torch.from_numpy(scores), predicted).double().mean()),
-            float(1 - rejected.mean()),
-            float(((new_labels != own_labels) | (rejected != own_rejected)).mean()),
-        )
+            adjusted.set_threshold(scores, labels, per_class=threshold.per_class, **target)
+        again, final = quantised(adjusted, "final")
+        new_labels, _, rejected = ask(final)
+        with torch.inference_mode():
+            decisions = [guard(rows) for _, rows in _split(data) if len(rows)]
+        own_labels, own_rejected = (torch.cat([getattr(d, part) for d in decisions]) for part in ("labels", "is_ood"))
+        old = threshold.is_ood(scores, labels if threshold.per_class else None)
+        differ = (new_labels != own_labels) | (rejected != own_rejected)
+        accepted, before, after = (1 - float(flags.double().mean()) for flags in (own_rejected, old, rejected))
+        shift = Shift(len(scores), accepted, before, after, float(differ.double().mean()))
         if shift.disagree > disagreement:
             raise ExportError(
                 f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get another label or "
                 f"decision, more than the {disagreement:.1%} that were allowed; no file was written"
             )
-        onnx = require("onnx", "onnx")
         model = onnx.load_model(os.fspath(final))
         about = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in metadata(again).items()}
         onnx.helper.set_model_props(model, {**about, "fdbd.int8": json.dumps(shift._asdict())})
@@ -150,7 +154,7 @@ def _split(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         yield inputs[is_range].cpu(), inputs[~is_range].cpu()
 
 
-def _quantise(source: Path, target: Path, ranges: list[NDArray[Any]]) -> Path:
+def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
     """The graph with the network's products in 8 bits; weights have 7, since processors without VNNI overflow at 8."""
     onnx, quantization = require("onnx", "onnx"), require("onnxruntime.quantization", "onnx")
     shapes = require("onnxruntime.quantization.shape_inference", "onnx")
@@ -163,7 +167,7 @@ def _quantise(source: Path, target: Path, ranges: list[NDArray[Any]]) -> Path:
     if not names:
         raise ExportError("the graph has no convolution and no product before its head that could run in 8 bits")
     name = model.graph.input[0].name
-    feeds = iter([{name: rows} for rows in ranges if len(rows)])
+    feeds = iter([{name: rows.numpy()} for rows in ranges])
     reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(feeds, None)})
     onnx.save_model(model, os.fspath(prepared))
     quantization.quantize_static(
@@ -174,7 +178,7 @@ def _quantise(source: Path, target: Path, ranges: list[NDArray[Any]]) -> Path:
         reduce_range=True,
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
-        op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+        op_types_to_quantize=_PRODUCTS,
         nodes_to_quantize=names,
     )
     quantised = onnx.load_model(os.fspath(target))
@@ -206,28 +210,3 @@ def _network(graph: Any) -> list[str]:
             waiting += node.input
     products = [name for name in sorted(found, key=places.__getitem__) if found[name].op_type in _PRODUCTS]
     return products[:-1]
-
-
-_PRODUCTS = ("Conv", "Gemm", "MatMul")
-
-
-def _answers(path: Path, data: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
-    """Labels, scores and decisions of a graph on the rows that set the threshold."""
-    runtime = require("onnxruntime", "onnx")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    parts = [session.run(list(OUTPUTS), {name: rows.numpy()}) for _, rows in _split(data) if len(rows)]
-    if not parts:
-        return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, bool)
-    _, labels, scores, _, is_ood = (np.concatenate(column) for column in zip(*parts))
-    return labels, scores, is_ood
-
-
-def _own(guard: Guard, data: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Labels and decisions of the guard itself on the same rows."""
-    with torch.inference_mode():
-        decisions = [guard(rows) for _, rows in _split(data) if len(rows)]
-    labels = torch.cat([decision.labels for decision in decisions]).numpy()
-    return labels, torch.cat([decision.is_ood for decision in decisions]).numpy()

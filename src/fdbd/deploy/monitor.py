@@ -69,7 +69,7 @@ class Monitor(StreamMonitor):
             raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
         super().__init__(
             threshold.calibration.tolist(),
-            threshold.target if threshold.kind == "conformal" else 1 - threshold.target,
+            threshold.expected_rate,
             window=window,
             delta=delta,
             horizon=horizon,
@@ -152,11 +152,10 @@ class Monitor(StreamMonitor):
             raise ValueError(
                 f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample (N,)"
             )
-        if not scores.is_floating_point():
-            scores = scores.to(torch.float64)
         if is_ood is None:
             if self.threshold.per_class:
                 raise ValueError("a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood")
+            scores = scores if scores.is_floating_point() else scores.double()
             is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
         flags = as_tensor(is_ood).detach().cpu()
         if flags.shape != scores.shape or flags.dtype != torch.bool:
@@ -179,17 +178,14 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")
         now: dict[str, Any] = self.monitor.snapshot()
-        prefix = self.prefix
-        for name, help_, value in (
-            ("samples", "Samples seen.", now["samples"]),
-            ("ood", "Samples that were out-of-distribution.", now["ood"]),
+        counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+        for family, name, key, help_ in (
+            (counter, "samples", "samples", "Samples seen."),
+            (counter, "ood", "ood", "Samples that were out-of-distribution."),
+            (gauge, "ood_rate", "rate", "Share of out-of-distribution samples in the window."),
+            (gauge, "ood_rate_low", "rate_low", "Lower end of the rate's interval."),
+            (gauge, "ood_rate_high", "rate_high", "Upper end of the rate's interval."),
+            (gauge, "log_martingale", "log_martingale", "Natural logarithm of the drift test's capital."),
+            (gauge, "drift_alarm", "alarm", "1 once the drift test has raised its alarm."),
         ):
-            yield core.CounterMetricFamily(f"{prefix}_{name}", help_, value=value)
-        for name, help_, value in (
-            ("ood_rate", "Share of out-of-distribution samples in the window.", now["rate"]),
-            ("ood_rate_low", "Lower end of the rate's interval.", now["rate_low"]),
-            ("ood_rate_high", "Upper end of the rate's interval.", now["rate_high"]),
-            ("log_martingale", "Natural logarithm of the drift test's capital.", now["log_martingale"]),
-            ("drift_alarm", "1 once the drift test has raised its alarm.", int(now["alarm"])),
-        ):
-            yield core.GaugeMetricFamily(f"{prefix}_{name}", help_, value=math.nan if value is None else value)
+            yield family(f"{self.prefix}_{name}", help_, value=math.nan if now[key] is None else float(now[key]))

@@ -106,13 +106,12 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         self.detector_.fit(data, head)
         calibration = _Chunks(self._features(_safe_indexing(X, held))) if len(held) else data
         if isinstance(self.detector_, Ensemble):  # whose p-values need ID data of their own
-            own, calibration = calibration.halves() if len(held) > 3 else (calibration, calibration)
+            own, X = calibration, calibration.X
+            if len(held) > 3:
+                own, calibration = _Chunks(X[::2]), _Chunks(X[1::2])
             self.detector_.calibrate(own)
         scores = self._scores(calibration)
-        if self.alpha is None:
-            self.threshold_ = Threshold.quantile(scores, self.tpr)
-        else:
-            self.threshold_ = Threshold.conformal(scores, self.alpha)
+        self.threshold_ = Threshold.of(scores, tpr=self.tpr if self.alpha is None else None, alpha=self.alpha)
         self.offset_ = float(self.threshold_.value[0])
         return self
 
@@ -237,7 +236,3 @@ class _Chunks:
             features = torch.from_numpy(np.array(dense, dtype=np.float64))
             labels = None if self.labels is None else torch.from_numpy(self.labels[start : start + rows])
             yield Batch(features, None, labels)
-
-    def halves(self) -> tuple[_Chunks, _Chunks]:
-        """Every other row, and the rest."""
-        return _Chunks(self.X[::2]), _Chunks(self.X[1::2])

@@ -74,7 +74,12 @@ class StreamMonitor:
         with self._lock:
             was_quiet = not self._test.alarm
             for score, flag in zip(scores, flags):
-                self._note(flag)
+                if len(self._recent) == self.window:
+                    self._recent_ood -= self._recent[0]
+                self._recent.append(flag)
+                self._recent_ood += flag
+                self.samples += 1
+                self.ood += flag
                 self._test.update(score)
                 if self._test.alarm and self.alarm_at is None:
                     self.alarm_at = self.samples
@@ -113,11 +118,7 @@ class StreamMonitor:
         with self._lock:
             return {
                 "calibration": self._fingerprint(),
-                "window": self.window,
-                "confidence": self.confidence,
-                "samples": self.samples,
-                "ood": self.ood,
-                "alarm_at": self.alarm_at,
+                **{name: getattr(self, name) for name in ("window", "confidence", "samples", "ood", "alarm_at")},
                 "test": self._test.state(),
                 "reference": base64.b64encode(self._test.reference.tobytes()).decode(),
                 "recent": "".join("01"[flag] for flag in self._recent),
@@ -149,14 +150,6 @@ class StreamMonitor:
     def _fingerprint(self) -> str:
         return hashlib.sha256(self.calibration.tobytes()).hexdigest()
 
-    def _note(self, flag: bool) -> None:
-        if len(self._recent) == self.window:
-            self._recent_ood -= self._recent[0]
-        self._recent.append(flag)
-        self._recent_ood += flag
-        self.samples += 1
-        self.ood += flag
-
     def _snapshot(self) -> Snapshot:
         test, count = self._test, len(self._recent)
         low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
@@ -169,15 +162,11 @@ class StreamMonitor:
             "rate_high": high,
             "expected_rate": self.expected_rate,
             "confidence": self.confidence,
-            "log_martingale": test.log_martingale,
             "peak_log_martingale": test.peak,
             "alarm_level": -math.log(test.delta),
-            "delta": test.delta,
-            "alarm": test.alarm,
             "alarm_at": self.alarm_at,
-            "horizon": test.horizon,
             "samples_in_horizon": test.count,
-            "restarts": test.restarts,
+            **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
         }
 
 

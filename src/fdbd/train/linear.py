@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fdbd.train.data import Images
-from fdbd.train.pixels import normalise, to_float
+from fdbd.train.data import Images, normalise, to_float
 
 
 @torch.no_grad()

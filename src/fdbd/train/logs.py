@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -44,33 +43,24 @@ class Log:
             self._writer.flush()
 
 
-class Display:
+class Display(Progress):
     """A bar with loss, accuracy and time left on a terminal, and one line per epoch anywhere; or nothing."""
 
     def __init__(self, title: str, total: int, done: int, show: bool) -> None:
-        self.show = show
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), disable=not show,
         )  # fmt: skip
-        self._task = self._progress.add_task(title, total=total, completed=done, state="")
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self.show = show
+        self.bar = self.add_task(title, total=total, completed=done, state="")
 
     def step(self, done: int, loss: float, accuracy: float) -> None:
         """After `done` steps, with the means of this epoch so far."""
-        self._progress.update(self._task, completed=done, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
+        self.update(self.bar, completed=done, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
 
     def tick(self, count: int) -> None:
         """`count` more of the total are done."""
-        self._progress.advance(self._task, count)
+        self.advance(self.bar, count)
 
     def epoch(self, row: Row) -> None:
         """At the end of an epoch."""
@@ -78,4 +68,4 @@ class Display:
             cells = [f"epoch {int(row['epoch'])}", f"loss {row['loss']:.4f}", f"accuracy {row['accuracy']:.2%}"]
             if "test_accuracy" in row:
                 cells.append(f"test {row['test_accuracy']:.2%}")
-            self._progress.console.print("  ".join([*cells, f"lr {row['lr']:.4f}", f"{row['seconds']:.0f} s"]))
+            self.console.print("  ".join([*cells, f"lr {row['lr']:.4f}", f"{row['seconds']:.0f} s"]))

@@ -21,17 +21,16 @@ from torch import Tensor, nn
 from fdbd import networks as models
 from fdbd.data import datasets
 from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
-from fdbd.train import checkpoint
-from fdbd.train.data import Images
+from fdbd.networks.checkpoint import load_plain
+from fdbd.train.data import Images, normalise, to_float
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
 from fdbd.train.ema import Average
 from fdbd.train.linear import features_of, fit_linear
 from fdbd.train.logs import Display, Log, Row
 from fdbd.train.objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
-from fdbd.train.pixels import normalise, to_float
 from fdbd.train.presets import Preset, preset
-from fdbd.train.schedule import learning_rate
 from fdbd.util.devices import choose_device
+from fdbd.util.files import beside
 
 
 @dataclass
@@ -101,7 +100,7 @@ def _check(config: Preset) -> None:
         raise ValueError(f"lr must be positive, not {config.lr}")
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
-    learning_rate(config.schedule, 0.5, config.lr, restart=config.restart)
+    config.rate(0.5)
     if config.start and (card := models.zoo_card(config.start)).model != config.model:
         raise ValueError(f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}")
 
@@ -147,6 +146,7 @@ class _Run:
         self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
         self.seconds = 0.0
         self.history: list[Row] = []
+        self.has_head = False  # of a contrastive objective
 
         torch.manual_seed(config.seed)
         model = models.create(config.model, num_classes=config.num_classes)
@@ -206,14 +206,7 @@ class _Run:
         """One optimiser step."""
         images, labels = self.batch()
         config = self.config
-        rate = learning_rate(
-            config.schedule,
-            (self.step + 0.5) / self.total,
-            config.lr,
-            milestones=config.milestones,
-            warmup=config.warmup,
-            restart=config.restart,
-        )
+        rate = config.rate((self.step + 0.5) / self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(_seed(config.seed, 3 + self.rank, self.step))  # for dropout and the like
@@ -265,16 +258,20 @@ class _Run:
         """The model that training keeps: the average where there is one."""
         return self.model if self.average is None else self.average.model
 
+    def outputs(self, images: Images, count: int | None = None, flip: bool = False, display: Any = None) -> Tensor:
+        """What the kept model says of the first `count` images, or of all."""
+        tick = {} if display is None else {"tick": display.tick}
+        rows = torch.arange(min(count or len(images), len(images)))
+        return features_of(self.kept(), images, rows, self.config.mean, self.config.std, flip, **tick)
+
     def evaluate(self) -> float:
         """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000 training images."""
         assert self.test is not None
-        model, config = self.kept(), self.config
-        out = features_of(model, self.test, torch.arange(len(self.test)), config.mean, config.std)
-        if isinstance(self.objective, Contrastive):
-            some = torch.arange(min(5000, len(self.data)))
-            known = nn.functional.normalize(features_of(model, self.data, some, config.mean, config.std), dim=1)
-            labels = self.data.labels[some]
-            means = torch.stack([known[labels == c].mean(dim=0) for c in range(config.num_classes)]).nan_to_num()
+        out, classes = self.outputs(self.test), self.config.num_classes
+        if isinstance(self.objective, Contrastive) and not self.has_head:
+            known = nn.functional.normalize(self.outputs(self.data, 5000), dim=1)
+            labels = self.data.labels[: len(known)]
+            means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)]).nan_to_num()
             out = out @ nn.functional.normalize(means, dim=1).T
         return float((out.argmax(dim=1) == self.test.labels).float().mean())
 
@@ -282,30 +279,21 @@ class _Run:
         """Fit the head where the objective leaves none, write the model, and say how good it is."""
         model, config = self.kept(), self.config
         if isinstance(self.objective, Contrastive):
-            everything = torch.arange(len(self.data))
             flips = (False, True) if config.linear_flip else (False,)
-            with Display("features for the head", len(flips) * len(everything), 0, self.show) as display:
-                features = [
-                    features_of(model, self.data, everything, config.mean, config.std, flip, display.tick)
-                    for flip in flips
-                ]
+            with Display("features for the head", len(flips) * len(self.data), 0, self.show) as display:
+                features = [self.outputs(self.data, None, flip, display) for flip in flips]
             head = fit_linear(
                 torch.cat(features), self.data.labels.repeat(len(flips)), config.num_classes,
                 epochs=config.linear_epochs, lr=config.linear_lr, weight_decay=config.linear_weight_decay,
                 seed=_seed(config.seed, 0, 0),
             )  # fmt: skip
             set_head(model, self.head_name, head.to(self.device))
-        model.eval()
-        accuracy = None
-        if self.test is not None:
-            logits = features_of(model, self.test, torch.arange(len(self.test)), config.mean, config.std)
-            accuracy = float((logits.argmax(dim=1) == self.test.labels).float().mean())
-        path = None
-        if self.folder is not None:
-            path = self.folder / "model.safetensors"
-            if self.rank == 0:
-                models.save_weights(model, path, metadata=self.describe(accuracy))
-        return Trained(model, self.history, accuracy, config, path)
+            self.has_head = True
+        accuracy = None if self.test is None else self.evaluate()
+        path = None if self.folder is None else self.folder / "model.safetensors"
+        if path is not None and self.rank == 0:
+            models.save_weights(model, path, metadata=self.describe(accuracy))
+        return Trained(model.eval(), self.history, accuracy, config, path)
 
     def describe(self, accuracy: float | None) -> dict[str, str]:
         """What a weights file says of itself."""
@@ -318,24 +306,28 @@ class _Run:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
+    def _parts(self) -> dict[str, Any]:
+        """What has weights or moments of its own."""
+        average = None if self.average is None else self.average.model
+        parts = {"objective": self.objective, "optimizer": self.optimizer, "scaler": self.scaler, "average": average}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def save(self) -> None:
-        """Write where it stands."""
+        """Write where it stands: tensors and plain values only."""
         if self.folder is None or self.rank != 0:
             return
-        state = {
-            "config": _describe(self.config), "images": len(self.data), "step": self.step, "sums": self.sums,
-            "seconds": self.seconds, "history": self.history, "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
-            "average": None if self.average is None else self.average.model.state_dict(),
-        }  # fmt: skip
-        checkpoint.save(self.folder / "checkpoint.pt", state)
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        state |= {"config": _describe(self.config), "images": len(self.data)}
+        state |= {name: getattr(self, name) for name in ("step", "sums", "seconds", "history")}
+        with beside(self.folder / "checkpoint.pt") as draft:
+            torch.save(state, draft)
 
     def restore(self) -> None:
         """Go on from the folder's checkpoint, if it has one; another recipe's is an error that names the difference."""
         path = None if self.folder is None else self.folder / "checkpoint.pt"
         if path is None or not path.exists():
             return
-        state = checkpoint.load(path)
+        state: dict[str, Any] = load_plain(path)
         # A field that the file does not know came later: it had its default then.
         old = {**json.loads(_describe(Preset("", ""))), **json.loads(state["config"])}
         new = json.loads(_describe(self.config))
@@ -344,13 +336,10 @@ class _Run:
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:
             raise ValueError(f"{path} is of another training ({'; '.join(changed)}): choose another folder")
-        self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.model.load_state_dict(state["average"])
-        self.step, self.sums, self.seconds = state["step"], state["sums"], state["seconds"]
-        self.history = state["history"]
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        for name in ("step", "sums", "seconds", "history"):
+            setattr(self, name, state[name])
 
 
 def _describe(config: Preset) -> str:
