@@ -66,7 +66,11 @@ def image_to_row(folder: Path) -> list[str]:
     opened.guard(inputs[:1])
     with watched() as found:  # decoded by threads of this process, where they can be watched
         scoring._write_parts(
-            output, {}, rows, lambda todo: scoring.image_tables(opened, rows, 16, 1, False, todo, processes=False), False
+            output,
+            {},
+            rows,
+            lambda todo: scoring.image_tables(opened, rows, 16, 1, False, todo, processes=False),
+            False,
         )
     return found
 
