@@ -19,11 +19,12 @@ from fdbd.commands.explain import explain
 from fdbd.commands.export import export
 from fdbd.commands.fit import fit
 from fdbd.commands.gallery import gallery
+from fdbd.commands.options import note
 from fdbd.commands.paper import paper
 from fdbd.commands.score import score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
-from fdbd.util.terminal import INTERRUPTED, answer_interrupts, printable
+from fdbd.util.terminal import INTERRUPTED, answer_interrupts
 
 COMMANDS = (bench, compare, fit, score, gallery, explain, export, serve, paper, data, cache, train, doctor)
 """In the order of `fdbd --help`."""
@@ -92,25 +93,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _explain(error: Exception) -> int:
     """One line for what went wrong; what cannot be the user's doing is raised."""
-    show = getattr(error, "show", None)  # click's own usage errors know how to print themselves
-    if show is not None:
+    if (show := getattr(error, "show", None)) is not None:  # click's own usage errors know how to print themselves
         show(file=sys.stderr)
     elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
-        _complain(str(error) or type(error).__name__)
+        note(" ".join(str(error).split()) or type(error).__name__)
     elif isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
-        _complain(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
+        note(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
     elif type(error).__name__ == "Abort":
-        _complain("aborted")
+        note("aborted")
     else:
         raise error
     return 2
 
 
-def _complain(message: str) -> None:
-    typer.echo(f"fdbd: {printable(' '.join(message.split()))}", err=True)
-
-
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, UserWarning):  # others are for developers
-        _complain(f"warning: {message}")
+        note(f"warning: {' '.join(str(message).split())}")

@@ -391,7 +391,7 @@ def write_folder(folder: Path, count: int = 20) -> Images:
 
 def test_folders_are_decoded_and_preprocessed(cache: FeatureCache, tmp_path: Path) -> None:
     images, network = write_folder(tmp_path / "set"), Network()
-    found = cache.features(network, images, PREPROCESS, batch_size=6, workers=2)
+    found = cache.features(network, images, PREPROCESS, batch_size=6)
     with torch.no_grad():
         expected = network.model[:3](PREPROCESS(images.images))
     torch.testing.assert_close(found.features, expected)

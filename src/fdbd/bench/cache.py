@@ -43,20 +43,19 @@ class Problem(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One cached (model, dataset, preprocessing), as `FeatureCache.list` shows it."""
 
     key: str
+    path: Path
+    rows_done: int
+    num_bytes: int
     model: str
     dataset: str
     dtype: str
     rows: int
     """Images in the dataset."""
-    rows_done: int
-    num_bytes: int
     created: str
-    path: Path
 
     @property
     def is_complete(self) -> bool:
@@ -102,18 +101,15 @@ class FeatureCache:
         batch_size: int | Callable[[], int] = 128,
         dtype: str = "float32",
         progress: Progress | None = None,
-        workers: int | None = None,
     ) -> CachedFeatures:
         """Features of `images`: from the cache, and from the network for what is not there or is damaged.
 
         Args:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head`` and ``.model``.
-            images: the dataset.
-            preprocess: from its images to the network's input.
+            images, preprocess: the dataset, and the way from its images to the network's input.
             batch_size: images per forward pass; a function is called only where the network has to run.
             dtype: ``"float32"`` or ``"float16"``, of what is stored.
             progress: called with the images done and in all, after each batch.
-            workers: threads that decode image files; default: one per core.
 
         Raises:
             ValueError: when no image can be decoded, or a feature does not fit into float16.
@@ -125,6 +121,16 @@ class FeatureCache:
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
         model = model_key(classifier)
+        about = {
+            "format": FORMAT,
+            "model": f"{type(classifier.model).__name__} {model[:12]}",
+            "dataset": images.name,
+            "rows": len(images),
+            "shard_rows": self.shard_rows,
+            "dtype": dtype,
+            "preprocess": preprocess.to_dict(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
         parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         with lock(self._lock_path(key)) as is_locked:
@@ -132,16 +138,6 @@ class FeatureCache:
             if is_locked:
                 folder.clean()
             if folder.about() is None:
-                about = {
-                    "format": FORMAT,
-                    "model": f"{type(classifier.model).__name__} {model[:12]}",
-                    "dataset": images.name,
-                    "rows": len(images),
-                    "shard_rows": self.shard_rows,
-                    "dtype": dtype,
-                    "preprocess": preprocess.to_dict(),
-                    "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                }
                 write_json(folder.path / "about.json", about)
             for number, reason in folder.check():
                 log.warning("feature cache %s, shard %s: %s; it is computed again", key, number, reason)
@@ -151,7 +147,7 @@ class FeatureCache:
             if missing:
                 size = batch_size if isinstance(batch_size, int) else batch_size()
                 chosen = [shards[number] for number in missing]
-                found = extract(classifier, images, preprocess, chosen, size, dtype, progress, workers)
+                found = extract(classifier, images, preprocess, chosen, size, dtype, progress)
                 for number, (arrays, failures) in zip(missing, found):
                     folder.write(number, arrays, failures, len(images))
                     num_computed += len(arrays["features"])
@@ -181,14 +177,10 @@ class FeatureCache:
             folder = EntryFolder(path)
             if (about := folder.about()) is not None:
                 num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
-                entry = Entry(
-                    key=path.name,
-                    **{name: about[name] for name in ("model", "dataset", "dtype", "rows", "created")},
-                    rows_done=min(about["rows"], num_done * about["shard_rows"]),
-                    num_bytes=sum(file.stat().st_size for file in path.iterdir()),
-                    path=path,
-                )
-                found.append(entry)
+                rows_done = min(about["rows"], num_done * about["shard_rows"])
+                num_bytes = sum(file.stat().st_size for file in path.iterdir())
+                described = {name: about[name] for name in ("model", "dataset", "dtype", "rows", "created")}
+                found.append(Entry(path.name, path, rows_done, num_bytes, **described))
         return tuple(sorted(found, key=lambda entry: (entry.created, entry.key)))
 
     def _unused(self, keys: Iterable[str] | None = None) -> Iterator[Entry]:

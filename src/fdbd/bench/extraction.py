@@ -40,7 +40,6 @@ def extract(
     batch_size: int,
     dtype: str,
     progress: Progress | None,
-    workers: int | None,
 ) -> Generator[tuple[Arrays, list[Failure]], None, None]:
     """Runs the network over these shards, which are ranges of rows.
 
@@ -52,7 +51,7 @@ def extract(
     stops = {shard.stop for shard in shards}
     spans = [span for shard in shards for span in cut(shard, batch_size)]
     pin = device_of(classifier.model).type == "cuda"
-    with contextlib.closing(prepare(images.images, preprocess, spans, workers=workers, pin=pin)) as prepared:
+    with contextlib.closing(prepare(images.images, preprocess, spans, pin=pin)) as prepared:
         for batch in prepared:
             is_last = batch.rows.stop in stops
             failures += batch.failures

@@ -36,7 +36,7 @@ def cache(
             raise typer.Exit(1)
         return
     entries = store.list()
-    found = [{**vars(entry), "path": str(entry.path), "complete": entry.is_complete} for entry in entries]
+    found = [{**entry._asdict(), "path": str(entry.path), "complete": entry.is_complete} for entry in entries]
     lines = [f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")

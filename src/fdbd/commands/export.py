@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fdbd.commands import options
 from fdbd.commands.options import opt
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from fdbd.core.batch import Batch
     from fdbd.decision.guard_file import OpenedGuard
-    from fdbd.jobs.fitting import Loader
 
 ROWS = 4
 """Samples that the graph is verified on."""
@@ -63,46 +62,42 @@ def export(
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
     given, names, version = _example(opened, example), opened.class_names or None, OPSET if opset is None else opset
-    label, agrees = opened.guard.detector.label, "agrees with torch to 1e-4"
+    path, about, verified = out, {}, "agrees with torch to 1e-4"
     if for_openvino:
         from fdbd.deploy.openvino import export_openvino
 
         path = export_openvino(opened.guard, out, given, class_names=names, opset=version)
-        line = f"{path} and {path.with_suffix('.bin').name}: OpenVINO, {label}, {agrees}"
-        options.answer({"out": str(path)}, as_json, line)
-        return
-    if int8:
-        from fdbd.core.batch import Batch
-        from fdbd.deploy.int8 import export_int8
-
-        assert calibration is not None
-        assert not isinstance(given, Batch)
-        data = _calibration(opened, calibration)
-        shift = export_int8(
-            opened.guard, out, given, data, class_names=names, opset=version, disagreement=max_disagreement
-        )
-        agrees = (
-            f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
-            f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label or "
-            f"decision differ on {shift.disagree:.1%}"
-        )
+        size = f" and {path.with_suffix('.bin').name}: OpenVINO"
     else:
-        export_onnx(opened.guard, out, given, class_names=names, opset=version)
-    about = metadata(out)
-    line = f"{out}: {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}, {label}, {agrees}"
-    options.answer({"out": str(out), **about}, as_json, line)
+        if calibration is not None:
+            verified = _export_int8(opened, out, given, calibration, version, max_disagreement)
+        else:
+            export_onnx(opened.guard, out, given, class_names=names, opset=version)
+        about = metadata(out)
+        size = f": {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}"
+    options.answer({"out": str(path), **about}, as_json, f"{path}{size}, {opened.guard.detector.label}, {verified}")
 
 
-def _calibration(opened: OpenedGuard, data: str) -> Loader:
-    """Calibration data as the network takes them."""
+def _export_int8(
+    opened: OpenedGuard, out: Path, example: Any, calibration: str, opset: int, disagreement: float
+) -> str:
+    """Write the graph in 8 bits, and say what it does to the calibration data."""
     import numpy as np
 
     from fdbd.data.inputs import open_rows
+    from fdbd.deploy.int8 import export_int8
     from fdbd.jobs.fitting import Loader
 
-    rows = open_rows(data, "test")
-    chosen = np.ones(len(rows), bool)
-    return Loader(rows, chosen, opened.guard.detector.head, opened.class_names, opened.preprocess, 128, None)
+    rows, names = open_rows(calibration, "test"), opened.class_names
+    data = Loader(rows, np.ones(len(rows), bool), opened.guard.detector.head, names, opened.preprocess, 128, None)
+    shift = export_int8(
+        opened.guard, out, example, data, class_names=names or None, opset=opset, disagreement=disagreement
+    )
+    return (
+        f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
+        f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label or "
+        f"decision differ on {shift.disagree:.1%}"
+    )
 
 
 def _example(opened: OpenedGuard, source: Path | None) -> Tensor | Batch:

@@ -6,7 +6,7 @@ import base64
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -56,14 +56,9 @@ class Setting:
     """What the rows have in common.
 
     Attributes:
-        title: what is compared.
         notes: which data and weights, one line each.
-        positive: the convention of FPR95.
-        num_classes, num_features: of the head.
         num_train: training samples that stand behind means and covariances.
-        test: name and size of the ID set.
-        ood: size of each OOD set.
-        groups: OOD sets by group.
+        test, ood: name and size of the ID set; size of each OOD set.
         accuracy: of the classifier on the ID set, a fraction.
         forward: time of the network's forward pass, measured with the rest.
         num_bank: training samples at hand one by one; None: all of them.
@@ -93,10 +88,6 @@ class Setting:
     class_names: tuple[str, ...] = ()
     samples: Mapping[str, str] = field(default_factory=dict)
 
-    def members(self, group: str) -> tuple[str, ...]:
-        """Names of the OOD sets of a group."""
-        return tuple(self.ood) if group == ALL else tuple(self.groups[group])
-
     @property
     def forward_seconds(self) -> float | None:
         """Seconds per sample of the forward pass at the largest batch size that was measured."""
@@ -118,28 +109,20 @@ class Setting:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Setting:
         """What `to_dict` wrote, by this version or by 0.1.0."""
-        forward = tuple(Latency(**timing) for timing in values.get("forward", ()))
-        if not forward and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
-            forward = (Latency(32, values["forward_seconds"], math.nan),)
+        given: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        given["test"] = str(values["test"]["name"]), int(values["test"]["count"])
+        given["forward"] = tuple(Latency(**timing) for timing in values.get("forward", ()))
+        if "forward" not in values and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
+            given["forward"] = (Latency(32, values["forward_seconds"], math.nan),)
+        for name in ("notes", "warnings", "class_names"):
+            given[name] = tuple(map(str, values.get(name, ())))
+        for name in ("num_classes", "num_features", "num_train"):
+            given[name] = int(values[name])
+        given["ood"] = {str(name): int(count) for name, count in values["ood"].items()}
+        given["groups"] = {str(name): tuple(map(str, members)) for name, members in values["groups"].items()}
         if values["positive"] not in ("id", "ood"):
             raise ValueError(f"'positive' is {values['positive']!r}, expected 'id' or 'ood'")
-        counts: dict[str, Any] = {name: int(values[name]) for name in ("num_classes", "num_features", "num_train")}
-        texts: dict[str, Any] = {
-            name: tuple(map(str, values.get(name, ()))) for name in ("notes", "warnings", "class_names")
-        }
-        return cls(
-            title=str(values["title"]),
-            positive=values["positive"],
-            test=(str(values["test"]["name"]), int(values["test"]["count"])),
-            ood={str(name): int(count) for name, count in values["ood"].items()},
-            groups={str(name): tuple(map(str, members)) for name, members in values["groups"].items()},
-            accuracy=values["accuracy"],
-            forward=forward,
-            num_bank=values.get("num_bank"),
-            samples=dict(values.get("samples", {})),
-            **counts,
-            **texts,
-        )
+        return cls(**{**given, "title": str(values["title"])})
 
 
 @dataclass(frozen=True)
@@ -148,11 +131,10 @@ class Row:
 
     Attributes:
         name: the detector, with the options that are not at their default.
-        paper: where the method comes from, as text.
         fit_seconds: of a fit after a trial fit, so that no compiler is in it.
-        evaluations: by OOD set.
+        evaluations, ood_scores: by OOD set.
         latencies: of the score stage, one per batch size.
-        id_scores, ood_scores: the scores; empty in results read from a file that does not hold them.
+        id_scores, ood_scores: empty in results read from a file that does not hold them.
         averages: measures by group and metric, where the scores are not known.
         from_bank: whether the fit rests, in whole or in part, on the samples of the bank alone.
 
@@ -218,19 +200,17 @@ class Row:
         if "error" in values:
             return cls(str(values["name"]), error=str(values["error"]))
         scores = values.get("scores", {"id": _packed(torch.zeros(0)), "ood": {}})
-        timings = [{key: part for key, part in timing.items() if key != "of_forward"} for timing in values["latency"]]
+        for timing in values["latency"]:
+            timing.pop("of_forward", None)
         return cls(
             name=str(values["name"]),
             paper=values["paper"],
             fit_seconds=float(values["fit_seconds"]),
             evaluations={name: Evaluation.from_dict(part) for name, part in values["datasets"].items()},
-            latencies=tuple(Latency(**timing) for timing in timings),
+            latencies=tuple(Latency(**timing) for timing in values["latency"]),
             id_scores=_unpacked(scores["id"]),
             ood_scores={name: _unpacked(part) for name, part in scores["ood"].items()},
-            averages={
-                group: {metric: Estimate(**part) for metric, part in measures.items()}
-                for group, measures in values["groups"].items()
-            },
+            averages={name: {k: Estimate(**v) for k, v in part.items()} for name, part in values["groups"].items()},
             from_bank=bool(values.get("from_bank", False)),
         )
 

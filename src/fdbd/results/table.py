@@ -80,7 +80,9 @@ class ResultTable:
 
     def members(self, column: str) -> tuple[str, ...]:
         """The OOD sets behind a column: itself, or those of a group."""
-        return (column,) if column in self.setting.ood else self.setting.members(column)
+        if column in self.setting.ood:
+            return (column,)
+        return tuple(self.setting.ood) if column == ALL else self.setting.groups[column]
 
     def value(self, row: Row, column: str, metric: str) -> Estimate:
         """A metric of a detector on an OOD set, or its mean over a group with a joint interval."""
