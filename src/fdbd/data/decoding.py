@@ -43,19 +43,16 @@ T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """An image that could not be decoded, and is left out."""
+    """An image that could not be decoded, and is left out: its row in the dataset, and a sentence that names it."""
 
     row: int
-    """Its position in the dataset."""
     reason: str
-    """One sentence that names the file."""
 
 
 class Span(NamedTuple):
-    """Images of a run of rows."""
+    """Images (n, size, size, 3) of a run of rows, without those that cannot be decoded."""
 
     images: Pixels
-    """(n, size, size, 3) uint8, without those that cannot be decoded."""
     failures: list[Failure]
 
 
@@ -166,11 +163,10 @@ def _serve(rows: Sequence[int]) -> Span:
 
 
 class Prepared(NamedTuple):
-    """Some images of a set, ready for the network."""
+    """Inputs (n, 3, size, size) of a run of rows, without those that cannot be decoded, ready for the network."""
 
     rows: range
     inputs: Tensor
-    """(n, 3, size, size), without those that cannot be decoded."""
     failures: list[Failure]
 
 

@@ -41,13 +41,8 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     Grey, palette, CMYK and 16-bit images are converted, an alpha channel is left out, EXIF orientation is applied,
     and an animation gives its first frame. The size is read from the header and checked before any pixel is decoded.
 
-    Args:
-        source: a path, or the file's bytes.
-        name: what errors call the image; default: the path.
-        max_pixels: the largest width × height that is decoded.
-
     Raises:
-        ImageError: for anything that is not a whole, readable image.
+        ImageError: for anything that is not a whole, readable image; `name` is what it calls the image.
 
     >>> decode(b"GIF89a, or so they say")
     Traceback (most recent call last):

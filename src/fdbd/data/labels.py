@@ -49,8 +49,7 @@ def as_classes(
     Args:
         labels: (N,) positions in `classes`; with no `classes`, class indices.
         classes: class names of the data, such as those of folders.
-        num_classes: C of the model.
-        class_names: of the model, where known.
+        num_classes, class_names: of the model.
 
     >>> as_classes(np.array([0, 1]), ["2", "10"], 1000)
     array([ 2, 10])

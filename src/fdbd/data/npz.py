@@ -27,14 +27,8 @@ class NpzArray:
     lies before it. Not for several threads at once; a copy by pickle opens the file anew. Nothing in the file is
     unpickled.
 
-    Args:
-        path, name: of the file and the array.
-        expected: the `stamp` that the file must have, None: the one that it has now. A file that is changed or replaced
-            while it is read is an error, and never a mixture.
-
-    Attributes:
-        shape, dtype: as the array's header says.
-        is_compressed: whether slices out of order are slow.
+    A file that is changed or replaced while it is read, and has no longer the `stamp` that it had (or `expected`), is
+    an error, and never a mixture.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:

@@ -153,10 +153,9 @@ class Classifier(nn.Module):
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
         call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
         local = self._recorder.local
-        is_borrowed = _enter_eval(self.model)
         local.calls = calls
         try:
-            with self._precision():
+            with _eval_mode(self.model), self._precision():
                 return call(self.model, inputs)
         except RuntimeError as error:
             if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
@@ -167,8 +166,6 @@ class Classifier(nn.Module):
             raise
         finally:
             local.calls = None
-            if is_borrowed:
-                _leave_eval(self.model)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.autocast is None:
@@ -276,32 +273,31 @@ class _Tap:
 
 
 _MODE_LOCK = threading.Lock()
-_BORROWED: dict[int, tuple[list[int], list[nn.Module]]] = {}  # id of a model: calls under way, its training modules
+_BORROWED: dict[int, tuple[list[int], set[nn.Module]]] = {}  # id of a model: calls under way, its training modules
 
 
-def _enter_eval(model: nn.Module) -> bool:
-    """Puts a training model in eval mode until the last `_leave_eval`; False if there is nothing to restore."""
+@contextlib.contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """A training model in eval mode; the last call under way restores the mode of each submodule."""
     with _MODE_LOCK:
-        if not model.training and id(model) not in _BORROWED:
-            return False
-        count, training = _BORROWED.setdefault(id(model), ([0], []))
-        count[0] += 1
+        is_borrowed = model.training or id(model) in _BORROWED
+        if is_borrowed:
+            count, training = _BORROWED.setdefault(id(model), ([0], set()))
+            count[0] += 1
         if model.training:
-            training += [module for module in model.modules() if module.training]
+            training.update(module for module in model.modules() if module.training)
             model.eval()
-        return True
-
-
-def _leave_eval(model: nn.Module) -> None:
-    with _MODE_LOCK:
-        count, training = _BORROWED[id(model)]
-        count[0] -= 1
-        if not count[0]:
-            del _BORROWED[id(model)]
-            model.train()
-            was_training = set(training)
-            for module in model.modules():
-                module.training = module in was_training
+    try:
+        yield
+    finally:
+        if is_borrowed:
+            with _MODE_LOCK:
+                count[0] -= 1
+                if not count[0]:
+                    del _BORROWED[id(model)]
+                    model.train()
+                    for module in model.modules():
+                        module.training = module in training
 
 
 def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:

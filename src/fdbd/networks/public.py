@@ -25,9 +25,7 @@ class PublicNetwork:
     """A network whose weights anyone can have."""
 
     name: str
-    """What stands behind ``public:``."""
     title: str
-    """For people."""
     dataset: str
     """What it was trained on, a name of `fdbd.data.datasets`."""
     preprocess: str
@@ -37,7 +35,6 @@ class PublicNetwork:
     file: str
     """The file that holds them; one in ``weights/`` lies below FDBD_DATA."""
     sha256: str
-    """Of that file."""
     make: Callable[[], nn.Module]
     """The network; with its weights, unless these lie below FDBD_DATA."""
 

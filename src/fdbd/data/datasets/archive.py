@@ -30,15 +30,10 @@ class ArchiveError(ValueError):
 
 
 def extract(archive: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Unpacks a tar (plain, gz, bz2, xz) or zip archive into the folder `target`, which appears when it is whole.
-
-    Args:
-        archive: the archive's path.
-        target: a folder that does not exist yet.
-        max_bytes: the most that is written; more is a decompression bomb.
+    """Unpacks a tar (plain, gz, bz2, xz) or zip archive into a new folder, which appears when it is whole.
 
     Raises:
-        ArchiveError: for absolute names, names with ``..``, links, devices, too much data, and broken archives.
+        ArchiveError: for absolute names, names with ``..``, links, devices, broken archives, and more than `max_bytes`.
     """
     with atomic_folder(target) as draft:
         for name, chunks in members(archive, max_bytes=max_bytes):

@@ -18,12 +18,8 @@ from fdbd.util.files import file_hashes, sha256_of_array
 
 
 class ImageFiles(Sequence[Pixels]):
-    """Image files that are decoded when asked for: ``files[i]`` is uint8 RGB (H, W, 3).
-
-    Args:
-        paths: the files.
-        size: None keeps each image's own size; a number gives the centre square at (size, size).
-    """
+    """Image files that are decoded when asked for: ``files[i]`` is uint8 RGB (H, W, 3), or its centre square at
+    (size, size, 3)."""
 
     def __init__(self, paths: Sequence[Path], size: int | None = None) -> None:
         self.paths = list(paths)
@@ -33,11 +29,7 @@ class ImageFiles(Sequence[Pixels]):
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
-        """One image; or, for a slice or an array of indices, the same files in that selection.
-
-        Raises:
-            ImageError: when the file is no whole image.
-        """
+        """One image; or, for a slice or an array of indices, the same files in that selection."""
         if isinstance(index, (slice, np.ndarray)):
             return ImageFiles([self.paths[i] for i in np.arange(len(self))[index]], self.size)
         image = decode(self.paths[index])

@@ -38,13 +38,9 @@ class FormatError(ValueError):
 def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images:
     """A folder of images. Sub-folders, in `class_order`, are the classes; a flat folder has no labels.
 
-    Args:
-        folder: the folder; files at any depth count, the first level names the class.
-        num_classes: how many class folders there must be; None: any number. With it, files in a flat folder that
-            are called ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label.
-
-    Raises:
-        ValueError: when there is no image, or not that many classes.
+    Files at any depth count; the first level names the class. A ValueError says when there is no image, or not
+    `num_classes` class folders (None: any number). With it, files in a flat folder that are called
+    ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -69,9 +65,6 @@ def imagenet_sample(folder: Path, split: str) -> Images:
 
     The second half of each class in `folder` is the test split. The first half and, where it is there, everything in
     the folder ``imagenet`` beside it are the train split, so that no photograph is in both.
-
-    Raises:
-        FormatError: when a name does not start with a class index, or a class has fewer than two photographs.
     """
     beside = folder.with_name("imagenet")
     train, test = (_by_class(beside) if beside.is_dir() else {}), []
@@ -94,11 +87,7 @@ def _by_class(folder: Path) -> dict[int, list[Path]]:
 
 
 def from_list(list_file: str | Path, root: str | Path) -> Images:
-    """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels of −1 throughout are no labels.
-
-    Raises:
-        FormatError: for a malformed line or a path that leaves the root, naming the line.
-    """
+    """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels that all are −1 are none."""
     list_file, root = Path(list_file), Path(root)
     paths, labels = [], []
     for number, line in enumerate(list_file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -160,12 +149,9 @@ def _idx_names(split: str) -> tuple[str, str]:
 
 
 def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) -> Labelled:
-    """MNIST-like images at 32 × 32 and labels, from the four idx files (plain or .gz) in a folder.
+    """MNIST-like images at 32 × 32 and labels, from the idx files (plain or .gz) in a folder.
 
-    Args:
-        folder: where ``train-images-idx3-ubyte`` and the others lie.
-        split: ``train`` or ``test``.
-        sha256: hash of each file, unpacked, by its name without ``.gz``; checked where given.
+    `sha256` holds the hash of each file, unpacked, by its name without ``.gz``; it is checked where given.
     """
     arrays = []
     for stem in _idx_names(split):

@@ -114,8 +114,7 @@ def verify(name: str, split: str = "test") -> list[str]:
     entry = info(name)
     folder = _folder(entry, _checked_split(entry, split))
     problems = []
-    for file, expected in (files.read_json(folder / "meta.json") or {"sha256": {}})["sha256"].items():
-        path = folder / file
+    for path, expected in ((folder / name, sha256) for name, sha256 in _meta(folder).get("sha256", {}).items()):
         if not path.exists() or files.hash_file(path) != expected:
             what = "has changed since it was stored" if path.exists() else "is missing"
             problems.append(f"{path} {what}; remove {folder} to have it made again")
@@ -136,35 +135,29 @@ def _registered(
     for find in _FINDERS if download else _FINDERS[:2]:
         try:
             images = find(entry, split, progress)
+            if images is not None:
+                _check(entry, split, images, for_size)
+                return images
         except _FAILURES as error:
             reasons.append(one_line(error))
-            log.debug("%s: %s failed: %s", entry.name, find.__name__, error)
-            continue
-        if images is not None and _is_reduced(entry, images, for_size):
-            height, width = images[0].shape[:2]
-            reasons.append(f"{images.source} holds a copy at {height}×{width}, too small for a network of {for_size}")
-        elif images is not None:
-            _warn_of_missing(entry, split, images)
-            return images
     why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
     how = entry.how.format(split=split)
     raise DatasetUnavailable(f"{entry.name} ({split}) is not available{why}. To get it: {how}. See {entry.home}")
 
 
-def _warn_of_missing(entry: DatasetInfo, split: str, images: Images) -> None:
-    """Fewer images or classes than the official set has make other numbers."""
+def _check(entry: DatasetInfo, split: str, images: Images, for_size: int | None) -> None:
+    """An error where these are smaller than the dataset's own images and than a network's input. A warning where there
+    are fewer images or classes than in the official set, which make other numbers."""
+    if for_size is not None and images.paths is None:
+        own = entry.image_size.partition("×")[0]
+        height, width = images[0].shape[:2]
+        if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
+            small = f"{images.source} holds a copy at {height}×{width}"
+            raise FormatError(f"{small}, too small for a network of {for_size}")
     counts = [(len(images), entry.counts[split], "images"), (len(images.classes), entry.num_classes or 0, "classes")]
     few = [f"{found:,} of {official:,} {what}" for found, official, what in counts if 0 < found < official]
     if few:
         warnings.warn(f"{entry.name} ({split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
-
-
-def _is_reduced(entry: DatasetInfo, images: Images, for_size: int | None) -> bool:
-    """Whether these are smaller than the dataset's own images and than a network's input."""
-    if for_size is None or images.paths is not None:
-        return False
-    own = entry.image_size.partition("×")[0]
-    return bool(min(images[0].shape[:2]) < min(for_size, int(own) if own.isdecimal() else for_size))
 
 
 # The cache: arrays of each split, or the unpacked files of an archive.
@@ -206,12 +199,15 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
     return _open_stored(folder) or Images(pixels, labels, source=source)
 
 
+def _meta(folder: Path) -> dict[str, Any]:
+    return files.read_json(folder / "meta.json") or {}
+
+
 def _open_stored(folder: Path) -> Images | None:
-    meta = files.read_json(folder / "meta.json")
-    if meta is None:
-        return None
-    path = folder / "images.npy"
+    path, meta = folder / "images.npy", _meta(folder)
     try:
+        if not meta:
+            return None
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
         return Images(pixels, labels, source=meta["source"], key=partial(_file_key, path))

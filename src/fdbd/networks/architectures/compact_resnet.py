@@ -17,26 +17,16 @@ from fdbd.networks.architectures.resnet import BasicBlock
 class CompactResNet(Network):
     """Stem convolution, four residual blocks, global average pooling, linear head: 128 features, 0.9 M parameters."""
 
-    head_name = "linear"
+    num_features = 128
 
-    def __init__(
-        self,
-        num_classes: int = 10,
-        stem: tuple[int, int, int] = (32, 3, 1),
-        blocks: tuple[tuple[int, int], ...] = ((64, 2), (128, 2), (128, 1), (128, 2)),
-    ) -> None:
-        """`stem` is (channels, kernel, stride), each of `blocks` (width, stride)."""
+    def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
-        channels, kernel, stride = stem
         # The stem has a bias and no batch norm: whitened filters (`whiten_stem`) need none.
-        self.stem = nn.Conv2d(3, channels, kernel, stride, padding=1)
-        layers = []
-        for width, step in blocks:
-            layers.append(BasicBlock(channels, width, step))
-            channels = width
-        self.blocks = nn.Sequential(*layers)
-        self.num_features = channels
-        self.linear = nn.Linear(channels, num_classes)
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.blocks = nn.Sequential(
+            BasicBlock(32, 64, 2), BasicBlock(64, 128, 2), BasicBlock(128, 128, 1), BasicBlock(128, 128, 2)
+        )
+        self.linear = nn.Linear(128, num_classes)
         he_init(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -53,13 +43,11 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     """
     weight = model.stem.weight
     half, kernel = weight.shape[0] // 2, weight.shape[2]
-    if half > 3 * kernel * kernel:
-        raise ValueError(f"a stem of {weight.shape[0]} channels is more than 2 × {3 * kernel * kernel} patch values")
     patches = F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     # An eigenvector's sign is the solver's whim; fix it so that the start is the same everywhere.
     directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     filters = (directions / (variances + eps).sqrt())[:, -half:].T.reshape(half, 3, kernel, kernel)
     weight.copy_(torch.cat([filters, -filters]))
-    if model.stem.bias is not None:
-        model.stem.bias.zero_()
+    assert model.stem.bias is not None
+    model.stem.bias.zero_()
