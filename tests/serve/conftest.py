@@ -16,7 +16,7 @@ import fdbd
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.serve.answers import Backend
-from fdbd.serve.app import create_app
+from fdbd.serve.app import App
 from fdbd.serve.torch_backend import TorchBackend
 
 collect_ignore = ["ask_with_clients.py"]  # a script for another environment
@@ -60,7 +60,7 @@ def serving() -> Iterator[Callable[[Backend], str]]:
 
     def start(backend: Backend) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(backend), log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(App(backend), log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         running.append((server, thread))

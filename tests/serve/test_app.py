@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 import fdbd
 from fdbd.data.images import decode
 from fdbd.data.preprocessing import Preprocess
-from fdbd.serve.app import Settings, create_app
+from fdbd.serve.app import App, Settings
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
 NAMES = ("ant", "bee", "cat", "dog")
@@ -26,13 +26,13 @@ TOKEN = "a-token-of-enough-letters"
 
 @pytest.fixture(scope="module")
 def image_client(images):
-    with TestClient(create_app(images, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+    with TestClient(App(images, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def feature_client(features):
-    with TestClient(create_app(features, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+    with TestClient(App(features, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -186,7 +186,7 @@ def test_no_header_length_ends_in_a_server_error_on_infer(feature_client, body, 
 
 
 def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> None:
-    with TestClient(create_app(features, Settings(token=TOKEN))) as client:
+    with TestClient(App(features, Settings(token=TOKEN))) as client:
         for path in ("/status", "/metrics", "/v2", "/v2/models/guard"):
             assert client.get(path).status_code == 401
             assert client.get(path, headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
@@ -217,7 +217,7 @@ class Slow:
 
 def test_an_answer_that_takes_too_long_is_given_up(features) -> None:
     slow = Slow(features)
-    with TestClient(create_app(slow, Settings(timeout=0.05))) as client:
+    with TestClient(App(slow, Settings(timeout=0.05))) as client:
         answer = client.post("/decide", json={"features": [[0.0] * WIDTH]})
         slow.gate.set()
     assert answer.status_code == 504
@@ -226,7 +226,7 @@ def test_an_answer_that_takes_too_long_is_given_up(features) -> None:
 
 def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> None:
     slow = Slow(features)
-    app = create_app(slow, Settings(batch_size=1))
+    app = App(slow, Settings(batch_size=1))
     body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
     sent: list[dict] = []
 
@@ -255,7 +255,7 @@ def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> N
 
 
 def test_metrics_count_what_was_asked_and_decided(features) -> None:
-    with TestClient(create_app(features)) as client:
+    with TestClient(App(features)) as client:
         far = [[50.0 * (-1) ** i for i in range(WIDTH)], [0.1] * WIDTH]
         decisions = client.post("/decide", json={"features": far}).json()["decisions"]
         client.post("/decide", content=b"nonsense", headers={"content-type": "application/json"})
@@ -272,7 +272,7 @@ def test_metrics_count_what_was_asked_and_decided(features) -> None:
 
 def test_rejected_images_are_kept_as_thumbnails_up_to_a_bound(images) -> None:
     def rejected(settings: Settings) -> list[dict]:
-        with TestClient(create_app(images, settings)) as client:
+        with TestClient(App(images, settings)) as client:
             count = sum(client.post("/decide", content=png(seed)).json()["is_ood"] for seed in range(40))
             assert count > 2, "the test needs rejected images"
             return client.get("/status").json()["samples"]

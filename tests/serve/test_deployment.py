@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from fdbd.serve.app import create_app
+from fdbd.serve.app import App
 
 FOLDER = Path(__file__).parents[2] / "deployment"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def test_every_query_of_the_dashboard_is_a_valid_rule(tmp_path: Path) -> None:
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_the_service_has(features) -> None:
-    with TestClient(create_app(features)) as client:
+    with TestClient(App(features)) as client:
         client.post("/decide", json={"features": [[0.5] * features.row_shape[0]]})
         offered = set(re.findall(r"^# TYPE (\w+)", client.get("/metrics").text, re.MULTILINE))
     rules = (FOLDER / "prometheus-rules.yaml").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_the_service_has(features) -> N
 def test_the_metrics_are_as_prometheus_wants_them(features) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool, of Debian's package prometheus")
-    with TestClient(create_app(features)) as client:
+    with TestClient(App(features)) as client:
         client.post("/decide", json={"features": [[0.5] * features.row_shape[0]]})
         text = client.get("/metrics").content
     found = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)

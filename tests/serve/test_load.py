@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fdbd.serve.app import create_app
+from fdbd.serve.app import App
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_what_schemathesis_makes_of_the_interface_is_never_answered_with_500(kin
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(request.getfixturevalue(kind)))
+    schema = schemathesis.openapi.from_asgi("/openapi.json", App(request.getfixturevalue(kind)))
     tried = 0
     for operation in schema.get_all_operations():
 

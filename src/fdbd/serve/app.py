@@ -1,4 +1,4 @@
-"""The service as an ASGI application: `create_app(backend)` answers over HTTP, in one process.
+"""The service as an ASGI application: `App(backend)` answers over HTTP, in one process.
 
 Two protocols lead to the same micro-batches: the Open Inference Protocol (`/v2/…`) and a plain `POST /decide`. Requests
 and responses are Starlette's; a table of fixed paths stands in for its router and middleware, which cost time.
@@ -67,22 +67,17 @@ class Settings:
     """Rejected images that are kept as thumbnails for the page; 0: none."""
 
 
-def create_app(backend: Backend, settings: Settings | None = None, watch: Watch | None = None) -> App:
-    """The application around a guard. `watch` counts what it says; None: one without a file."""
-    return App(backend, settings or Settings(), watch or Watch(backend))
-
-
 class App:
-    """The guard, its batches and its watch behind fixed paths."""
+    """The guard, its batches and its watch behind fixed paths. `watch` counts; None: one without a file."""
 
-    def __init__(self, backend: Backend, settings: Settings, watch: Watch) -> None:
-        self.backend, self.settings, self.watch = backend, settings, watch
+    def __init__(self, backend: Backend, settings: Settings = Settings(), watch: Watch | None = None) -> None:
+        self.backend, self.settings, self.watch = backend, settings, watch or Watch(backend)
         self.batcher = Batcher(
             backend.decide,
             size=settings.batch_size,
             delay=settings.delay,
             capacity=max(settings.queue, settings.batch_size),
-            observe=watch.count,
+            observe=self.watch.count,
         )
         self.is_ready = False
         self._rejected: deque[dict[str, Any]] = deque(maxlen=settings.samples)

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from fdbd.serve.answers import Backend
-from fdbd.serve.app import Settings, create_app
+from fdbd.serve.app import App, Settings
 from fdbd.serve.watch import FolderStore, Store, Watch
 
 _ENVIRONMENT = "FDBD_SERVE"
@@ -77,7 +77,7 @@ def application(
         window=service.window,
         webhook=service.webhook,
     )
-    return create_app(backend, service.settings, watch)
+    return App(backend, service.settings, watch)
 
 
 def application_from_environment() -> Any:
