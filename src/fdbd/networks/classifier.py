@@ -176,8 +176,14 @@ class Classifier(nn.Module):
         return batch if self.autocast is None else batch.to(dtype=torch.float32)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
-        if len(calls) != len(self._watched):
-            self._refuse_call_count(calls)
+        for index, name in enumerate(self._names if len(calls) != len(self._watched) else ()):
+            count = sum(index == call for call, _, _ in calls)
+            if count != 1:
+                raise ValueError(
+                    f"the model called {name!r} {count} times in one forward pass, expected once; name a module that "
+                    "the model calls once (if the model is compiled, compile the Classifier instead); "
+                    + describe_linear_layers(self.model)
+                )
         seen = {index: (given, result) for index, given, result in calls}
         if self._num_heads == 1:
             features, logits = self._flat(0, *seen[0], output)
@@ -220,16 +226,6 @@ class Classifier(nn.Module):
         if output.ndim == 3 or name in self._channels_last:
             return output.flatten(1, -2).mean(1)
         return output.flatten(2).mean(2) if output.ndim > 2 else output
-
-    def _refuse_call_count(self, calls: list[Call]) -> None:
-        for index, name in enumerate(self._names):
-            count = sum(index == call for call, _, _ in calls)
-            if count != 1:
-                raise ValueError(
-                    f"the model called {name!r} {count} times in one forward pass, expected once; name a module that "
-                    "the model calls once (if the model is compiled, compile the Classifier instead); "
-                    + describe_linear_layers(self.model)
-                )
 
     def _remove_hooks_at_end(self) -> None:
         for handle in self._handles:

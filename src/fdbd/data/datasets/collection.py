@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,6 @@ class ImageFiles(Sequence[Pixels]):
             return ImageFiles([self.paths[i] for i in np.arange(len(self))[index]], self.size)
         image = decode(self.paths[index])
         return image if self.size is None else centre_square(image, self.size)
-
-    def __iter__(self) -> Iterator[Pixels]:
-        return (self[index] for index in range(len(self)))
 
     def content_key(self) -> str:
         """SHA-256 over the hashes of the files, in order, and the size."""
