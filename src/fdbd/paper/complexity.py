@@ -68,6 +68,15 @@ def complexity(experiment: Experiment, say: Say) -> Result:
             ", ".join(f"{name} at least {value:.0f} times" for name, value in others.items()) + ".",
         ),
     ]
+    for name, axis, expected, statement in (
+        ("MDS", "P", 2, "The cost of MDS grows with the square of P: its last step with an exponent above 1.5"),
+        ("ViM", "P", 2, "The cost of ViM grows with the square of P: its last step with an exponent above 1.5"),
+        ("MDS", "C", 1, "Whitened, MDS need not cost C times that square: at the last step at most linear in C"),
+    ):
+        sizes, times = grids[axis][-2:], curves[axis][name][-2:]
+        exponent = slope(sizes, times)
+        steps = f"{times[1] / times[0]:.1f} times from {axis} = {sizes[0]:,} to {sizes[1]:,}: exponent {exponent:.2f}."
+        result.checks.append(check(statement, exponent > 1.5 if expected == 2 else exponent < 1.2, steps))
     result.data = {"sizes": grids, "seconds": curves, "slopes": slopes}
     result.figure = _figure(grids, curves, slopes, settings)
     return result

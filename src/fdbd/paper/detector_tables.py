@@ -14,7 +14,7 @@ from fdbd.metrics.evaluation import Estimate
 from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.image_detectors import image_results
-from fdbd.paper.models import EvaluatedModel, load_models
+from fdbd.paper.models import EvaluatedModel, MissingData, load_models
 from fdbd.paper.result import Check, Result, Verdict, check, check_difference, difference
 from fdbd.paper.table import Table, percent
 from fdbd.results.rows import convention
@@ -54,7 +54,8 @@ def detector_table(experiment: Experiment, say: Say) -> Result:
         fitted = f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
         result.notes.append(
             f"† needs images: at most {settings['image_limit']:,} of each set, fitted on {fitted} training images. "
-            "Statements compare it with fdbd on the same images; its time includes the passes through the network."
+            "In brackets fdbd on the same images, with which statements compare it. Its time includes the passes "
+            "through the network."
         )
     result.notes += [settings["note"]] if "note" in settings else []
     result.data = {part.model.title: [results.to_dict() for results in part.all()] for part in parts}
@@ -95,8 +96,15 @@ def run_named(model: EvaluatedModel, specs: Sequence[Any], latency: bool = True)
 
 
 def average(results: Results, name: str, metric: str) -> Estimate:
-    """A metric of a detector, averaged over all OOD sets, with its joint interval."""
-    return results.value(results.row(name), results.main_column, metric)
+    """A metric of a detector, averaged over all OOD sets, with its joint interval.
+
+    Raises:
+        MissingData: where the detector failed.
+    """
+    row = results.row(name)
+    if row.error:
+        raise MissingData(f"{name} on {results.setting.title} failed: {row.error}")
+    return results.value(row, results.main_column, metric)
 
 
 def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
@@ -113,7 +121,7 @@ def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
             chosen = [row for row in results.ranked() if not (mark and row.name == "fdbd")]
             for row in chosen:
                 best = not mark and row.name == results.ranked()[0].name
-                auroc, fpr = percent(average(results, row.name, "auroc")), percent(average(results, row.name, "fpr95"))
+                auroc, fpr = (_cell(results, row.name, metric, bool(mark)) for metric in ("auroc", "fpr95"))
                 seconds = row.latencies[-1].median if row.latencies else None
                 share = "" if seconds is None or not setting.forward_seconds else seconds / setting.forward_seconds
                 rows.append(
@@ -127,6 +135,11 @@ def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
                     ]
                 )
     return Table(experiment.title, columns, rows, notes)
+
+
+def _cell(results: Results, name: str, metric: str, beside_fdbd: bool) -> str:
+    value = percent(average(results, name, metric))
+    return f"{value} (fdbd {percent(average(results, 'fdbd', metric))})" if beside_fdbd else value
 
 
 def _results_with(part: Part, pair: Sequence[str]) -> Results | None:
