@@ -2,7 +2,7 @@
 
 Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer was the guard's own,
 each request had an answer (but for those on connections that a killed worker held, which are counted and repeated), and
-the memory of the service stayed flat. It prints one line of JSON.
+the memory of the service stayed flat. It prints its verdict and what it counted as JSON.
 """
 
 from __future__ import annotations
@@ -227,6 +227,7 @@ def trial(minutes: float) -> dict[str, Any]:
     if growth > 0.1:
         faults.append(f"memory grew by {growth:.0%} in the second half")
     return {
+        "verdict": "failed" if faults else "passed",
         "minutes": minutes,
         **dict(sorted(load.counts.items())),
         "memory_mb": round(max(memory) / 1e6),
