@@ -296,8 +296,9 @@ async def _part(request: Request, body: bytes) -> bytes:
 
     try:
         form = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=8).parse()
-    except MultiPartException as error:
-        raise HTTPException(400, f"the multipart body cannot be read: {error.message}") from None
+    except (MultiPartException, ValueError) as error:
+        reason = getattr(error, "message", error)
+        raise HTTPException(400, f"the multipart body cannot be read: {reason}") from None
     try:
         for value in form.values():
             if not isinstance(value, str):
