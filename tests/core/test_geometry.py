@@ -129,7 +129,7 @@ def test_the_folded_score_is_the_average_over_all_boundaries(head, normalizer, s
     features, mean = random_features(6, head.num_features, seed), random_features(1, head.num_features, seed + 1)[0]
     predicted = head(features).argmax(dim=1)
     scores = geometry.Folded(head, mean, normalizer).score(features, predicted)
-    assert torch.equal(scores, geometry.Folded(head, mean, normalizer).score_logits(features, head(features)))
+    assert torch.equal(scores, geometry.Folded(head, mean, normalizer).score(features, logits=head(features)))
     weight, bias = head.weight.tolist(), head.bias.tolist()
     for z, k, score in zip(features.tolist(), predicted.tolist(), scores.tolist()):
         center = {"deviation": mean.tolist(), "norm": [0.0] * len(z), None: None}[normalizer]
@@ -356,6 +356,6 @@ def test_half_precision_and_integers_are_scored_in_the_heads_dtype(dtype):
     folded, logits = geometry.Folded(head, torch.zeros(7)), head(features)
     expected = folded.score(features.float(), head(features.float()).argmax(dim=1))
     assert torch.equal(folded.score(features, head(features.float()).argmax(dim=1)), expected)
-    assert torch.equal(folded.score_logits(features, head(features.float())), expected)
+    assert torch.equal(folded.score(features, logits=head(features.float())), expected)
     if dtype == torch.int64:
         assert torch.equal(logits, head(features.float()))

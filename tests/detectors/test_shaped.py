@@ -52,7 +52,7 @@ def test_the_shaped_mean_of_the_paper() -> None:
     clipped = features.clamp_max(float(detector.shaping.threshold))
     center = features.mean(dim=0).clamp_max(float(detector.shaping.threshold))
     torch.testing.assert_close(detector.detector.center, center)
-    expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score_logits(clipped, head(clipped))
+    expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score(clipped, logits=head(clipped))
     torch.testing.assert_close(detector.score(Batch(features)), expected)
     other = Shaped(ReAct(80), FDBD(), mean="of_shaped").fit(Batch(features), head)
     torch.testing.assert_close(other.detector.center, clipped.mean(dim=0))

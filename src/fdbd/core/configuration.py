@@ -6,7 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -155,7 +155,11 @@ class Configured(nn.Module):
         """The shape of a buffer as letters, such as "C P"; None: any. By default that of its annotation, such as
         ``center: Annotated[Tensor, "P"]``. C and P are the classes and features of the head, other letters any size
         that is the same in all buffers, "" is a scalar."""
-        return declared_shapes(type(self)).get(name)
+        try:
+            parts = get_args(get_type_hints(type(self), include_extras=True).get(name))
+        except (NameError, TypeError):  # a user's class whose annotations name what cannot be found at run time
+            return None
+        return parts[1] if len(parts) == 2 and parts[0] is Tensor and isinstance(parts[1], str) else None
 
     def check_buffers(self) -> None:
         """Refuse buffers with NaN or infinity, or whose shapes do not fit each other."""
@@ -163,10 +167,9 @@ class Configured(nn.Module):
         for name, tensor in sorted(self._buffers.items(), key=lambda item: not item[0].startswith("head_")):
             if tensor is None:
                 continue
-            kind = type(self).__name__
+            kind, shape = type(self).__name__, self.buffer_shape(name)
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} of {kind} holds NaN or infinity; fit it anew")
-            shape = self.buffer_shape(name)
             if shape is None:
                 continue
             letters = shape.split()
@@ -182,16 +185,6 @@ class Configured(nn.Module):
         return ", ".join(
             f"{name}={value!r}" for name, value in self.options().items() if not isinstance(value, nn.Module)
         )
-
-
-def declared_shapes(kind: type[Configured]) -> dict[str, str]:
-    """Shapes of buffers by name, as the annotations of a class and its bases give them."""
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except (NameError, TypeError):  # a user's class whose annotations name what cannot be found at run time
-        return {}
-    annotated = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
-    return {name: parts[1] for name, parts in annotated.items() if parts[0] is Tensor and isinstance(parts[1], str)}
 
 
 MOST = 1_000_000

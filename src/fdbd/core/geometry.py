@@ -4,7 +4,7 @@ exact projection on a decision region.
 Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -96,22 +96,16 @@ def distances(
     row = predicted
     if norms is None:
         classes, row = predicted.unique(return_inverse=True)
-        norms = _norms_of(classes.tolist(), head)
+        weight = _float64(head.weight)
+        norms = torch.cdist(
+            weight[classes.cpu()], weight, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # cancels nothing
     norm = norms.to(logits.dtype).to(features.device)[row]
     own = logits.gather(1, predicted[:, None])
     none = norm == 0
     gap = (own - logits) / norm.masked_fill(none, 1)  # 0/0 would give the gradient a NaN even where it is masked
     gap = gap.masked_fill(none, torch.inf)
     return gap.scatter(1, predicted[:, None], torch.nan)
-
-
-def _norms_of(classes: Sequence[int], head: Head) -> Tensor:
-    """(K, C) float64 norms ‖w_k − w_c‖ for K of the classes."""
-    weight = _float64(head.weight)
-    norms = weight.new_empty(len(classes), head.num_classes)
-    for row, k in zip(norms, classes):
-        torch.linalg.vector_norm(weight[k] - weight, dim=1, out=row)
-    return norms
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,23 +188,16 @@ class Folded:
         self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(dtype)
         self.divide = normalizer is not None
 
-    def score(self, features: Tensor, predicted: Tensor) -> Tensor:
-        """(N,) scores of (N, P) features whose predicted classes (N,) are known. Rows with a NaN or an infinity, and
-        rows whose norm overflows the dtype, score NaN or −inf here: `FDBD.score` decides on those."""
-        return kernels.folded_score(self._real(features), *self._tensors(), self.divide, predicted=predicted)
-
-    def score_logits(self, features: Tensor, logits: Tensor) -> Tensor:
-        """(N,) scores, the predicted class being the argmax of the logits (N, C)."""
-        features, logits = self._real(features), self._real(logits)
-        return kernels.folded_score(features, *self._tensors(), self.divide, logits=logits)
+    def score(self, features: Tensor, predicted: Tensor | None = None, *, logits: Tensor | None = None) -> Tensor:
+        """(N,) scores of (N, P) features whose classes are `predicted` (N,) or the argmax of `logits` (N, C). Rows
+        with a NaN or an infinity, or whose norm overflows, score NaN or −inf: `FDBD.score` decides on those."""
+        logits = None if logits is None else self._real(logits)
+        folded = (self.normals, self.offsets, self.center, self.floor)
+        return kernels.folded_score(self._real(features), *folded, self.divide, predicted=predicted, logits=logits)
 
     def _real(self, values: Tensor) -> Tensor:
         """Half precision and integers in the folded dtype, which loses nothing of them."""
-        is_wide = values.dtype in (torch.float32, torch.float64)
-        return values if is_wide else values.to(self.normals.dtype)
-
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.normals, self.offsets, self.center, self.floor
+        return values if values.dtype in (torch.float32, torch.float64) else values.to(self.normals.dtype)
 
 
 def fold(head: Head) -> tuple[Tensor, Tensor]:

@@ -55,11 +55,6 @@ class InputPerturbation(nn.Module):
         self.temperature = float(positive("temperature", temperature))
         self.std = checked_std(std)
 
-    @property
-    def needs_score(self) -> bool:
-        """Whether a call has to bring its objective."""
-        return self.objective == "score"
-
     def forward(self, images: Inputs, classifier: Callable[[Tensor], Batch], score: Objective | None = None) -> Tensor:
         """Images (N, C, …), moved.
 
@@ -70,7 +65,7 @@ class InputPerturbation(nn.Module):
                 sample's score may depend on that sample alone.
         """
         if score is None:
-            if self.needs_score:
+            if self.objective == "score":
                 raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
             score = self._log_softmax
         return _step(images, classifier, score, self.epsilon, self.std)

@@ -304,7 +304,7 @@ class Guard(nn.Module):
         if self.perturb is None:
             plain = scored = detector.observe(inputs if detector.needs.network else images, classifier)
         else:
-            score = detector.score if self.perturb.needs_score else None
+            score = detector.score if self.perturb.objective == "score" else None
             plain, moved = self.perturb.seen_and_moved(inputs, classifier, score)
             scored = classifier(moved)
         return Observation(self._logits(plain), scored, finite)

@@ -51,8 +51,9 @@ class CSI(Detector):
         bank = yield Bank(self.alpha, views_as_rows)
         if len({rows.shape[1] for rows in bank.rows}) > 1:
             raise ValueError("training batches differ in their number of views, expected the same number in each")
-        require_samples(sum(map(len, bank.rows)), 1, self.alpha)
-        views = bank.samples(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        samples = bank.samples(self.fit_dtype)
+        require_samples(len(samples), 1, self.alpha)
+        views = samples.unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:
             norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
@@ -65,11 +66,9 @@ class CSI(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
-        if views.shape != (self.bank.shape[0], *batch.features.shape):
-            raise ValueError(
-                f"views have shape {tuple(views.shape)}, expected {(self.bank.shape[0], *batch.features.shape)}: as "
-                "many views as in the training data, each with the features' rows and columns"
-            )
+        expected = (self.bank.shape[0], *batch.features.shape)
+        if views.shape != expected:
+            raise ValueError(f"views have shape {tuple(views.shape)}, expected {expected}, as many as in training")
         nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
         return self.weights @ torch.stack(nearest)
 
@@ -78,11 +77,8 @@ def views_as_rows(batch: Batch) -> Tensor:
     """(N, V·P) all views of a sample in one row."""
     if batch.views is None:
         return batch.features
-    views = batch.views.transpose(0, 1)
-    if views.shape[0] != batch.features.shape[0] or views.shape[2] != batch.features.shape[1]:
-        raise ValueError(
-            f"views have shape {tuple(batch.views.shape)}, expected (V, {batch.features.shape[0]}, "
-            f"{batch.features.shape[1]}) like the features"
-        )
+    views, shape = batch.views.transpose(0, 1), batch.features.shape
+    if batch.views.shape[1:] != shape:
+        raise ValueError(f"views have shape {tuple(batch.views.shape)}, expected (V, {', '.join(map(str, shape))})")
     check_finite(views, "its views")
     return views.flatten(1)

@@ -70,17 +70,12 @@ class Ensemble(Detector):
                 raise ValueError(f"{member.label} needs the network and cannot be in an ensemble: guard it by itself")
         needs = [member.needs for member in members]
         if any(each.views for each in needs) and any(each.layers for each in needs):
-            raise ValueError(
-                "one member reads views and another layers, which one ensemble cannot fit: use one of them"
-            )
+            raise ValueError("one member reads views and another layers, which cannot be fitted together: use one")
         known = [each.passes for each in needs if each.passes is not None]
         self.needs = Needs(
-            features=any(each.features for each in needs),
-            logits=any(each.logits for each in needs),
-            views=any(each.views for each in needs),
+            **{what: any(getattr(each, what) for each in needs) for what in ("features", "logits", "views")},
+            **{what: any(getattr(each, what) for each in needs) for what in ("labels", "heldout")},
             layers=tuple(dict.fromkeys(name for each in needs for name in each.layers)),
-            labels=any(each.labels for each in needs),
-            heldout=any(each.heldout for each in needs),
             passes=max(known) if len(known) == len(needs) else None,
             calibration=True,
         )

@@ -65,16 +65,10 @@ class FDBD(Detector):
     def score(self, batch: Batch) -> Tensor:
         if self.nearest is not None:
             return self._score_nearest(batch)
-        folded: dict[str, Any] = self._buffers  # as attributes of a module they would cost a microsecond each
-        return kernels.folded_score(
-            batch.features,
-            folded["normals"],
-            folded["offsets"],
-            folded["center"],
-            folded["floor"],
-            self.normalizer is not None,
-            logits=batch.logits,
-        )
+        # As attributes of a module they would cost a microsecond each.
+        names = ("normals", "offsets", "center", "floor")
+        folded: tuple[Any, Any, Any, Any] = tuple(self._buffers[name] for name in names)  # type: ignore[assignment]
+        return kernels.folded_score(batch.features, *folded, self.normalizer is not None, logits=batch.logits)
 
     def _score_nearest(self, batch: Batch) -> Tensor:
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)

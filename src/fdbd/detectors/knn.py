@@ -53,12 +53,10 @@ class KNN(Detector):
     def passes(self, head: Head) -> Passes:
         self._built = None
         bank = yield Bank(self.alpha, partial(_directions, self.fit_dtype))
-        require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         samples = bank.samples(self.fit_dtype)
         has_direction = torch.linalg.vector_norm(samples, dim=1) > 0.5
-        if not has_direction.all():
-            samples = samples[has_direction]
-            require_samples(len(samples), self.k, self.alpha)
+        samples = samples if has_direction.all() else samples[has_direction]
+        require_samples(len(samples), self.k, self.alpha)
         self._set_buffer("bank", samples)
 
     def check_buffers(self) -> None:
@@ -81,7 +79,10 @@ class KNN(Detector):
 
     def _search(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the k nearest of the bank and their indices, (N, k) each."""
-        index = None if tracing() or not _fits_faiss(rows) else self._faiss_index()
+        is_ready = not tracing() and rows.is_cpu and rows.dtype == torch.float32 and not rows.requires_grad
+        if is_ready and self.index != "exact" and (self._built is None or self._built[0] is not self.bank):
+            self._built = (self.bank, build_index(self.bank, self.index, self.k))
+        index = self._built[1] if is_ready and self._built is not None else None
         if index is None:
             return largest_products(rows, self.bank, self.k)
         found = index.search(rows.detach().contiguous().numpy(), self.k)
@@ -91,13 +92,6 @@ class KNN(Detector):
         if len(short):
             products[short], indices[short] = largest_products(rows[short], self.bank, self.k)
         return products, indices
-
-    def _faiss_index(self) -> Any:
-        if self.index == "exact":
-            return None
-        if self._built is None or self._built[0] is not self.bank:
-            self._built = (self.bank, build_index(self.bank, self.index, self.k))
-        return self._built[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": None}  # copies and pickles build their own
@@ -116,14 +110,8 @@ def share_kept(alpha: float) -> float:
 def require_samples(count: int, k: int, alpha: float) -> None:
     """Refuse a bank with fewer than k samples."""
     if count < k:
-        raise ValueError(
-            f"k is {k}, but only {count} training samples were kept (alpha={alpha}): lower k, raise alpha or give more "
-            "data"
-        )
-
-
-def _fits_faiss(rows: Tensor) -> bool:
-    return rows.device.type == "cpu" and rows.dtype == torch.float32 and not rows.requires_grad
+        kept = f"only {count} training samples were kept (alpha={alpha})"
+        raise ValueError(f"k is {k}, but {kept}: lower k, raise alpha or give more data")
 
 
 def build_index(bank: Tensor, kind: Index, k: int) -> Any:

@@ -44,8 +44,8 @@ class NNGuide(Detector):
 
     def passes(self, head: Head) -> Passes:
         bank = yield from with_logits(Bank(self.alpha, partial(_guides, self.fit_dtype)), head)
-        require_samples(sum(map(len, bank.rows)), self.k, self.alpha)
         self._set_buffer("bank", bank.samples(self.fit_dtype))
+        require_samples(len(self.bank), self.k, self.alpha)
 
     def check_buffers(self) -> None:
         super().check_buffers()

@@ -28,7 +28,11 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
     >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
     (True, True, False)
     """
-    names = [name for name, kind in Configured.registry.items() if issubclass(kind, Detector) and _needs_nothing(kind)]
+    names = [
+        name
+        for name, kind in Configured.registry.items()
+        if issubclass(kind, Detector) and all(p.default is not p.empty for p in _parameters(kind).values())
+    ]
     return _matching(names + (list_shapings() if shapings else []), pattern)
 
 
@@ -149,10 +153,6 @@ def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of nn.Module: it takes none
     parameters = inspect.signature(kind.__init__).parameters.items()
     return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind not in variable}
-
-
-def _needs_nothing(kind: type[Configured]) -> bool:
-    return all(parameter.default is not parameter.empty for parameter in _parameters(kind).values())
 
 
 def _matching(names: list[str], pattern: str | None) -> list[str]:

@@ -1,12 +1,13 @@
 """A detector that looks at shaped features."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Passes, one_of
+from fdbd.detectors.base import Batch, Detector, Head, Inputs, Passes, one_of
 from fdbd.detectors.fdbd import FDBD
 from fdbd.fitting.statistics import Mean, Transformed, check_finite
 from fdbd.shaping.base import Shaping
@@ -46,36 +47,32 @@ class Shaped(Detector):
             raise TypeError(f"detector is a {type(detector).__name__}, expected an fdbd detector such as FDBD()")
         if one_of("mean", mean, "of_shaped", "shaped", None) is None:
             mean = "shaped" if isinstance(detector, FDBD) and not shaping.needs.network else "of_shaped"
-        if mean == "shaped" and not isinstance(detector, FDBD):
-            raise ValueError(
-                f"mean='shaped' replaces the one training mean of FDBD, and {detector.label} has none: leave mean out"
-            )
-        if mean == "shaped" and shaping.needs.network:
-            raise ValueError(f"mean='shaped' shapes the mean alone, and {shaping.name} needs images: leave mean out")
-        if shaping.touches == "logits" and not detector.needs.logits:
-            raise ValueError(
-                f"{shaping.name} changes logits, and {detector.label} reads features alone: it would change nothing"
-            )
-        if shaping.touches == "logits" and detector.needs.network:
-            raise ValueError(
-                f"{shaping.name} changes logits, and {detector.label} takes its own from the images that it perturbs: "
-                "it would change nothing"
-            )
-        if shaping.needs.network and detector.needs.network:
-            raise ValueError(f"{shaping.name} and {detector.label} both perturb the images: use one of them")
-        if detector.needs.calibration:
-            raise ValueError(f"shape the members instead: Ensemble([Shaped({type(shaping).__name__}(), …), …])")
-        self.shaping = shaping
-        self.detector = detector
-        self.mean = mean
-        passes = (shaping.needs.passes, 1 if mean == "shaped" else detector.needs.passes)
-        self.needs = Needs(
-            logits=shaping.needs.logits,
+        first, second, on_logits = shaping.needs, detector.needs, shaping.touches == "logits"
+        of_mean, of_logits = "mean='shaped'", f"{shaping.name} changes logits, and {detector.label}"
+        for is_wrong, why in (
+            (
+                mean == "shaped" and not isinstance(detector, FDBD),
+                f"{of_mean} replaces the one training mean of FDBD, and {detector.label} has none: leave mean out",
+            ),
+            (
+                mean == "shaped" and first.network,
+                f"{of_mean} shapes the mean alone, and {shaping.name} needs images: leave mean out",
+            ),
+            (on_logits and not second.logits, f"{of_logits} reads features alone: it would change nothing"),
+            (on_logits and second.network, f"{of_logits} takes its own from the images: it would change nothing"),
+            (first.network and second.network, f"{shaping.name} and {detector.label} both perturb the images: use one"),
+            (second.calibration, f"shape the members instead: Ensemble([Shaped({type(shaping).__name__}(), …), …])"),
+        ):
+            if is_wrong:
+                raise ValueError(why)
+        self.shaping, self.detector, self.mean = shaping, detector, mean
+        passes = (first.passes, 1 if mean == "shaped" else second.passes)
+        self.needs = replace(
+            second,
+            features=True,
+            logits=first.logits,
             views=True,  # shaped like the features
-            layers=detector.needs.layers,
-            labels=detector.needs.labels,
-            heldout=detector.needs.heldout,
-            network=shaping.needs.network or detector.needs.network,
+            network=first.network or second.network,
             passes=None if passes[0] is None or passes[1] is None else passes[0] + passes[1],
         )
 

@@ -6,6 +6,7 @@ A detector's `passes` is a generator that yields empty statistics; a driver sums
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
@@ -25,17 +26,13 @@ class Learner(Protocol):
     needs: Needs
 
     @property
-    def label(self) -> str:
-        """Its name, for errors."""
+    def label(self) -> str: ...
 
-    def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
-        """Begin a fit: keep the head and return the running `passes`."""
+    def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes: ...
 
-    def forget(self) -> None:
-        """Drop everything that was learnt."""
+    def forget(self) -> None: ...
 
-    def to(self, device: torch.device) -> Any:
-        """Move all that was learnt."""
+    def to(self, device: torch.device) -> Any: ...
 
 
 def fit_together(
@@ -53,21 +50,28 @@ def fit_together(
         combine: merges a statistic over processes that each see a shard of the data (`fdbd.fitting.distributed`).
     """
     data = [batches] if isinstance(batches, Batch) else batches
-    first = _FirstLook(data)
-    if not first.head and combine is None:  # of several processes, one may have nothing
+    iterator = iter(data)
+    first = [as_batch(batch) for batch in islice(iterator, 1)]
+    if not first and combine is None:  # of several processes, one may have nothing
         for detector in detectors:
             detector.forget()
         raise ValueError(_NO_SAMPLES)
-    source: Iterable[Batch] | None = first.first_pass()
+    is_wide = bool(first) and as_tensor(first[0].features).dtype == torch.float64
+    source: Iterable[Batch] | None = chain(iter([first.pop()] if first else []), iterator)
 
     def sum_up(statistics: list[Statistic], asking: list[Learner]) -> list[Statistic]:
         nonlocal source
-        batches = source if source is not None else first.another_pass(asking)
-        source = None
+        if source is None and iterator is data:
+            raise ValueError(
+                f"{', '.join(type(detector).__name__ for detector in asking)} needs another pass over the training "
+                "data, but a one-shot iterator is used up: give a list of batches, one Batch, or an object whose "
+                "__iter__ starts anew"
+            )
+        batches, source = data if source is None else source, None
         update_all(statistics, batches, head, asking)
         return statistics if combine is None else [combine(statistic) for statistic in statistics]
 
-    fit_by(sum_up, detectors, head, first.dtype)
+    fit_by(sum_up, detectors, head, torch.float64 if is_wide else torch.float32)
 
 
 def fit_by(
@@ -140,39 +144,6 @@ def named_row(number: int) -> Iterator[None]:
             f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair the "
             "model, a detector cannot learn from it"
         ) from None
-
-
-class _FirstLook:
-    """Looks at the first batch before the first pass, without losing it where the data are a one-shot iterator."""
-
-    def __init__(self, data: Iterable[Batch]) -> None:
-        self.data = data
-        self.iterator = iter(data)
-        self.head: list[Batch] = []
-        for batch in self.iterator:
-            self.head.append(as_batch(batch))
-            break
-
-    @property
-    def dtype(self) -> torch.dtype:
-        if not self.head:
-            return torch.float32
-        dtype = as_tensor(self.head[0].features).dtype
-        return torch.float64 if dtype == torch.float64 else torch.float32
-
-    def first_pass(self) -> Iterator[Batch]:
-        yield from self.head
-        self.head = []
-        yield from self.iterator
-
-    def another_pass(self, asking: Sequence[Learner]) -> Iterable[Batch]:
-        if iter(self.data) is self.data:
-            names = ", ".join(type(detector).__name__ for detector in asking)
-            raise ValueError(
-                f"{names} needs another pass over the training data, but a one-shot iterator is used up: give a list "
-                "of batches, one Batch, or an object whose __iter__ starts anew"
-            )
-        return self.data
 
 
 def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:

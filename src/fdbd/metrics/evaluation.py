@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from fdbd.core.batch import ArrayLike
+from fdbd.core.configuration import expect
 from fdbd.metrics.counts import Counts
 from fdbd.metrics.intervals import Interval, aupr_interval, auroc_interval, fpr_interval
 from fdbd.metrics.points import area, average_precision, false_positive_rate, oriented
@@ -75,17 +76,15 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, object]:
         """Plain numbers and strings, for JSON."""
-        measures = {name: getattr(self, name).to_dict() for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
-        settings = ("tpr", "positive", "confidence", "num_id", "num_ood")
-        return measures | {name: getattr(self, name) for name in settings}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.to_dict() if isinstance(value, Estimate) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Evaluation:
         """What `to_dict` gave."""
-        given: dict[str, Any] = dict(values)
-        fields = {name: given[name] for name in ("tpr", "positive", "confidence", "num_id", "num_ood")}
-        fields |= {name: Estimate(**given[name]) for name in ("auroc", "fpr", "aupr_in", "aupr_out")}
-        return cls(**fields)
+        given: Any = ((field.name, values[field.name]) for field in fields(cls))
+        read: dict[str, Any] = {name: Estimate(**part) if isinstance(part, dict) else part for name, part in given}
+        return cls(**read)
 
     def __str__(self) -> str:
         named = {"AUROC": self.auroc, f"FPR{100 * self.tpr:g}": self.fpr}
@@ -125,10 +124,8 @@ def evaluate(
     >>> round(result.fpr95, 4), result.positive
     (0.3333, 'id')
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}, expected a fraction between 0 and 1")
-    if bootstrap < 100:
-        raise ValueError(f"bootstrap is {bootstrap}, expected at least 100 draws for an interval")
+    expect("confidence", confidence, 0 < confidence < 1, "a fraction between 0 and 1")
+    expect("bootstrap", bootstrap, bootstrap >= 100, "at least 100 draws for an interval")
     counts = Counts.of(id_scores, ood_scores)
     chosen, swapped = oriented(counts, positive), counts.swapped()
     return Evaluation(

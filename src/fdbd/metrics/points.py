@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 
 from fdbd.core.batch import ArrayLike
+from fdbd.core.configuration import expect, one_of
 from fdbd.decision.threshold import count_to_accept
 from fdbd.metrics.counts import Counts, Floats
 
@@ -59,8 +60,7 @@ def roc_curve(id_scores: ArrayLike, ood_scores: ArrayLike, *, points: int = 1000
     >>> fpr.tolist(), tpr.tolist(), thresholds.tolist()
     ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0], [inf, 2.0, 1.0, 0.0])
     """
-    if points < 2:
-        raise ValueError(f"points is {points}, expected at least 2: the two ends of the curve")
+    expect("points", points, points >= 2, "at least 2: the two ends of the curve")
     counts = Counts.of(id_scores, ood_scores)
     fpr = np.append(0.0, np.cumsum(counts.negative) / counts.num_negative)
     tpr = np.append(0.0, np.cumsum(counts.positive) / counts.num_positive)
@@ -74,9 +74,7 @@ def roc_curve(id_scores: ArrayLike, ood_scores: ArrayLike, *, points: int = 1000
 
 def oriented(counts: Counts, positive: str) -> Counts:
     """`counts`, which have ID as positive, with the side named `positive` as positive."""
-    if positive not in ("id", "ood"):
-        raise ValueError(f'positive is {positive!r}, expected "id" or "ood"')
-    return counts if positive == "id" else counts.swapped()
+    return counts if one_of("positive", positive, "id", "ood") == "id" else counts.swapped()
 
 
 def area(counts: Counts) -> float:
