@@ -216,6 +216,8 @@ def trial(minutes: float) -> dict[str, Any]:
         finally:
             service.end()
     faults = load.wrong[:20]
+    if not load.counts["answers"]:
+        faults.append("no request was answered")
     if status != 200:
         faults.append(f"after the load the service answers with {status}")
     if "Traceback" in log:

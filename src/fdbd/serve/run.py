@@ -99,7 +99,8 @@ def run(service: Service, host: str, port: int) -> None:
     announce(service, backend, host, listening.getsockname()[1])
     _log_json()
     common: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
-    common |= {"log_config": None, "ws": "none", "timeout_graceful_shutdown": max(1, round(service.settings.timeout))}
+    common |= {"log_config": None, "ws": "none", "lifespan": "on"}
+    common["timeout_graceful_shutdown"] = max(1, round(service.settings.timeout))
     if service.workers == 1:
         app = application(service, backend)
         _Server(uvicorn.Config(app, **common)).run(sockets=[listening])
