@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from hypothesis import settings
 
 from fdbd import cli
+
+# A shell that starts the tests in the background has Ctrl-C ignored by them and by what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
