@@ -75,10 +75,7 @@ class SSD(Detector):
         shared = self.shrinkage == 1 or count * width**2 > LARGEST_TABLE
         statistic = ClassMoments if shared else ClusterMoments
         summed = yield Transformed(statistic(count, width), partial(normalised, centers))
-        if shared:
-            self._set_shared(summed.statistic)
-        else:
-            self._set_own(summed.statistic)
+        (self._set_shared if shared else self._set_own)(summed.statistic)
 
     def _set_shared(self, moments: ClassMoments) -> None:
         whitening = whitener(moments.within_class_covariance(), moments.covariance().trace())
@@ -92,9 +89,7 @@ class SSD(Detector):
         counts = torch.tensor([part.count for part in seen], dtype=torch.float64)
         means = torch.stack([part.mean() for part in seen])
         width = means.shape[1]
-        pooled = torch.zeros(width, width, dtype=torch.float64)
-        for part in seen:
-            pooled += part.scatter / counts.sum()
+        pooled = sum(part.scatter / counts.sum() for part in seen)
         if self.shrinkage is not None:
             shrinkages = torch.full_like(counts, self.shrinkage)
         else:

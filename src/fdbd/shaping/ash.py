@@ -26,9 +26,6 @@ class ASHP(TopShare):
     name = "ash-p"
     paper = ASH_PAPER
 
-    def __init__(self, percentile: float = 65.0) -> None:
-        super().__init__(percentile)
-
     def forward(self, features: Tensor) -> Tensor:
         return prune(features, self.kept(features))
 
@@ -48,9 +45,6 @@ class ASHB(TopShare):
 
     name = "ash-b"
     paper = ASH_PAPER
-
-    def __init__(self, percentile: float = 65.0) -> None:
-        super().__init__(percentile)
 
     def forward(self, features: Tensor) -> Tensor:
         k = self.kept(features)

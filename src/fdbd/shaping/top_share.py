@@ -11,7 +11,7 @@ from fdbd.util.torch_compat import is_plain, tracing
 class TopShare(Shaping):
     """Shapings by the sample's own largest activations: all but the lowest `percentile` percent of its P features."""
 
-    def __init__(self, percentile: float) -> None:
+    def __init__(self, percentile: float = 65.0) -> None:
         super().__init__()
         self.percentile = percent("percentile", percentile)
 

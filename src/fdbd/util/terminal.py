@@ -65,16 +65,17 @@ def answer_interrupts(message: str) -> Iterator[None]:
             os.write(2, f"\n{message}\n".encode())
 
     threading.Thread(target=_watch, args=(reader, tell), name="fdbd-interrupt", daemon=True).start()
+    is_interrupted = False
     try:
         yield
     except KeyboardInterrupt:
+        is_interrupted = True  # the watch goes on until the process ends: other threads may keep it
         tell()
-        raise  # the watch goes on until the process ends: other threads may keep it
-    except BaseException:
-        _unwatch(before, writer)
         raise
-    else:
-        _unwatch(before, writer)
+    finally:
+        if not is_interrupted:
+            signal.set_wakeup_fd(before)
+            os.close(writer)  # ends the watch
 
 
 def _watch(reader: int, tell: Callable[[], None]) -> None:
@@ -91,8 +92,3 @@ def _watch(reader: int, tell: Callable[[], None]) -> None:
         elif time.monotonic() - first > _ONE_PRESS_SECONDS:
             os._exit(INTERRUPTED)
     os.close(reader)
-
-
-def _unwatch(before: int, writer: int) -> None:
-    signal.set_wakeup_fd(before)
-    os.close(writer)  # ends the watch
