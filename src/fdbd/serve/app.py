@@ -270,7 +270,7 @@ class App:
             calibration=[_finite(score) for score in backend.calibration[ranks]],
             thresholds=[_finite(value) for value in backend.thresholds[:1]],
             monitor=await asyncio.to_thread(self.watch.view),
-            history=self.watch.history(),
+            history=list(self.watch.history),
             samples=list(self._rejected),
             waiting=self.batcher.waiting,
         )

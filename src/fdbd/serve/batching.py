@@ -83,11 +83,9 @@ class Batcher:
             self._full.set()
         return answer
 
-    def _leave(self, answer: Answer) -> Rows | None:
+    def _leave(self, answer: Answer) -> None:
         """Give a request's place in the queue back, where it still has one."""
-        rows = self._queue.pop(answer, None)
-        self.waiting -= 0 if rows is None else len(rows)
-        return rows
+        self.waiting -= len(self._queue.pop(answer, ()))
 
     async def _work(self) -> None:
         while self._is_open or self._queue:

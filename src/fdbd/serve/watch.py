@@ -115,7 +115,8 @@ class Watch:
         self._counts: Counts = defaultdict(float)
         self._slot = 0
         self._waiting: Callable[[], int] = lambda: 0
-        self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        """Rate and drift over the last minutes, as this process saw them."""
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._saver: threading.Thread | None = None
@@ -176,7 +177,7 @@ class Watch:
     def _save_often(self) -> None:
         while not self._ends.wait(1.0):
             view = self.view()
-            self._history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
+            self.history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
             self._save()
 
     def _save(self) -> None:
@@ -205,10 +206,6 @@ class Watch:
     def view(self) -> dict[str, Any]:
         """The monitors of all processes as one."""
         return merged([state["snapshot"] for state in self._all()], self._processes, self._delta)
-
-    def history(self) -> list[dict[str, Any]]:
-        """Rate and drift over the last minutes, as this process saw them."""
-        return list(self._history)
 
     def exposition(self) -> bytes:
         """All numbers in the text format of Prometheus."""
