@@ -401,18 +401,20 @@ class Guard(nn.Module):
         self.detector.require_name()
         tensors = {f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()}
         if self.threshold is not None:
-            tensors.update({f"threshold.{name}": tensor for name, tensor in self.threshold.state_dict().items()})
+            tensors |= {f"threshold.{name}": tensor for name, tensor in self.threshold.state_dict().items()}
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes
+        classifier = self.classifier
+        precisions = {dtype: name for name, dtype in PRECISIONS.items()}
         description = {
             "version": __version__,
             "head": self.detector.head.fingerprint(),
-            "head_name": None if self.classifier is None else self.classifier.head_name,
-            "layers": [] if self.classifier is None else list(self.classifier.layer_names),
-            "autocast": _name_of(None if self.classifier is None else self.classifier.autocast),
+            "head_name": classifier and classifier.head_name,
+            "layers": list(classifier.layer_names) if classifier else [],
+            "autocast": precisions.get(classifier.autocast) if classifier and classifier.autocast else None,
             "detector": self.detector.to_config(),
-            "threshold": None if self.threshold is None else self.threshold.to_config(),
-            "perturb": None if self.perturb is None else self.perturb.to_config(),
+            "threshold": self.threshold and self.threshold.to_config(),
+            "perturb": self.perturb and self.perturb.to_config(),
             "about": self.about,
         }
         artifact.write(path, description, tensors)
@@ -427,10 +429,6 @@ def _warn(text: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fdbd":
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
-
-
-def _name_of(precision: torch.dtype | None) -> str | None:
-    return next((name for name, dtype in PRECISIONS.items() if dtype is precision), None)
 
 
 def _items(data: Data) -> Iterable[Any]:

@@ -107,11 +107,11 @@ def open_guard(
         ArtifactError: the weights are not those of the fit, or the file is no guard.
     """
     description, tensors = run_apart(lambda: artifact.read(path))
-    about = _About(description, path)
-    if features or (about.origin is None and model is None):
+    origin, preprocess, class_names = _about_model(description, path)
+    if features or (origin is None and model is None):
         guard = run_apart(lambda: _assemble(path, description, tensors))
-        return OpenedGuard(guard, None, about.class_names, description["sha256"])
-    origin = about.origin or {}
+        return OpenedGuard(guard, None, class_names, description["sha256"])
+    origin = origin or {}
     if model is None:
         model = str(origin["name"])
         if runs_code(model):
@@ -127,19 +127,19 @@ def open_guard(
             f"the weights of {os.fspath(checkpoint or model)!r} are not those that {os.fspath(path)!r} was fitted "
             "with: give the right --checkpoint, or fit a new guard"
         )
-    preprocess = about.preprocess or found.preprocess
+    preprocess = preprocess or found.preprocess
     if preprocess is None:
         raise ValueError(
             f"neither {os.fspath(path)!r} nor {model} says how images are prepared; fit the guard with fdbd fit, and "
             "say there with --preprocess"
         )
     guard = _beside_model(run_apart(lambda: _assemble(path, description, tensors, found.model)))
-    classes = guard.head.num_classes
-    if about.class_names and len(about.class_names) != classes:
+    if class_names and len(class_names) != guard.head.num_classes:
         raise artifact.ArtifactError(
-            f"{os.fspath(path)!r} names {len(about.class_names)} classes, its head has {classes}: fit a new guard"
+            f"{os.fspath(path)!r} names {len(class_names)} classes, its head has {guard.head.num_classes}: fit a new "
+            "guard"
         )
-    return OpenedGuard(guard, preprocess, about.class_names or found.class_names, description["sha256"])
+    return OpenedGuard(guard, preprocess, class_names or found.class_names, description["sha256"])
 
 
 def _assemble(
@@ -149,42 +149,41 @@ def _assemble(
     model: nn.Module | Head | None = None,
     head: HeadName = None,
 ) -> Guard:
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
     try:
         detector = from_config(description["detector"])
         if not isinstance(detector, Detector):
             raise ValueError(f"{description['detector']!r} is no detector")
-        detector.load_state_dict(_under("detector.", tensors))
-        perturb = description["perturb"] and InputPerturbation.from_config(description["perturb"])
-        classes = detector.head.num_classes
-        if description["threshold"] and description["threshold"]["num_classes"] not in (None, classes):
-            raise ValueError(f"its threshold is not for the {classes} classes of the head")
-        threshold = description["threshold"] and Threshold.from_state(
-            description["threshold"], _under("threshold.", tensors)
-        )
+        detector.load_state_dict(under("detector."))
+        perturb = InputPerturbation.from_config(description["perturb"]) if description["perturb"] else None
+        classes, threshold = detector.head.num_classes, None
+        if description["threshold"]:
+            if description["threshold"]["num_classes"] not in (None, classes):
+                raise ValueError(f"its threshold is not for the {classes} classes of the head")
+            threshold = Threshold.from_state(description["threshold"], under("threshold."))
         layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
-        seen = Sketch(tensors.get("seen"))
-        _check_names(layers, saved_head, head_name)
+        seen = Sketch(tensors["seen"]) if "seen" in tensors else None
+        if not isinstance(layers, list) or not all(isinstance(n, str) for n in [*layers, saved_head, head_name or ""]):
+            raise ValueError("its head and layers are not named by texts")
         autocast = None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
-        _try(detector, perturb or None, threshold or None)
+        _try(detector, perturb, threshold)
     except Exception as error:  # a forged file can make any of this raise nearly anything
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
         raise artifact.ArtifactError(f"{os.fspath(path)!r} does not hold a working guard: {reason}") from None
     if model is not None and not isinstance(model, Head):
         head = head or (head_name.split("+") if isinstance(head_name, str) else None)
-    guard = Guard(model, detector, perturb=perturb or None, head=head, layers=layers)
+    guard = Guard(model, detector, perturb=perturb, head=head, layers=layers)
     if guard.classifier is not None and guard.classifier is not model:
         guard.classifier.autocast = autocast
-    guard.threshold = threshold or None
     about = description.get("about")
-    guard.about = about if isinstance(about, dict) else {}
-    guard.seen = seen if "seen" in tensors else None
-    if model is not None:
-        present = guard.head.fingerprint()
-        if present != saved_head:
-            raise artifact.ArtifactError(
-                f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
-                "load it with the model that it was fitted on, or fit a new guard"
-            )
+    guard.threshold, guard.seen, guard.about = threshold, seen, about if isinstance(about, dict) else {}
+    if model is not None and (present := guard.head.fingerprint()) != saved_head:
+        raise artifact.ArtifactError(
+            f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
+            "load it with the model that it was fitted on, or fit a new guard"
+        )
     return guard
 
 
@@ -208,29 +207,19 @@ def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Thres
         raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
 
 
-def _check_names(layers: object, head: object, head_name: object) -> None:
-    if not isinstance(layers, list) or not all(isinstance(name, str) for name in [*layers, head, head_name or ""]):
-        raise ValueError("its head and layers are not named by texts")
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-class _About:
-    """What a guard's file says of its model; anything else there than expected is an ArtifactError."""
-
-    def __init__(self, description: dict[str, Any], path: str | os.PathLike[str]) -> None:
-        about = description.get("about") or {}
-        try:
-            self.origin: dict[str, Any] | None = about.get("model")
-            if self.origin is not None and not isinstance(self.origin["name"], str):
-                raise TypeError("the model's name is no text")
-            fields = about.get("preprocess")
-            self.preprocess = None if fields is None else Preprocess.from_dict(fields)
-            self.class_names = tuple(map(str, about.get("class_names") or ()))
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-            raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
+def _about_model(
+    description: dict[str, Any], path: str | os.PathLike[str]
+) -> tuple[dict[str, Any] | None, Preprocess | None, tuple[str, ...]]:
+    """What a guard's file says of its model: origin, preprocessing and class names."""
+    about = description.get("about") or {}
+    try:
+        origin, fields = about.get("model"), about.get("preprocess")
+        if origin is not None and not isinstance(origin["name"], str):
+            raise TypeError("the model's name is no text")
+        preprocess = None if fields is None else Preprocess.from_dict(fields)
+        return origin, preprocess, tuple(map(str, about.get("class_names") or ()))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
 
 
 def _find(checkpoint: str, guard: Path) -> Path:

@@ -79,41 +79,43 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     """A model card in Markdown: what the guard is, what its threshold promises, and metrics that were measured."""
     threshold, detector, head = guard.threshold, guard.detector, guard.detector.head
     promise = "It has no threshold, so it gives scores and no decisions." if threshold is None else threshold.guarantee
-    model = guard.about.get("model")
+    model, given = guard.about.get("model"), guard.about.get("class_names")
     name = model.get("name") if isinstance(model, dict) else None
-    given = guard.about.get("class_names")
     names = list(given) if isinstance(given, (list, tuple)) else []
     listed = ", ".join([*map(_plain, names[:20]), *(["…"] if len(names) > 20 else [])])
-    lines = [
-        "---",
-        "library_name: fdbd",
-        "tags: [out-of-distribution-detection, fdbd]",
-        "---",
-        "",
-        "# An out-of-distribution guard",
-        "",
-        f"- Detector: {detector.label}",
-        f"- Model: {_plain(name) if name else 'not in this repository: give it to `fdbd.from_hub(…, model)`'}",
-        f"- Head: {head.num_classes} classes, {head.num_features} features",
-        *([f"- Classes: {listed}"] if names else []),
-        "",
-        "## What it promises",
-        "",
-        promise,
-        "",
-        "That holds for samples like those of the calibration. It says nothing of samples that an adversary made.",
-        "",
-        "## Metrics",
-        "",
-    ]
-    if metrics:
-        lines += ["| metric | value |", "| --- | --- |"]
-        lines += [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
-    else:
-        lines += ["None were given."]
-    lines += ["", "## Use", "", "```python", "import fdbd", "", 'guard = fdbd.from_hub("owner/name", model)', "```", ""]
-    settings = json.dumps(detector.to_config(), sort_keys=True)
-    return "\n".join([*lines, f"Written by fdbd {__version__}; the detector's settings: `{settings}`", ""])
+    rows = [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
+    return f"""---
+library_name: fdbd
+tags: [out-of-distribution-detection, fdbd]
+---
+
+# An out-of-distribution guard
+
+- Detector: {detector.label}
+- Model: {_plain(name) if name else "not in this repository: give it to `fdbd.from_hub(…, model)`"}
+- Head: {head.num_classes} classes, {head.num_features} features
+{f"- Classes: {listed}" if names else ""}
+
+## What it promises
+
+{promise}
+
+That holds for samples like those of the calibration. It says nothing of samples that an adversary made.
+
+## Metrics
+
+{chr(10).join(["| metric | value |", "| --- | --- |", *rows]) if rows else "None were given."}
+
+## Use
+
+```python
+import fdbd
+
+guard = fdbd.from_hub("owner/name", model)
+```
+
+Written by fdbd {__version__}; the detector's settings: `{json.dumps(detector.to_config(), sort_keys=True)}`
+"""
 
 
 def _plain(text: object) -> str:

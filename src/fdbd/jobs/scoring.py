@@ -150,9 +150,7 @@ def _write_parts(
         seconds = time.perf_counter() - start
         skipped = rows.skipped if isinstance(rows, ImageRows) else {}
         counts = output.finish(len(rows), len(spans))
-        return Summary(
-            counts.rows, counts.ood, counts.unreadable, waiting, seconds, skipped, discoveries=counts.discoveries
-        )
+        return Summary(counts.rows, counts.ood, counts.unreadable, waiting, seconds, skipped, counts.discoveries)
 
 
 def check_engine(engine: str, address: str | None, batch_size: int, workers: int | None) -> None:

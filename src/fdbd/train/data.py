@@ -27,24 +27,24 @@ class Images:
         if hasattr(data, "images") and hasattr(data, "labels"):
             data = (data.images, data.labels)
         if isinstance(data, (tuple, list)) and len(data) == 2:
-            self._images, labels = data
-            if isinstance(self._images, ImageFiles):
-                if not (image_size or self._images.size):
+            images, labels = data
+            if isinstance(images, ImageFiles):
+                if not (image_size or images.size):
                     raise ValueError("image files may differ in size: set image_size, the side to train at")
-                self._images = ImageFiles(self._images.paths, image_size or self._images.size)
-            elif (shape := tuple(self._images.shape))[3:] != (3,) or not str(self._images.dtype).endswith("uint8"):
-                raise ValueError(f"images must be uint8 (N, H, W, 3), not {self._images.dtype} {shape}")
+                images = ImageFiles(images.paths, image_size or images.size)
+            elif (shape := tuple(images.shape))[3:] != (3,) or not str(images.dtype).endswith("uint8"):
+                raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {shape}")
         elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-            self._images = _Singles(data)
-            known = getattr(data, "targets", None)  # torchvision's name; asking each item would decode each image
-            labels = known if known is not None else [data[i][1] for i in range(len(data))]
+            images, labels = data, getattr(data, "targets", None)  # torchvision's name: no need to decode each image
+            labels = labels if labels is not None else [data[i][1] for i in range(len(data))]
         else:
             raise ValueError(f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}")
         if labels is None:
             raise ValueError("training needs labels, and this dataset has none")
+        self._images, self._are_pairs = images, images is data
         self.labels = (labels if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))).long()
-        if self.labels.shape != (len(self._images),):
-            raise ValueError(f"{len(self._images)} images but labels of shape {tuple(self.labels.shape)}")
+        if self.labels.shape != (len(images),):
+            raise ValueError(f"{len(images)} images but labels of shape {tuple(self.labels.shape)}")
         if not len(self.labels):
             raise ValueError("the dataset is empty")
         low, high = int(self.labels.min()), int(self.labels.max())
@@ -58,29 +58,17 @@ class Images:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 (B, H, W, 3) and labels (B,)."""
-        if isinstance(self._images, ImageFiles):
+        images, places = self._images, indices.tolist()
+        if isinstance(images, Tensor):
+            return images[indices], self.labels[indices]
+        if isinstance(images, ImageFiles):
             with ThreadPoolExecutor(_THREADS) as pool:
-                images = torch.from_numpy(np.stack(list(pool.map(self._images.__getitem__, indices.tolist()))))
-        elif isinstance(self._images, _Singles):
-            images = torch.from_numpy(np.stack([self._images[index] for index in indices.tolist()]))
-        elif isinstance(self._images, Tensor):
-            images = self._images[indices]
+                found = np.stack(list(pool.map(images.__getitem__, places)))
+        elif self._are_pairs:
+            found = np.stack([np.asarray(images[place][0]) for place in places])
         else:
-            images = torch.from_numpy(np.ascontiguousarray(self._images[indices.numpy()]))
-        return images, self.labels[indices]
-
-
-class _Singles:
-    """The images of a dataset of (image, label)."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
-        return np.asarray(self._data[index][0])
+            found = np.ascontiguousarray(images[indices.numpy()])
+        return torch.from_numpy(found), self.labels[indices]
 
 
 def to_float(images: Tensor) -> Tensor:
