@@ -7,7 +7,6 @@ from fdbd.data.datasets.formats import FormatError, from_folder, from_list, from
 from fdbd.data.datasets.info import DatasetInfo, info, list_datasets
 from fdbd.data.datasets.sources import DatasetUnavailable, load, status, verify
 from fdbd.data.preprocessing import PRESETS, Preprocess
-from fdbd.util.files import cache_root, data_roots
 
 __all__ = [
     "PRESETS",
@@ -19,8 +18,6 @@ __all__ = [
     "ImageFiles",
     "Images",
     "Preprocess",
-    "cache_root",
-    "data_roots",
     "extract",
     "fetch",
     "from_folder",
