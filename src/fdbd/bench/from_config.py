@@ -41,8 +41,7 @@ def benchmark_of(
     or any OOD set it is an error. All sets are opened before the network runs over the first.
 
     Args:
-        config: what to compare.
-        cache: where features are kept; default: the user's cache folder.
+        config, cache: what to compare, and where features are kept (default: the user's cache folder).
         say: called with one line for each thing worth knowing; default: prints to standard error.
         stage: called with one line before each pass of the network; default: `say`, off a terminal.
         device: where the network runs; "auto": a GPU where there is one.

@@ -17,11 +17,7 @@ class FullStatistics:
 
     Means and covariances follow from the moments, also for the members of an ensemble and behind a shaping that leaves
     all samples of the bank as they are. Percentiles, neighbours and statistics of shaped features do not: they remain
-    the bank's, and `used_bank` says so.
-
-    Args:
-        full: class moments of the full training set; None: the bank is the full set.
-        bank: the samples at hand.
+    the bank's, and `used_bank` says so. Without moments (None) the bank is the full set.
     """
 
     def __init__(self, full: ClassMoments | None, bank: FeatureSet) -> None:

@@ -42,14 +42,11 @@ def default_detectors() -> list[str]:
     >>> "react+fdbd" in default_detectors()
     True
     """
-    plain = [name for name in list_detectors(shapings=False) if _works_on_arrays(name)]
-    combined = [(shaping, name) for name in SHAPED for shaping in list_shapings() if _works_on_arrays(shaping)]
+    detectors, shapings = list_detectors(shapings=False), list_shapings()
+    plain = [name for name in detectors if not Configured.registry[name].needs.network]
+    before = [name for name in shapings if not Configured.registry[name].needs.network]
     # Scaled logits have the same argmax, so LTS leaves fDBD as it is.
-    return plain + [f"{shaping}+{name}" for shaping, name in combined if (shaping, name) != ("lts", "fdbd")]
-
-
-def _works_on_arrays(name: str) -> bool:
-    return not Configured.registry[name].needs.network
+    return plain + [f"{part}+{name}" for name in SHAPED for part in before if (part, name) != ("lts", "fdbd")]
 
 
 @dataclass(eq=False, repr=False)

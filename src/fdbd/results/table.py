@@ -30,8 +30,7 @@ class ResultTable:
     """Rows in the order they were run, with their common setting.
 
     Args:
-        setting: what the rows have in common.
-        rows: one per detector, each with a name of its own.
+        setting, rows: one row per detector, each with a name of its own, and what they have in common.
         figures: what `fdbd.report.figures` drew from the features, for the HTML report; None: no such figures.
 
     >>> from fdbd.bench import load_bundle
@@ -152,7 +151,7 @@ class ResultTable:
         """Everything, with the scores of each sample (about 5 bytes each), so that results can be compared in pairs."""
         values: dict[str, Any] = self.to_dict()
         for entry, row in zip(values["detectors"], self.rows):
-            if row.error is None and row.has_scores:
+            if row.has_scores:
                 entry["scores"] = row.scores_to_dict()
         values["figures"] = self.figures
         return write_text(path, json.dumps(values, indent=1, allow_nan=True) + "\n")
