@@ -68,7 +68,10 @@ def parameters(command: Callable[..., object]) -> list[Parameter]:
     hints = get_type_hints(command, include_extras=True)
     found = []
     for name, parameter in inspect.signature(command).parameters.items():
-        kind, info = get_args(hints[name])[:2]
+        hint = hints[name]
+        if not hasattr(hint, "__metadata__"):  # Python 3.10 puts `Optional` around what has the default None
+            hint = get_args(hint)[0]
+        kind, info = get_args(hint)[:2]
         found.append(Parameter(name, kind, info, parameter.default))
     return found
 

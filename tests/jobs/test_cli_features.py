@@ -116,7 +116,10 @@ def test_null_and_non_finite_rows_are_out_of_distribution_and_leave_the_others_a
         rows[9] = rows[9][:4]
         bad |= {9}
     kind = pa.list_(pa.float32(), WIDTH) if is_fixed else pa.list_(pa.float32())
-    write(place / "new.parquet", features=pa.array(rows, kind))
+    try:
+        write(place / "new.parquet", features=pa.array(rows, kind))
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"this version of pyarrow writes no null lists of fixed size: {error}")
     summary = result("score", "guard.safetensors", "new.parquet")
     assert summary["unreadable"] == len(bad)
     table = pq.read_table("scores.parquet").to_pylist()
