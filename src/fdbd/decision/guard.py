@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
 from fdbd.core.batch import Batch, Head, Inputs, as_batch
@@ -21,7 +21,7 @@ from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
-from fdbd.decision.threshold import Threshold, check_target
+from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.fitting import distributed
 from fdbd.fitting.driver import fit_together
@@ -180,14 +180,7 @@ class Guard(nn.Module):
             self.calibrate_on(found, tpr=tpr, alpha=alpha, per_class=per_class)
         return self
 
-    def calibrate_on(
-        self,
-        found: Iterable[CalibrationScores],
-        *,
-        tpr: float | None = None,
-        alpha: float | None = None,
-        per_class: bool = False,
-    ) -> None:
+    def calibrate_on(self, found: Iterable[CalibrationScores], **target: Unpack[Target]) -> None:
         """`calibrate`, on the `calibration_scores` of all batches."""
         known = Sketch()
         self.agreement.pop("calibration", None)
@@ -201,7 +194,7 @@ class Guard(nn.Module):
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
         self.warn_if_seen(known)
         self.warn_of_labels("calibration")
-        self.set_threshold(torch.cat(scores), torch.cat(predicted), tpr=tpr, alpha=alpha, per_class=per_class)
+        self.set_threshold(torch.cat(scores), torch.cat(predicted), **target)
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
@@ -223,19 +216,9 @@ class Guard(nn.Module):
                 "training has seen"
             )
 
-    def set_threshold(
-        self,
-        scores: Tensor,
-        labels: Tensor | None = None,
-        *,
-        tpr: float | None = None,
-        alpha: float | None = None,
-        per_class: bool = False,
-    ) -> None:
+    def set_threshold(self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]) -> None:
         """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are predicted classes."""
-        threshold = Threshold.of(
-            scores, labels, tpr=tpr, alpha=alpha, per_class=per_class, num_classes=len(self.detector.head_weight)
-        )
+        threshold = Threshold.of(scores, labels, num_classes=len(self.detector.head_weight), **target)
         if caution := threshold.caution:
             _warn(caution)
         self.threshold = threshold

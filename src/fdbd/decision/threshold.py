@@ -9,11 +9,12 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
 
@@ -22,6 +23,14 @@ _WIDE = 2.5
 
 Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
+
+
+class Target(TypedDict, total=False):
+    """What is asked of a threshold: a `tpr` or an `alpha`, and whether by predicted class."""
+
+    tpr: float | None
+    alpha: float | None
+    per_class: bool
 
 
 class Threshold(nn.Module):
@@ -133,13 +142,11 @@ class Threshold(nn.Module):
         cls,
         scores: ArrayLike,
         labels: ArrayLike | None = None,
-        *,
-        tpr: float | None = None,
-        alpha: float | None = None,
-        per_class: bool = False,
         num_classes: int | None = None,
+        **target: Unpack[Target],
     ) -> Threshold:
         """`conformal` where `alpha` is given, else `quantile`, at 0.95 where `tpr` is not."""
+        tpr, alpha, per_class = target.get("tpr"), target.get("alpha"), target.get("per_class", False)
         check_target(tpr, alpha)
         if alpha is not None:
             return cls.conformal(scores, alpha, labels, per_class, num_classes)

@@ -23,6 +23,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, ExportError, export, metadata, runtime
+from fdbd.decision.threshold import Target
 from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
@@ -115,10 +116,11 @@ def export_int8(
         assert threshold is not None
         labels, scores, _ = ask(first)
         adjusted = copy.deepcopy(guard)
-        target = {"alpha" if threshold.kind == "conformal" else "tpr": threshold.target}
+        target = Target(per_class=threshold.per_class)
+        target["alpha" if threshold.kind == "conformal" else "tpr"] = threshold.target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
-            adjusted.set_threshold(scores, labels, per_class=threshold.per_class, **target)
+            adjusted.set_threshold(scores, labels, **target)
         again, final = quantised(adjusted, "final")
         new_labels, _, rejected = ask(final)
         with torch.inference_mode():

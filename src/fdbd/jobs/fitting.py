@@ -187,22 +187,21 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
-    arrays: dict[str, Tensor] = {}
-    if path.suffix.lower() == ".npz":
-        names = [name for name in ("weight", "bias") if name in array_names(path)]
-        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in names}
-    elif path.suffix.lower() == ".safetensors":
+    suffix, wanted = path.suffix.lower(), ("weight", "bias")
+    if suffix == ".npz":
+        held = array_names(path)
+        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in wanted if name in held}
+    elif suffix == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
-                arrays = {name: file.get_tensor(name) for name in ("weight", "bias") if name in file.keys()}  # noqa: SIM118
+                arrays = {name: file.get_tensor(name) for name in wanted if name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is no readable safetensors file: {error}") from None
     else:
         raise ValueError(f"the head {str(path)!r} is neither .npz nor .safetensors")
     if "weight" not in arrays:
         raise ValueError(f"{path} has no 'weight', expected a weight (C, P) and a bias (C,)")
-    weight = arrays["weight"]
-    return Head(weight, arrays.get("bias", torch.zeros(len(weight), dtype=weight.dtype)))
+    return Head(arrays["weight"], arrays.get("bias"))
 
 
 class Loader:

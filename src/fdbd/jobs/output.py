@@ -166,14 +166,11 @@ class Output:
         suffix = out.suffix.lower()
         if suffix not in ("", ".parquet", ".csv"):
             raise ValueError(f"--out is {str(out)!r}, expected a .parquet or .csv file, or a folder")
-        self.out, self._restart, self._fdr = out, restart, fdr
-        self.is_folder = not suffix
+        self.out, self._restart, self._fdr, self.is_folder = out, restart, fdr, not suffix
         if fdr is not None:
             check_rate(fdr)
-            if self.is_folder:
-                raise ValueError(
-                    "--fdr looks at all rows together: give --out as a .parquet or .csv file, not a folder"
-                )
+        if fdr is not None and self.is_folder:
+            raise ValueError("--fdr looks at all rows together: give --out as a .parquet or .csv file, not a folder")
         if not self.is_folder:
             check_place(out)
         elif not out.absolute().parent.is_dir():
@@ -181,9 +178,8 @@ class Output:
         elif out.exists() and not out.is_dir():
             raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        label, name, *others = COLUMNS
-        key = "row" if isinstance(names, range) else "path"
-        columns = [key, label, name, *(["nearest"] if nearest else []), *others]
+        columns = ["row" if isinstance(names, range) else "path", *COLUMNS]
+        columns[3:3] = ["nearest"] if nearest else []
         self._format = _Csv(columns) if suffix == ".csv" else _Parquet(columns)
         self.settings: dict[str, Any] = {}
 

@@ -20,13 +20,13 @@ def world() -> tuple[int, int]:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
+def process_group(device: torch.device) -> Iterator[None]:
     """Join the group that `torchrun` describes in the environment, if there is one; leave it at the end."""
     own = int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_available() and not dist.is_initialized()
     if own:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield world()
+        yield
     finally:
         if own:
             dist.destroy_process_group()

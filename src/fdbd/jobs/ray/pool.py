@@ -162,12 +162,11 @@ class Workers:
 
 
 class _Pending(NamedTuple):
-    """A piece of work that was given out."""
+    """A piece of work that was given out; `can_be_late` is False where it was given out twice."""
 
     piece: Any
     start: float
     can_be_late: bool = True
-    """False where it was given out twice."""
 
 
 class Shared(NamedTuple):
