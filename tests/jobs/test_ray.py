@@ -453,7 +453,7 @@ def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
     model, inputs = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval(), torch.rand(50, 3, 4, 4)
     guard = fdbd.Guard(model).fit([inputs[:25]]).calibrate([inputs[25:]])
     rows = ImageRows(Deadly(), ["deadly.png"], None, (), "key", "deadly")
-    tables = on_ray.file_tables(OpenedGuard(guard, Preprocess(4), ()), rows, [(0, range(1))], on_ray.Workers(1))
+    tables = on_ray.file_tables(OpenedGuard(guard, Preprocess(4), ()), rows, on_ray.Workers(1), False, [(0, range(1))])
     with pytest.raises(RuntimeError, match="a worker died 4 times over the same piece of work"):
         list(tables)
 

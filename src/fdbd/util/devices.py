@@ -1,5 +1,7 @@
 """Where a network runs."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -35,7 +37,7 @@ def device_of(module: nn.Module) -> torch.device:
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
     """
-    first = next(module.parameters(), next(module.buffers(), None))
+    first = next(itertools.chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
 
