@@ -47,8 +47,6 @@ def _row_space(rows: Array) -> Array:
 def _project(others: Array, gaps: Array, sizes: Array, hyperplane: Array, closed: float) -> float:
     """min ‖y‖ subject to others (M, r) · y ≥ gaps (M,), where `sizes` (M,) is the magnitude of the logits behind each
     gap; `closed` is the distance to the hyperplane against the predicted class, whose normal is `hyperplane` (r,)."""
-    from scipy.optimize import nnls  # takes a quarter of a second to import
-
     # Step to that hyperplane: if all constraints hold there, the closed form is exact.
     step = others @ hyperplane * (closed / np.linalg.norm(hyperplane))
     if (step - gaps >= -1e-12 * (sizes + np.abs(step))).all():
@@ -57,10 +55,44 @@ def _project(others: Array, gaps: Array, sizes: Array, hyperplane: Array, closed
     columns = np.column_stack([others, gaps / scale]) / np.linalg.norm(others, axis=1, keepdims=True)
     target = np.zeros(columns.shape[1])
     target[-1] = 1
-    solution, _ = nnls(columns.T, target, maxiter=30 * len(columns) + 100)
     # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r].
-    residual = columns.T @ solution - target
+    residual = columns.T @ _nnls(columns.T, target) - target
     squares = float(residual @ residual)
     if squares < _EMPTY:
         return np.inf
     return max(float(np.linalg.norm(residual[:-1])) / squares * scale, closed)
+
+
+def _nnls(matrix: Array, target: Array) -> Array:
+    """argmin ‖matrix · x − target‖ subject to x ≥ 0, by the active sets of Lawson and Hanson. scipy's own gives up, or
+    answers wrongly, on some of these problems in its versions 1.12 to 1.15, the last ones for Python 3.10."""
+    count = matrix.shape[1]
+    solution, free = np.zeros(count), np.zeros(count, dtype=bool)
+    tolerance = 10 * max(matrix.shape) * np.finfo(np.float64).eps * np.abs(matrix).sum(axis=0).max()
+    for _ in range(30 * count + 100):
+        descent = np.where(free, -np.inf, matrix.T @ (target - matrix @ solution))
+        while descent.max() > tolerance:
+            chosen = int(descent.argmax())
+            free[chosen] = True
+            trial = _least_squares(matrix, target, free)
+            if trial[chosen] > 0:
+                break
+            free[chosen], descent[chosen] = False, -np.inf  # by rounding: no descent there
+        else:
+            return solution
+        while (blocked := free & (trial <= 0)).any():
+            share = solution[blocked] / (solution[blocked] - trial[blocked])
+            solution = solution + share.min() * (trial - solution)
+            free[np.flatnonzero(blocked)[share.argmin()]] = False
+            free &= solution > 0
+            solution[~free] = 0
+            trial = _least_squares(matrix, target, free)
+        solution = trial
+    return solution
+
+
+def _least_squares(matrix: Array, target: Array, free: NDArray[np.bool_]) -> Array:
+    """The best x with zeros where it is not free."""
+    out = np.zeros(len(free))
+    out[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+    return out
