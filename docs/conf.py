@@ -63,6 +63,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|typing|typing_extensions|pathlib|os|sklearn|pandas|ray|onnx|nn|abc)\..*"),
     # Type variables and aliases, and what passes through jobs without being asked for.
     ("py:.*", r"fdbd\..*\.(S|G)|fdbd\.(jobs|data)\..*|fdbd\.bench\.cache\..*|Pixels|Inputs|Data|Names"),
+    ("py:.*", r"fdbd\..*\.(CalibrationScores|Target|Influences)|Images"),
     ("py:exc", r"\w+"),
     (
         "py:.*",
