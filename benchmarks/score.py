@@ -19,6 +19,7 @@ import fdbd
 from fdbd import FDBD, Batch, Head
 from fdbd.core.geometry import Folded
 from fdbd.fitting.statistics import Mean
+from fdbd.networks.by_name import model_by_name
 
 SHAPES = [(20_000, 2048, 1_000), (20_000, 768, 1_000), (100_000, 512, 10), (2_000, 768, 21_841)]
 """N, P, C."""
@@ -273,14 +274,13 @@ def _megabytes(count: int) -> str:
 
 
 def guarded(quick: bool) -> str:
-    from torchvision.models import resnet50
-
     torch.manual_seed(0)
-    large, small = guard_of(resnet50(), 224), guard_of(fdbd.networks.create("resnet20"), 32)
+    public = model_by_name("public:resnet50", device="cpu").model  # the real one, with its published weights
+    large, small = guard_of(public, 224), guard_of(fdbd.networks.create("resnet20"), 32)
     rows, missed = [], []
     for name, (model, guard), images, rounds, target in [
-        ("ResNet-50", large, torch.randn(1, 3, 224, 224), 61, 2),
-        ("ResNet-50", large, torch.randn(32, 3, 224, 224), 31, 2),
+        ("public:resnet50", large, torch.randn(1, 3, 224, 224), 61, 2),
+        ("public:resnet50", large, torch.randn(32, 3, 224, 224), 31, 2),
         ("CIFAR ResNet-20", small, torch.randn(1, 3, 32, 32), 301, 5),
     ]:
         contenders = {"model": lambda m=model, x=images: m(x), "guard": lambda g=guard, x=images: g(x)}
@@ -330,7 +330,7 @@ def main() -> None:
                 "\nContenders run in turns and change places from round to round; a ratio is the median "
                 f"over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"
             )
-            description = machine(("torch", "numpy", "numba", PEER, "torchvision"))
+            description = machine(("torch", "numpy", "numba", PEER))
             write_section(title, description + "\n" + how + "\n".join(texts))
 
 

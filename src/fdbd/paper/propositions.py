@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -29,19 +29,15 @@ def proposition_1(experiment: Experiment, say: Say) -> Result:
         means = simplex_etf(classes, width)
         averages = [float(boundary_distance(r * sphere(count, width, generator), means).mean()) for r in radii]
         curves.append((f"C = {classes}, P = {width}", averages))
-        smallest = _smallest_growth(means, count, generator)
-        worst = min(worst, smallest)
-        steps = sum(b > a for a, b in pairwise(averages))
-        rows.append(
-            [str(classes), str(width), f"{averages[0]:.4f}", f"{averages[-1]:.4f}", f"{steps} of {len(radii) - 1}"]
-        )
+        worst = min(worst, _smallest_growth(means, count, generator))
+        steps = f"{sum(b > a for a, b in pairwise(averages))} of {len(radii) - 1}"
+        rows.append([str(classes), str(width), f"{averages[0]:.4f}", f"{averages[-1]:.4f}", steps])
     say("a bias on one class")
     classes, width = settings["broken"]
     biased = []
+    means = simplex_etf(classes, width)
     for bias in settings["biases"]:
-        means = simplex_etf(classes, width)
-        shift = torch.zeros(classes, dtype=torch.float64)
-        shift[0] = bias
+        shift = bias * torch.eye(classes, dtype=torch.float64)[0]
         values = [float(boundary_distance(r * sphere(count, width, generator), means, shift).mean()) for r in radii]
         biased.append((f"bias {bias:g} on one class", values))
     columns = ["C", "P", f"average at r = {radii[0]:g}", f"average at r = {radii[-1]:g}", "steps that rise"]
@@ -63,16 +59,14 @@ def proposition_1(experiment: Experiment, say: Say) -> Result:
     ]
     result.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
     result.data = {"radii": radii, "model": dict(curves), "broken": dict(biased)}
-    drawn, axes = plot.figure(9, 3.3, 1, 2)
-    for axis, lines, title in zip(
-        axes[0], (curves, biased), ("the paper's model", f"with a bias (C = {classes}, P = {width})")
-    ):
+    result.figure, axes = plot.figure(9, 3.3, 1, 2)
+    titles = "the paper's model", f"with a bias (C = {classes}, P = {width})"
+    for axis, lines, title in zip(axes[0], (curves, biased), titles):
         for colour, (label, values) in zip((plot.INSIDE, *plot.COLOURS), lines):
             axis.plot(radii, values, marker="o", ms=3, color=colour, label=label)
         x, y = "r, distance from the mean, in units of ‖μ_i‖", "average distance to the nearest boundary"
         plot.label(axis, x, y, title, legend=7)
     axes[0, 0].set_yscale("log")
-    result.figure = drawn
     return result
 
 
@@ -94,12 +88,10 @@ def proposition_2(experiment: Experiment, say: Say) -> Result:
     for classes, width in settings["sizes"]:
         say(f"{classes} classes in {width} dimensions")
         for shares, into in ((settings["separated"], held), (settings["overlapping"], broken)):
-            for share in shares:
+            for share, place in product(shares, settings["places"]):
                 reach = share * separation_limit(classes)
-                for place in settings["places"]:
-                    case = _compare(classes, width, reach, 1 + place * reach, count, generator)
-                    if case is not None:
-                        into.append({**case, "share": share, "place": place})
+                case = _compare(classes, width, reach, 1 + place * reach, count, generator)
+                into += [] if case is None else [{**case, "share": share, "place": place}]
     say("twins among the class means")
     twins = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
     result = Result(tables=[_order_table(held, broken, twins, experiment.title)])
@@ -136,36 +128,29 @@ def _compare(
     if not math.isfinite(angle) or angle <= 0:
         return None
     means = simplex_etf(classes, width)
-    inside, inside_error = _average(radius * _own(band(count, means[0], 0.0, angle, generator), means), means)
+    dense = _own(band(count, means[0], 0.0, angle, generator), means)
     points = sphere(count, width, generator)
     points = points[(points @ means.T).amax(dim=1) < math.cos(angle)]
     if len(points) < _FEWEST:  # the dense regions fill the sphere: look for the rest where it must be
         points = _own(band(count, means[0], angle, math.pi, generator), means)
     if len(points) < _FEWEST:
         return None
-    outside, outside_error = _average(radius * points, means)
-    error = math.hypot(inside_error, outside_error)
+    return _case(means, radius, reach, angle, dense, points)
+
+
+def _case(means: Tensor, radius: float, reach: float, angle: float, dense: Tensor, points: Tensor) -> dict[str, Any]:
+    """Average boundary distances within the dense regions and outside, of points (N, P) of the unit sphere."""
+    inside, outside = (boundary_distance(radius * part, means) for part in (dense, points))
     return {
-        "classes": classes,
-        "width": width,
-        "reach": reach,
-        "radius": radius,
-        "angle": angle,
-        "inside": inside,
-        "outside": outside,
-        "error": error,
+        **{"classes": len(means), "width": means.shape[1], "reach": reach, "radius": radius, "angle": angle},
+        **{"inside": float(inside.mean()), "outside": float(outside.mean())},
+        "error": math.hypot(*(float(part.std()) / math.sqrt(len(part)) for part in (inside, outside))),
     }
 
 
 def _own(points: Tensor, means: Tensor) -> Tensor:
     """Those of the points that lie in the region of the first class."""
     return points[(points @ means.T).argmax(dim=1) == 0]
-
-
-def _average(points: Tensor, means: Tensor) -> tuple[float, float]:
-    """Mean boundary distance and its standard error."""
-    values = boundary_distance(points, means)
-    return float(values.mean()), float(values.std() / math.sqrt(len(values)))
 
 
 def _twins(
@@ -180,20 +165,8 @@ def _twins(
     cap = cap_angle(1.0, 1.0, reach)
     dense = torch.cat([band(count // len(means) + 1, mean, 0.0, cap, generator) for mean in means])
     points = sphere(count, width, generator)
-    outside = boundary_distance(points[(points @ means.T).amax(dim=1) < math.cos(cap)], means)
-    inside = boundary_distance(dense, means)
-    error = math.hypot(float(inside.std()) / len(inside) ** 0.5, float(outside.std()) / len(outside) ** 0.5)
-    return {
-        "classes": 2 * pairs,
-        "width": width,
-        "reach": reach,
-        "radius": 1.0,
-        "angle": cap,
-        "inside": float(inside.mean()),
-        "outside": float(outside.mean()),
-        "error": error,
-        "share": share,
-    }
+    outside = points[(points @ means.T).amax(dim=1) < math.cos(cap)]
+    return {**_case(means, 1.0, reach, cap, dense, outside), "share": share}
 
 
 def _order_check(statement: str, cases: list[dict[str, Any]]) -> Check:
@@ -220,11 +193,9 @@ def _order_table(held: Any, broken: Any, twins: Any, title: str) -> Table:
 def _order_figure(held: Any, broken: Any, twins: Any) -> Any:
     drawn, axes = plot.figure(7, 4.2)
     axis = axes[0, 0]
-    groups = (
-        ("separated (the paper's model)", held, plot.INSIDE, "o"),
-        ("dense regions overlap", broken, "#edae49", "s"),
-    )
-    for label, cases, colour, marker in (*groups, ("twins: no simplex", twins, plot.OUTSIDE, "^")):
+    labels = "separated (the paper's model)", "dense regions overlap", "twins: no simplex"
+    looks = (plot.INSIDE, "o"), ("#edae49", "s"), (plot.OUTSIDE, "^")
+    for label, cases, (colour, marker) in zip(labels, (held, broken, twins), looks):
         x, y = ([case[key] for case in cases] for key in ("outside", "inside"))
         axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
     ends = [min(c[k] for c in (*held, *broken, *twins) for k in ("inside", "outside")), 1.5]
