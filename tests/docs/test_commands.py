@@ -15,7 +15,8 @@ from fdbd.bench import load_bundle
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-PAGES += [path for path in sorted((ROOT / "docs").glob("**/*.md")) if "_build" not in path.parts]
+GENERATED = {"_build", "cli.md"}
+PAGES += [path for path in sorted((ROOT / "docs").glob("**/*.md")) if not GENERATED & set(path.parts)]
 RUN_BY = {
     "README.md": ["docs/test_readme.py", "docs/test_production_page.py", "test_stranger.py"],
     "docs/index.md": ["docs/test_readme.py"],
