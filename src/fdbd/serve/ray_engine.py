@@ -152,7 +152,9 @@ def run_on_ray(service: Service, host: str, port: int, address: str | None) -> N
     ended = threading.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, lambda *_: ended.set())
-    ended.wait()
-    serve.delete("fdbd")
-    if address is None and not os.environ.get("RAY_ADDRESS"):
-        serve.shutdown()
+    try:
+        ended.wait()
+    finally:
+        serve.delete("fdbd")
+        if address is None and not os.environ.get("RAY_ADDRESS"):
+            serve.shutdown()
