@@ -26,6 +26,7 @@ LARGEST_WHEEL, LARGEST_SDIST, LARGEST_FILE = 40_000_000, 45_000_000, 10_000_000
 CONTENTS = (
     "fdbd/*.py",
     "fdbd/py.typed",
+    "fdbd/bench/*.toml",
     "fdbd/bench/data/*.safetensors",
     "fdbd/bench/data/imagenet-classes.txt",
     "fdbd/networks/weights/*.safetensors",
@@ -33,6 +34,7 @@ CONTENTS = (
     "fdbd/paper/*.md",
     "fdbd/data/datasets/datasets.toml",
     "fdbd/paper/*.toml",
+    "fdbd/train/*.toml",
     "fdbd/report/assets/*.html",
     "fdbd/report/assets/*.js",
     "fdbd/report/assets/*.css",
