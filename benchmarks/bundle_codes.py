@@ -51,7 +51,6 @@ def main() -> None:
         f"Files: {', '.join(f'{name} {size:.1f} MB' for name, size in sizes.items())}.",
         "",
         table(["detector", *(samples.name for samples in load_bundle().ood)], [cells[:-2] for cells in rows]),
-        "",
         f"`python benchmarks/bundle_codes.py` on {machine()}.",
     ]
     write_section("8-bit features in the package", "\n".join(lines))

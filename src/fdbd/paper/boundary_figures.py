@@ -104,6 +104,9 @@ def deviation(experiment: Experiment, say: Say) -> Result:
     result.tables = [Table(experiment.title, columns, rows)]
     for part in profile["sets"]:
         means = [mean for mean in part["mean"] if mean is not None]
+        if len(means) < 2:
+            result.missing.append(f"{part['name']} has too few samples for {experiment.settings['levels']} levels")
+            continue
         steps = sum(b > a for a, b in pairwise(means))
         statement = f"The average distance grows with the deviation ({part['name']})"
         measured = f"Rises in {steps} of {len(means) - 1} steps, from {means[0]:.3g} to {means[-1]:.3g}."
