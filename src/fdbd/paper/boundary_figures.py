@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.bench import FeatureSet, Results
@@ -19,6 +18,7 @@ from fdbd.paper import plot
 from fdbd.paper.detector_tables import average
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.models import EvaluatedModel, load_models
+from fdbd.paper.plot import Floats
 from fdbd.paper.result import (
     Check,
     Result,
@@ -32,7 +32,6 @@ from fdbd.paper.table import Table, percent
 from fdbd.report.figures import deviation_profile
 from fdbd.results.rows import Row
 
-Floats = NDArray[np.float64]
 _BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
 
 

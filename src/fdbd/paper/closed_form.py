@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core import geometry
@@ -17,10 +16,10 @@ from fdbd.paper import plot
 from fdbd.paper.attack import CarliniWagner
 from fdbd.paper.experiment import Experiment, Say
 from fdbd.paper.models import EvaluatedModel, load_models
+from fdbd.paper.plot import Floats
 from fdbd.paper.result import Check, Result, check
 from fdbd.paper.table import Table
 
-Floats = NDArray[np.float64]
 OUTSIDE = "OOD sets"
 
 

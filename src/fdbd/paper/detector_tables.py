@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fdbd.bench import Results
+from fdbd.bench import Results, Row
 from fdbd.data.datasets import DatasetUnavailable
 from fdbd.detectors import create
 from fdbd.metrics.comparison import Comparison
@@ -30,6 +30,12 @@ class Part:
 
     def all(self) -> list[Results]:
         return [self.results] if self.from_images is None else [self.results, self.from_images]
+
+    def entries(self) -> list[tuple[Results, Row, str]]:
+        """The rows, best first, with the mark of those on images; fDBD stands there once."""
+        marked = zip(self.all(), ("", " †"))
+        found = [(results, row, mark) for results, mark in marked for row in results.ranked()]
+        return [entry for entry in found if not (entry[2] and entry[1].name == "fdbd")]
 
 
 def detector_table(experiment: Experiment, say: Say) -> Result:
@@ -117,23 +123,14 @@ def _averages(parts: Sequence[Part], experiment: Experiment) -> Table:
             f"{part.model.title}: ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}; "
             f"fitted on {setting.num_train:,} samples."
         )
-        for results, mark in zip(part.all(), ("", " †")):
-            chosen = [row for row in results.ranked() if not (mark and row.name == "fdbd")]
-            for row in chosen:
-                best = not mark and row.name == results.ranked()[0].name
-                auroc, fpr = (_cell(results, row.name, metric, bool(mark)) for metric in ("auroc", "fpr95"))
-                seconds = row.latencies[-1].median if row.latencies else None
-                share = "" if seconds is None or not setting.forward_seconds else seconds / setting.forward_seconds
-                rows.append(
-                    [
-                        part.model.title,
-                        row.name + mark,
-                        f"**{auroc}**" if best else auroc,
-                        fpr,
-                        "" if seconds is None else f"{seconds * 1e6:.3g}",
-                        share if isinstance(share, str) else f"{share:.2%}",
-                    ]
-                )
+        for results, row, mark in part.entries():
+            auroc, fpr = (_cell(results, row.name, metric, bool(mark)) for metric in ("auroc", "fpr95"))
+            auroc = f"**{auroc}**" if row is part.results.ranked()[0] else auroc
+            times = ["", ""]
+            if row.latencies:
+                seconds, forward = row.latencies[-1].median, setting.forward_seconds
+                times = [f"{seconds * 1e6:.3g}", f"{seconds / forward:.2%}" if forward else ""]
+            rows.append([part.model.title, row.name + mark, auroc, fpr, *times])
     return Table(experiment.title, columns, rows, notes)
 
 
@@ -221,11 +218,10 @@ def _across(parts: Sequence[Part], first: str, detector: str, second: str, other
 
 
 def _figure(parts: Sequence[Part]) -> Any:
-    count = max(sum(len(results.finished) for results in part.all()) for part in parts)
+    count = max(len(part.entries()) for part in parts)
     drawn, axes = plot.figure(8.5, 0.9 + 0.26 * count * len(parts), len(parts), 2)
     for line, part in zip(axes, parts):
-        entries = [(results, row, mark) for results, mark in zip(part.all(), ("", " †")) for row in results.ranked()]
-        entries = [entry for entry in entries if not (entry[2] and entry[1].name == "fdbd")]
+        entries = part.entries()
         names = [row.name + mark for _, row, mark in entries]
         marks = ["fdbd" in name or name == "regDistDB" for name in names]
         for axis, metric, label in zip(line, ("auroc", "fpr95"), ("AUROC, percent", "FPR95, percent")):

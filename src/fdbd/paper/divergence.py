@@ -8,7 +8,8 @@ import numpy as np
 
 from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.models import Floats, load_models
+from fdbd.paper.models import load_models
+from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result, check
 from fdbd.paper.table import Table
 

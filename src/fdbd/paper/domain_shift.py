@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -70,10 +71,7 @@ def _corrupted(model: EvaluatedModel, severity: int, limit: int, say: Say) -> Fe
 
 
 def _measure(whole: Benchmark, name: str, test: FeatureSet) -> dict[str, Any]:
-    part = Benchmark(
-        whole.head, whole.train, test, whole.ood, statistics=whole.statistics, positive=whole.positive, title=name
-    )
-    results = part.run(["fdbd"], latency=False, progress=False)
+    results = replace(whole, test=test, title=name).run(["fdbd"], latency=False, progress=False)
     metrics = {metric: average(results, "fdbd", metric) for metric in ("auroc", "fpr95")}
     sets = {key: float(value.auroc) for key, value in results.row("fdbd").evaluations.items()}
     return {"name": name, "count": len(test), "accuracy": results.setting.accuracy or 0.0, **metrics, "sets": sets}

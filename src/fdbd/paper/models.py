@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
@@ -22,10 +21,10 @@ from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result
 from fdbd.util.files import cache_root, data_roots
 
-Floats = NDArray[np.float64]
 _NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every", "layers")
 
 

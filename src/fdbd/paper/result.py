@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fdbd.metrics.comparison import Comparison
 from fdbd.metrics.evaluation import Estimate
 from fdbd.paper.experiment import Experiment
+from fdbd.paper.plot import Floats
 from fdbd.paper.table import Table
 from fdbd.results.rows import machine
 from fdbd.util.files import beside, write_text
@@ -22,7 +20,6 @@ from fdbd.util.files import beside, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 Verdict = Literal["holds", "does not hold", "undecided"]
 Record = dict[str, Any]
 """What NAME.json holds."""

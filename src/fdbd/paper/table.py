@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fdbd.results.text import LATEX, tex
+
 
 @dataclass(frozen=True)
 class Table:
@@ -27,20 +29,8 @@ class Table:
     def latex(self) -> str:
         """A table in the style of booktabs."""
         sides = "".join("r" if is_numeric else "l" for is_numeric in self._numeric())
-        lines = [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_tex(' '.join([self.title, *self.notes]))}}}",
-            rf"\begin{{tabular}}{{{sides}}}",
-            r"\toprule",
-            " & ".join(map(_tex, self.columns)) + r" \\",
-            r"\midrule",
-            *(" & ".join(map(_tex, row)) + r" \\" for row in self.rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
+        heading, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in (self.columns, *self.rows))
+        return LATEX % (_tex(" ".join([self.title, *self.notes])), sides[1:], heading, "\n".join(body))
 
     def _numeric(self) -> list[bool]:
         """Whether each column holds numbers; the first one never counts as numeric."""
@@ -65,12 +55,6 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
 
-_SIGNS = {
-    **{"µ": r"$\mu$", "μ": r"$\mu$", "σ": r"$\sigma$", "≤": r"$\leq$", "≥": r"$\geq$", "‖": r"$\|$", "×": r"$\times$"},
-    **{"−": "$-$", "†": r"$\dagger$", "~": r"$\sim$", **{character: "\\" + character for character in "&%$#_{}"}},
-}
-
-
 def _tex(text: str) -> str:
-    parts = ["".join(_SIGNS.get(character, character) for character in part) for part in text.split("**")]
+    parts = [tex(part) for part in text.split("**")]
     return "".join(rf"\textbf{{{part}}}" if number % 2 else part for number, part in enumerate(parts))

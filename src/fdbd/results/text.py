@@ -190,20 +190,20 @@ def latex(results: ResultTable, metrics: Sequence[str]) -> str:
     for first in range(0, len(names), LATEX_SETS):
         part = names[first : first + LATEX_SETS]
         shown = [column for name in part for column in _metric_columns(results, name, metrics)]
-        groups = ["", *(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{_tex(name)}}}" for name in part)]
-        heading = ["Detector", *(_tex(f"{TITLES[metric]}{ARROWS[metric]}") for _ in part for metric in metrics)]
+        groups = ["", *(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{tex(name)}}}" for name in part)]
+        heading = ["Detector", *(tex(f"{TITLES[metric]}{ARROWS[metric]}") for _ in part for metric in metrics)]
         for top in range(0, max(len(rows), 1), LATEX_ROWS):
             body = []
             for k, row in enumerate(rows[top : top + LATEX_ROWS], top):
                 cells = [column.cell(k, r"\textbf{{{}}}").replace(TIED, r"$\sim$") for column in shown]
-                body.append([_tex(row_name(row)), *cells])
-            text = _tex(results.setting.title + ", continued." if tables else about)
+                body.append([tex(row_name(row)), *cells])
+            text = tex(results.setting.title + ", continued." if tables else about)
             parts = ("\n".join(" & ".join(cells) + r" \\" for cells in part) for part in ([groups, heading], body))
-            tables.append(_LATEX % (text, "r" * len(shown), *parts))
+            tables.append(LATEX % (text, "r" * len(shown), *parts))
     return "\n".join(tables)
 
 
-_LATEX = r"""\begin{table}
+LATEX = r"""\begin{table}
 \centering\footnotesize\setlength{\tabcolsep}{4pt}
 \caption{%s}
 \begin{tabular}{l%s}
@@ -215,14 +215,16 @@ _LATEX = r"""\begin{table}
 \end{tabular}
 \end{table}
 """
-_TEX = str.maketrans(
+TEX = str.maketrans(
     {
         **{character: "\\" + character for character in "&%$#_{}"},
         **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"$\sim$", "µ": r"$\mu$", "†": r"$\dagger$"},
-        **{"±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$", "↓": r"$\downarrow$"},
+        **{"±": r"$\pm$", "×": r"$\times$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "−": "$-$", "μ": r"$\mu$"},
+        **{"σ": r"$\sigma$", "≤": r"$\leq$", "≥": r"$\geq$", "‖": r"$\|$"},
     }
 )
 
 
-def _tex(text: str) -> str:
-    return text.translate(_TEX)
+def tex(text: str) -> str:
+    """Text with what LaTeX would read as a command, or lacks, written out."""
+    return text.translate(TEX)
