@@ -17,9 +17,9 @@ from fdbd.util.extras import require
 
 LEDGER = "fdbd-watch"
 NAMESPACE = "fdbd"
-_STALE_SECONDS = 4.0
-"""A slot that was not written for so long is free: its replica beats every second while it lives."""
-_PATIENCE_SECONDS = 15.0
+_STALE_SECONDS = 10.0
+"""A slot that was not written for so long is free: its replica beats every second while it lives, later under load."""
+_PATIENCE_SECONDS = 30.0
 """How long a new replica waits for the slot of a dead one before it takes one beyond the stated number."""
 
 
