@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -83,7 +83,6 @@ class Benchmark:
     train: FeatureSet
     test: FeatureSet
     ood: Sequence[FeatureSet]
-    _: KW_ONLY
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     title: str = ""
     notes: Sequence[str] = ()
