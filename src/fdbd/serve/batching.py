@@ -22,7 +22,8 @@ class Batcher:
     """Collects rows of concurrent requests and runs them through `decide` in one thread of its own.
 
     While the model works, requests wait in a queue; when it is free, as many rows as fit go through it together. A
-    batch that is not full waits up to `delay` for company. A request whose caller has gone is left out.
+    batch that is not full waits up to `delay` for company, if the batch before had some: who is alone is answered at
+    once. A request whose caller has gone is left out.
 
     Args:
         decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
@@ -88,11 +89,12 @@ class Batcher:
         self.waiting -= len(self._queue.pop(answer, ()))
 
     async def _work(self) -> None:
+        has_company = False
         while self._is_open or self._queue:
             if not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if self.waiting < self.size and self.delay and self._is_open:
+            if has_company and self.waiting < self.size and self.delay and self._is_open:
                 self._full.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self.delay)
@@ -105,6 +107,7 @@ class Batcher:
                 self._leave(answer)
                 batch.append((answer, rows))
             if batch:
+                has_company = len(batch) > 1
                 await self._run(batch)
 
     async def _run(self, batch: list[tuple[Answer, Rows]]) -> None:

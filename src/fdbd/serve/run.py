@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def run(service: Service, host: str, port: int) -> None:
     if os.name == "nt" and service.workers > 1:
         raise ValueError("on Windows processes cannot share a socket: use --workers 1, or several services and a proxy")
     listening = listen(host, port)
-    backend = backend_of(service)  # an error ends here, before anything answers
+    # An error ends here, before anything answers. The guard is loaded by a thread that ends: OpenMP's threads of this
+    # one would stay and slow down those of the thread that decides.
+    with ThreadPoolExecutor(1) as loading:
+        backend = loading.submit(backend_of, service).result()
     announce(service, backend, host, listening.getsockname()[1])
     _log_json()
     common: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
@@ -131,6 +135,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it. Event loops set it only on sockets that they made: without it, each answer's second
+    # segment waits for the client's delayed acknowledgement, 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listening.bind((host, port))
         listening.listen(2048)  # whoever reads the address may connect, and waits until the guard answers
