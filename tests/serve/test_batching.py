@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from fdbd.serve.answers import Answers
 from fdbd.serve.batching import Batcher
+from fdbd.serve.run import listen
 
 
 def answers(rows: np.ndarray) -> Answers:
@@ -144,3 +146,24 @@ def test_an_error_of_the_model_reaches_its_own_batch_alone() -> None:
         await batcher.stop()
 
     run(program)
+
+
+def test_a_lone_caller_does_not_wait_for_company() -> None:
+    async def program() -> None:
+        model = Model()
+        batcher = await running(model, size=8, delay=60.0)
+        for value in (1.0, 2.0, 3.0):
+            assert (await batcher.submit(rows(value))).scores.tolist() == [value]
+        assert model.sizes == [1, 1, 1]
+        await batcher.stop()
+
+    run(program)  # ends after 30 s
+
+
+def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement() -> None:
+    with (
+        listen("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as taken,
+    ):
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
