@@ -53,7 +53,7 @@ def test_a_dropped_image_is_decided_on_screen_and_nothing_is_amiss(browser, addr
     )
     answers = images.decide(images.prepare(image)[None])
     expected = images.class_names[int(answers.labels[0])]
-    page.wait_for_function("name => document.getElementById('answer').innerText.includes(name)", arg=expected)
+    page.locator("#answer", has_text=expected).wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the screen"
     assert violations(page) == []
     assert said == []
@@ -63,7 +63,7 @@ def test_a_dropped_image_is_decided_on_screen_and_nothing_is_amiss(browser, addr
 def test_a_file_that_is_no_image_is_refused_in_words(browser, address) -> None:
     page, _ = open_page(browser, address, "light", 800)
     page.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no image"})
-    page.wait_for_function("() => document.getElementById('answer').innerText.includes('image')")
+    page.locator("#answer", has_text="image").wait_for()
     assert violations(page) == []
     page.close()
 

@@ -6,7 +6,9 @@ The file appears only after ONNX Runtime has given torch's answers on the exampl
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
+import io
 import json
 import os
 import warnings
@@ -230,8 +232,9 @@ def _trace(graph: _Graph, opset: int) -> Any:
     than the graph itself."""
     sizes = {0: torch.export.Dim("N"), **({} if graph.shorter is None else {1: torch.export.Dim("T")})}
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the exporter's own, on how it registers operators
+        # The exporter warns of how it registers operators, and prints what it rewrote where commands print JSON.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 graph,
                 graph.example,
