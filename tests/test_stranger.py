@@ -6,25 +6,22 @@ torch and the other packages are those of this environment; fdbd comes from the 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sysconfig
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("release_check", ROOT / "tools" / "release_check.py")
-assert spec is not None
-assert spec.loader is not None
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+tool = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "release_check.py")))
 
 
 def pictures(folder: Path, count: int, seed: int) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("workflows", ROOT / "tools" / "workflows.py")
-assert spec is not None
-assert spec.loader is not None
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+tool = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "workflows.py")))
 
 
 @pytest.mark.parametrize("path", tool.workflows(), ids=lambda path: path.stem)
