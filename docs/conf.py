@@ -122,6 +122,8 @@ def _link_notebook(app: Any, page: str, source: list[str]) -> None:
 
 def _copy_notebooks(app: Any, error: Exception | None) -> None:
     """Tutorials as they were run, with their output, beside their pages."""
+    if error is not None:  # a build that failed has no pages, and its own reason is the one to show
+        return
     for path in (Path(app.outdir).parent / "jupyter_execute" / "tutorials").glob("*.ipynb"):
         shutil.copy(path, Path(app.outdir) / "tutorials" / path.name)
 
