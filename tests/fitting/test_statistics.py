@@ -68,6 +68,10 @@ def by_label(batch):
     return batch.features, batch.labels
 
 
+def by_first_column(rows):
+    return rows[rows[:, 0].argsort()]
+
+
 KINDS = {
     "count": (Count, lambda s: torch.tensor(float(s.count))),
     "mean": (lambda: Mean(WIDTH), lambda s: s.mean()),
@@ -79,8 +83,8 @@ KINDS = {
     "class means": (lambda: ClassMeans(CLASSES, WIDTH, by_label), lambda s: s.means()),
     "sum": (lambda: Sum(first_two), lambda s: s.sum()),
     "histogram": (Histogram, lambda s: s.counts.double()),
-    "bank": (Bank, lambda s: s.samples()),
-    "bank of a share": (lambda: Bank(0.3), lambda s: s.samples()),
+    "bank": (Bank, lambda s: by_first_column(s.samples())),  # in no particular order
+    "bank of a share": (lambda: Bank(0.3), lambda s: by_first_column(s.samples())),
     "transformed": (
         lambda: Transformed(Mean(WIDTH), lambda batch: batch._replace(features=batch.features.clamp_max(1))),
         lambda s: s.statistic.mean(),

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from fdbd.data.feature_set import FeatureSet
-from fdbd.detectors.ensemble import Together
 from fdbd.detectors.mds import PartMoments
-from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Transformed
+from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together, Transformed
 
 
 class FullStatistics:
@@ -29,12 +28,12 @@ class FullStatistics:
         full = self.full
         if full is None or isinstance(statistic, Count):
             return statistic
-        if isinstance(statistic, Together):
-            statistic.statistics = [self(part) for part in statistic.statistics]
+        if isinstance(statistic, PartMoments) and not statistic.layers:
+            statistic.parts = [full]
+        elif type(statistic) is Together:
+            statistic.parts = [self(part) for part in statistic.parts]
         elif isinstance(statistic, Transformed) and self._leaves_features(statistic):
             statistic.statistic = self(statistic.statistic)
-        elif isinstance(statistic, PartMoments) and not statistic.layers:
-            statistic.parts = [full]
         elif type(statistic) is Mean:
             statistic.count, statistic.total = full.count, full.mean() * full.count
         elif type(statistic) in (Moments, ClassMoments):

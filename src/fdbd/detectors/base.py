@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,8 +33,6 @@ from fdbd.util.torch_compat import autocasts, full_precision, tracing
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 """Magnitudes whose squares, summed over any feature width, still fit the dtype."""
-
-_HEAD_SHAPES = {"head_weight": "C P", "head_bias": "C"}
 
 
 class Detector(Configured):
@@ -126,26 +124,23 @@ class Detector(Configured):
         """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
         if head.num_classes < 2:
             raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
-        self._begin(head, torch.promote_types(head.weight.dtype, dtype or head.weight.dtype))
-        return self.passes(head)
-
-    def _begin(self, head: Head, dtype: torch.dtype) -> None:
-        shapings = [
-            child for child in self.children() if isinstance(child, Configured) and not isinstance(child, Detector)
-        ]
-        for module in (self, *shapings):
+        for module in self._family():
             module._buffers.clear()
-            module.fit_dtype = dtype
-        for part in self.parts:
-            part._begin(head, dtype)
-        if not self.parts:
-            self.set(head_weight=head.weight, head_bias=head.bias)
+            module.fit_dtype = torch.promote_types(head.weight.dtype, dtype or head.weight.dtype)
+            if isinstance(module, Detector) and not module.parts:
+                module.set(head_weight=head.weight, head_bias=head.bias)
+        return self.passes(head)
 
     def forget(self) -> None:
         """Drop everything that was learnt."""
-        for module in self.modules():
-            if isinstance(module, Configured):
-                module._buffers.clear()
+        for module in self._family():
+            module._buffers.clear()
+
+    def _family(self) -> Iterator[Configured]:
+        yield self
+        yield from (part for part in self.children() if isinstance(part, Configured) and not isinstance(part, Detector))
+        for part in self.parts:
+            yield from part._family()
 
     # ── what was fitted ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,7 +189,7 @@ class Detector(Configured):
         return head
 
     def buffer_shape(self, name: str) -> str | None:
-        return _HEAD_SHAPES.get(name) or super().buffer_shape(name)
+        return {"head_weight": "C P", "head_bias": "C"}.get(name) or super().buffer_shape(name)
 
     # ── scoring ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,7 +255,7 @@ class Detector(Configured):
             batch = batch._replace(labels=None).to(dtype=weight.dtype)
         if features is batch.features and logits is batch.logits:
             return batch
-        return Batch(features, logits, batch.labels, batch.layers, batch.views)  # torch 2.8 traces no _replace
+        return batch._replace(features=features, logits=logits)
 
     def _read(self, batch: Batch) -> list[Tensor]:
         """(N, D) each: the parts of a batch that a score rests on."""

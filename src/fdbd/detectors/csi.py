@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes
-from fdbd.detectors.knn import require_samples, share_kept
+from fdbd.detectors.base import Batch, Head, Needs, Paper, Passes
+from fdbd.detectors.knn import Banked
 from fdbd.fitting.statistics import Bank, check_finite
 
 
-class CSI(Detector):
+class CSI(Banked):
     """Cosine to the nearest training feature times the feature's norm, summed over shifted views (Tack et al., 2020).
 
         score(z) = Σ_v λ_v max_i cos(z_v, z_{i,v}) ‖z_v‖,   λ_v = 1 / mean_i ‖z_{i,v}‖
@@ -44,21 +44,19 @@ class CSI(Detector):
     weights: Annotated[Tensor, "V"]
 
     def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.alpha = share_kept(alpha)
+        super().__init__(1, alpha)
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha, views_as_rows)
         if len({rows.shape[1] for rows in bank.rows}) > 1:
             raise ValueError("training batches differ in their number of views, expected the same number in each")
-        samples = bank.samples(self.fit_dtype)
-        require_samples(len(samples), 1, self.alpha)
-        views = samples.unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        views = bank.samples(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:
             norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
             weights = torch.where(norms > 0, 1 / norms, 0)
-        self.set(bank=unit(views), weights=weights)
+        self.set(weights=weights)
+        self.keep(unit(views).contiguous())
 
     def example(self) -> Batch:
         example = super().example()

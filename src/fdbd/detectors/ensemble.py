@@ -11,7 +11,7 @@ from typing_extensions import Self
 from fdbd.core.batch import as_batch
 from fdbd.detectors.base import Batch, Detector, Head, Needs, NotFittedError, Paper, Passes, one_of
 from fdbd.detectors.registry import as_detector
-from fdbd.fitting.statistics import Statistic, finds_non_finite
+from fdbd.fitting.driver import side_by_side
 from fdbd.shaping.base import Shaping
 from fdbd.util.torch_compat import undisturbed
 
@@ -103,18 +103,7 @@ class Ensemble(Detector):
         return "knots" in self._buffers
 
     def passes(self, head: Head) -> Passes:
-        running: list[tuple[Passes, Statistic | None]] = [(member.passes(head), None) for member in self.members]
-        while True:
-            asked = []
-            for program, statistic in running:
-                try:
-                    asked.append((program, program.send(statistic)))
-                except StopIteration:
-                    continue
-            if not asked:
-                return
-            together = yield Together([statistic for _, statistic in asked])
-            running = [(program, statistic) for (program, _), statistic in zip(asked, together.statistics)]
+        return side_by_side([member.passes(head) for member in self.members])
 
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
         """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
@@ -173,25 +162,6 @@ class Ensemble(Detector):
             angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
             combined = 0.5 - angles.tan().mean(dim=0).atan() / math.pi
         return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
-
-
-class Together:
-    """The statistics that several members ask for in the same pass."""
-
-    def __init__(self, statistics: list[Statistic]) -> None:
-        self.statistics = statistics
-
-    @property
-    def finds_non_finite(self) -> bool:
-        return all(map(finds_non_finite, self.statistics))
-
-    def update(self, batch: Batch) -> None:
-        for statistic in self.statistics:
-            statistic.update(batch)
-
-    def merge(self, other: Self) -> None:
-        for statistic, another in zip(self.statistics, other.statistics):
-            statistic.merge(another)
 
 
 def _ranks(count: int) -> Tensor:

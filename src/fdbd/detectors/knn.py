@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fdbd.core.linear_algebra import largest_products, unit
+from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, one_of
 from fdbd.fitting.statistics import Bank
 from fdbd.util.torch_compat import tracing
@@ -14,7 +14,33 @@ from fdbd.util.torch_compat import tracing
 Index = Literal["exact", "flat", "ivf", "hnsw"]
 
 
-class KNN(Detector):
+class Banked(Detector):
+    """A detector that keeps training samples in a bank (…, M, P): an `alpha` share of all, and `k` at least."""
+
+    bank: Annotated[Tensor, "M P"]
+
+    def __init__(self, k: int, alpha: float) -> None:
+        super().__init__()
+        self.k = at_least_one("k", k, "a number of neighbours, at least 1")
+        expected = "the fraction of training samples to keep, above 0 and at most 1"
+        self.alpha = float(expect("alpha", alpha, 0 < alpha <= 1, expected))
+
+    def keep(self, bank: Tensor) -> None:
+        """Keep a bank that nobody else holds, without a copy."""
+        self._set_buffer("bank", bank)
+        self._check_size()
+
+    def check_buffers(self) -> None:
+        super().check_buffers()
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if (count := self.bank.shape[-2]) < self.k:
+            kept = f"only {count} training samples were kept (alpha={self.alpha})"
+            raise ValueError(f"k is {self.k}, but {kept}: lower k, raise alpha or give more data")
+
+
+class KNN(Banked):
     """Distance of the normalised feature to its k-th nearest neighbour among the training features (Sun et al., 2022).
 
         score(z) = −‖ẑ − ẑ_(k)‖,   ẑ = z/‖z‖
@@ -41,27 +67,16 @@ class KNN(Detector):
     name = "knn"
     paper = Paper("Out-of-Distribution Detection with Deep Nearest Neighbors", "Sun et al.", "ICML", 2022)
     needs = Needs(passes=1)
-    bank: Annotated[Tensor, "M P"]
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
-        super().__init__()
-        self.k = at_least_one("k", k, "a number of neighbours, at least 1")
-        self.alpha = share_kept(alpha)
+        super().__init__(k, alpha)
         self.index = one_of("index", index, *get_args(Index))
         self._built: tuple[Tensor, Any] | None = None
 
     def passes(self, head: Head) -> Passes:
         self._built = None
         bank = yield Bank(self.alpha, partial(_directions, self.fit_dtype))
-        samples = bank.samples(self.fit_dtype)
-        has_direction = torch.linalg.vector_norm(samples, dim=1) > 0.5
-        samples = samples if has_direction.all() else samples[has_direction]
-        require_samples(len(samples), self.k, self.alpha)
-        self._set_buffer("bank", samples)
-
-    def check_buffers(self) -> None:
-        super().check_buffers()
-        require_samples(len(self.bank), self.k, self.alpha)
+        self.keep(bank.samples(self.fit_dtype))
 
     def score(self, batch: Batch) -> Tensor:
         rows = unit(batch.features)
@@ -98,25 +113,14 @@ class KNN(Detector):
 
 
 def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
-    return unit(batch.features.to(dtype))
-
-
-def share_kept(alpha: float) -> float:
-    """alpha, or an error."""
-    is_share = 0 < alpha <= 1
-    return float(expect("alpha", alpha, is_share, "the fraction of training samples to keep, above 0 and at most 1"))
-
-
-def require_samples(count: int, k: int, alpha: float) -> None:
-    """Refuse a bank with fewer than k samples."""
-    if count < k:
-        kept = f"only {count} training samples were kept (alpha={alpha})"
-        raise ValueError(f"k is {k}, but {kept}: lower k, raise alpha or give more data")
+    rows = batch.features.to(dtype)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    has_direction = norms[:, 0] > SMALLEST_NORM
+    return rows / norms if has_direction.all() else rows[has_direction] / norms[has_direction]
 
 
 def build_index(bank: Tensor, kind: Index, k: int) -> Any:
-    """A faiss index of normalised rows (M, P) by inner product, set for the k nearest; None for "flat" without faiss:
-    torch does as well."""
+    """A faiss index of (M, P) rows by inner product, set for the k nearest; None for "flat" without faiss."""
     try:
         import faiss
     except ImportError:

@@ -12,7 +12,7 @@ from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, whitener
 from fdbd.core.perturbation import adversarial, checked_std
 from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Paper, Passes, as_matrix, expect
-from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Transformed, check_finite
+from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Together, Transformed, check_finite
 
 ADVERSARIAL_STEP = 0.05
 """Step of the adversarial samples that weigh the layers, in [0, 1] pixel units."""
@@ -178,15 +178,13 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
     return parts
 
 
-class PartMoments:
+class PartMoments(Together):
     """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch; and
     whether batches came with adversarial copies."""
 
-    finds_non_finite = True
-
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
+        super().__init__(())
         self.num_classes, self.layers, self.has_adversarial = num_classes, layers, False
-        self.parts: list[ClassMoments] = []
 
     def update(self, batch: Batch) -> None:
         rows = parts_of(batch, self.layers)
@@ -199,7 +197,6 @@ class PartMoments:
             moments.update(batch._replace(features=part))
 
     def merge(self, other: Self) -> None:
+        super().merge(other)
         self.has_adversarial |= other.has_adversarial
-        for mine, theirs in zip(self.parts, other.parts):
-            mine.merge(theirs)
         self.parts = self.parts or other.parts

@@ -1,19 +1,18 @@
 """Nearest-neighbour guidance of the energy score."""
 
 from functools import partial
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
-from fdbd.detectors.knn import require_samples, share_kept
+from fdbd.detectors.base import Batch, Head, Needs, Paper, Passes, logits_of
+from fdbd.detectors.knn import Banked
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Bank, with_logits
 
 
-class NNGuide(Detector):
+class NNGuide(Banked):
     """Energy, guided by the similarity to confident training samples (Park et al., 2023).
 
         score(z) = E(z) · 1/k Σ_{i ∈ k largest} E(z_i) ẑ_i·ẑ,   E = logsumexp(logits),   ẑ = z/‖z‖
@@ -35,21 +34,13 @@ class NNGuide(Detector):
     name = "nnguide"
     paper = Paper("Nearest Neighbor Guidance for Out-of-Distribution Detection", "Park et al.", "ICCV", 2023)
     needs = Needs(logits=True, passes=1)
-    bank: Annotated[Tensor, "M P"]
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:
-        super().__init__()
-        self.k = at_least_one("k", k, "a number of neighbours, at least 1")
-        self.alpha = share_kept(alpha)
+        super().__init__(k, alpha)
 
     def passes(self, head: Head) -> Passes:
         bank = yield from with_logits(Bank(self.alpha, partial(_guides, self.fit_dtype)), head)
-        self._set_buffer("bank", bank.samples(self.fit_dtype))
-        require_samples(len(self.bank), self.k, self.alpha)
-
-    def check_buffers(self) -> None:
-        super().check_buffers()
-        require_samples(len(self.bank), self.k, self.alpha)
+        self.keep(bank.samples(self.fit_dtype))
 
     def score(self, batch: Batch) -> Tensor:
         products, _ = largest_products(unit(batch.features), self.bank, self.k)

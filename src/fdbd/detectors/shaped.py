@@ -107,7 +107,7 @@ class Shaped(Detector):
     def shape(self, batch: Batch) -> Batch:
         """The batch that the detector behind the shaping sees; its logits are None where it is to compute them."""
         if self.shaping.needs.logits and batch.logits is None:
-            batch = Batch(batch.features, self.head(batch.features), batch.labels, batch.layers, batch.views)
+            batch = batch._replace(logits=self.head(batch.features))
         return self.shaping.shape(batch)
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:

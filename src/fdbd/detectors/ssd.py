@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, unit, whitener
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, labels_of
 from fdbd.fitting.kmeans import kmeans, nearest
-from fdbd.fitting.statistics import ClassMoments, Moments, Transformed
+from fdbd.fitting.statistics import ClassMoments, Moments, Together, Transformed
 
 LARGEST_TABLE = 1 << 27
 """Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB kept."""
@@ -124,11 +123,11 @@ class SSD(Detector):
         return -whitened.view(-1, *self.means.shape).square().sum(dim=2).amin(dim=1)
 
 
-class ClusterMoments:
+class ClusterMoments(Together):
     """Moments of each class apart: M·P² numbers."""
 
     def __init__(self, num_classes: int, num_features: int) -> None:
-        self.parts = [Moments(num_features) for _ in range(num_classes)]
+        super().__init__(Moments(num_features) for _ in range(num_classes))
 
     def update(self, batch: Batch) -> None:
         labels = labels_of(batch)
@@ -136,10 +135,6 @@ class ClusterMoments:
         counts = torch.bincount(labels, minlength=len(self.parts)).tolist()
         for moments, rows in zip(self.parts, torch.split(order, counts)):
             moments.update(Batch(batch.features[rows.to(batch.features.device)]))
-
-    def merge(self, other: Self) -> None:
-        for mine, theirs in zip(self.parts, other.parts):
-            mine.merge(theirs)
 
 
 def normalised(centers: Tensor | None, batch: Batch) -> Batch:

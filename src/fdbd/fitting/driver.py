@@ -4,17 +4,16 @@ A detector's `passes` is a generator that yields empty statistics; a driver sums
 `fit_together` does so in this process, `fit_by` wherever its caller's sums come from.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from fdbd.core.batch import Batch, Head, as_batch, as_matrix, as_tensor
 from fdbd.core.configuration import Needs, Passes
-from fdbd.fitting.statistics import Count, NonFiniteRow, Statistic, check_finite, finds_non_finite
+from fdbd.fitting.statistics import Count, NonFiniteRow, Statistic, Together, check_finite
 from fdbd.util.torch_compat import undisturbed
 
 _NO_SAMPLES = "the training data hold no samples; give at least one non-empty batch"
@@ -24,9 +23,6 @@ class Learner(Protocol):
     """What is fitted: a detector."""
 
     needs: Needs
-
-    @property
-    def label(self) -> str: ...
 
     def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes: ...
 
@@ -86,20 +82,21 @@ def fit_by(
         head: the linear head.
         dtype: of the features.
     """
-    running: dict[int, tuple[Passes, Statistic]] = {}
     device, head = head.weight.device, head.cpu()
     try:
-        for index, detector in enumerate(detectors):
+        summed = None
+        with undisturbed():
+            program = side_by_side([detector.start(head, dtype) for detector in detectors])
+        while True:
             with undisturbed():
-                program = detector.start(head, dtype)
-            _advance(running, index, program, None)
-        while running:
-            asked = [Count(), *(statistic for _, statistic in running.values())]
-            seen, *sums = sum_up(asked, [detectors[index] for index in running])
+                try:
+                    asked = program.send(summed)
+                except StopIteration:
+                    break
+            seen, *sums = sum_up([Count(), *asked.parts], [detectors[number] for number in asked.numbers])
             if not seen.count:
                 raise ValueError(_NO_SAMPLES)
-            for (index, (program, _)), statistic in zip(list(running.items()), sums):
-                _advance(running, index, program, statistic)
+            summed = Together(sums)
         if device.type != "cpu":  # sums are taken on the CPU, scores where the model is
             for detector in detectors:
                 detector.to(device)
@@ -109,12 +106,16 @@ def fit_by(
         raise
 
 
-def _advance(running: dict[int, tuple[Passes, Statistic]], index: int, program: Passes, summed: Any) -> None:
-    try:
-        with undisturbed():
-            running[index] = (program, program.send(summed))
-    except StopIteration:
-        running.pop(index, None)
+def side_by_side(programs: Sequence[Passes]) -> Passes:
+    """Several `passes` as one: asks for what all that are not finished ask for, `Together`, whose `numbers` are
+    theirs."""
+    sums: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    while sums:
+        asked = {}
+        for number, summed in sums.items():
+            with suppress(StopIteration):
+                asked[number] = programs[number].send(summed)
+        sums = dict(zip(asked, (yield Together(asked.values(), tuple(asked))).parts)) if asked else {}
 
 
 def update_all(
@@ -122,28 +123,20 @@ def update_all(
 ) -> None:
     """Add batches of training data to the statistics that these detectors ask for; each batch is checked first."""
     # A sum over a NaN is NaN: where every statistic notices by itself, the features are read only once.
-    look = not all(map(finds_non_finite, statistics))
+    together = Together(statistics)
     head = head.cpu()
     for number, batch in enumerate(batches):
         with undisturbed():
             batch = check_training_batch(batch, number, head, asking)
-            with named_row(number):
-                if look:
+            try:
+                if not together.finds_non_finite:
                     check_finite(batch.features, "its features")
-                for statistic in statistics:
-                    statistic.update(batch)
-
-
-@contextlib.contextmanager
-def named_row(number: int) -> Iterator[None]:
-    """Completes a `NonFiniteRow` with the number of the batch."""
-    try:
-        yield
-    except NonFiniteRow as error:
-        raise ValueError(
-            f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair the "
-            "model, a detector cannot learn from it"
-        ) from None
+                together.update(batch)
+            except NonFiniteRow as error:
+                raise ValueError(
+                    f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair "
+                    "the model, a detector cannot learn from it"
+                ) from None
 
 
 def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:
@@ -157,23 +150,20 @@ def check_training_batch(batch: Batch, number: int, head: Head, detectors: Seque
             raise ValueError(
                 f"batch {number} has {features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
             )
-    if batch.labels is not None:
-        check_labels(batch.labels, features.shape[0], head.num_classes, number)
+    if (labels := batch.labels) is not None:
+        if labels.shape != features.shape[:1]:
+            raise ValueError(
+                f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({features.shape[0]},)"
+            )
+        if labels.is_floating_point() or labels.is_complex():
+            raise TypeError(f"labels of batch {number} are {labels.dtype}, expected integers")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
+            raise ValueError(
+                f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
+                f"expected 0 to {head.num_classes - 1}"
+            )
     elif needing := [type(detector).__name__ for detector in detectors if detector.needs.labels]:
         raise ValueError(
             f"{', '.join(needing)} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)"
         )
     return batch._replace(features=features, logits=logits)
-
-
-def check_labels(labels: Tensor, rows: int, num_classes: int, number: int) -> None:
-    """Refuse labels that are not (N,) integers within the head's classes."""
-    if labels.shape != (rows,):
-        raise ValueError(f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({rows},)")
-    if labels.is_floating_point() or labels.is_complex():
-        raise TypeError(f"labels of batch {number} are {labels.dtype}, expected integers")
-    if rows and (int(labels.min()) < 0 or int(labels.max()) >= num_classes):
-        raise ValueError(
-            f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
-            f"expected 0 to {num_classes - 1}"
-        )

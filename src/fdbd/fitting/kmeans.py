@@ -48,24 +48,14 @@ class Sample:
         self.rows, self.hashes = rows[order], hashes[order]
 
 
-def initial_centers(rows: Tensor, count: int, iterations: int = 10) -> Tensor:
+def initial_centers(rows: Tensor, count: int) -> Tensor:
     """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii, 2007) with a fixed
     seed."""
+    from sklearn.cluster import KMeans  # takes a second to import
+
     if len(rows) < count:
         raise ValueError(f"{count} clusters asked for, but there are only {len(rows)} training samples")
-    generator = torch.Generator().manual_seed(0)
-    centers = rows[:1]
-    distance = squared_distances(rows, centers)[:, 0]
-    for _ in range(count - 1):
-        weights = distance if distance.sum() > 0 else torch.ones_like(distance)
-        chosen = rows[torch.multinomial(weights, 1, generator=generator)]
-        centers = torch.cat([centers, chosen])
-        distance = torch.minimum(distance, squared_distances(rows, chosen)[:, 0])
-    for _ in range(iterations):
-        means = ClassMeans(count, rows.shape[1], partial(nearest, centers))
-        means.update(Batch(rows))
-        centers = torch.where(means.counts[:, None] > 0, means.means(), centers)
-    return centers
+    return torch.from_numpy(KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy()).cluster_centers_)
 
 
 def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,8 @@ and any order of the shards. Everything is summed in float64 on the CPU. Only `B
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -21,18 +22,17 @@ from fdbd.core.batch import Batch, Head, labels_of
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
 
-ROWS_OF_PRODUCTS = 512
-"""Rows whose products are added at once; more would leave the cache."""
-
-PIVOT_ROWS = 256
-"""Rows whose mean the first products are taken about."""
+LOGITS_AT_A_TIME = 1 << 22
+"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
 
 S = TypeVar("S", bound="Statistic")
 
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A summary of training data that grows by a batch and adds up with its like.
+    """A summary of training data that grows by a batch and adds up with its like. One whose attribute
+    `finds_non_finite` is true raises `NonFiniteRow` where features hold a NaN or an infinity; for others that is looked
+    for in a read of its own.
 
     >>> isinstance(Mean(2), Statistic)
     True
@@ -56,7 +56,7 @@ class Additive:
 
 
 class NonFiniteRow(ValueError):
-    """A row of a batch holds NaN or infinity; the driver that knows the batch's number completes the message."""
+    """Row number `row` of `what`, a part of a batch, holds NaN or infinity; the driver completes the message."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(f"row {row} of {what} is not finite")
@@ -130,7 +130,7 @@ def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
     width = rows.shape[1]
     squares = torch.zeros(width, width, dtype=torch.float64)
     edges = [width * i // 8 for i in range(9)]
-    for piece in in_float64(rows, ROWS_OF_PRODUCTS):
+    for piece in in_float64(rows, 512):  # more would leave the cache
         centred = (piece - pivot).T.contiguous()  # a tenth faster
         for start, stop in pairwise(edges):
             squares[start:stop, :stop].addmm_(centred[start:stop], centred[:stop].T)
@@ -167,7 +167,7 @@ class Moments:
         rows, count = batch.features, batch.features.shape[0]
         if not count:
             return
-        pivot = self.average if self.count else next(in_float64(rows[:PIVOT_ROWS])).mean(dim=0)
+        pivot = self.average if self.count else next(in_float64(rows[:256])).mean(dim=0)
         total, squares = products(rows, pivot)
         if not torch.isfinite(total).all():
             check_finite(rows, "its features")
@@ -289,13 +289,16 @@ class Sum(Additive):
 
     def sum(self) -> Tensor:
         """Float64, the shape of one sample's vector."""
-        if not self.count:
-            raise ValueError("no samples to sum: the training data are empty")
+        _require(self.count)
         total: Tensor = self.total
         return total
 
 
-_VALUES_AT_A_TIME = 1 << 21
+def _require(count: int) -> None:
+    if not count:
+        raise ValueError("there are no samples: the training data are empty")
+
+
 _BINS_BELOW_SIGN = 12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
 
 
@@ -331,7 +334,7 @@ class Histogram(Additive):
 
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
-        for piece in values.detach().reshape(-1).split(_VALUES_AT_A_TIME):
+        for piece in values.detach().reshape(-1).split(1 << 21):
             bins = (ordered_bits(piece) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
             self.counts += torch.from_numpy(np.bincount(bins, minlength=len(self.counts)))
 
@@ -344,23 +347,21 @@ class Histogram(Additive):
         """Several quantiles at once, float64."""
         cumulative = self.counts.cumsum(0)
         total = int(cumulative[-1])
-        if not total:
-            raise ValueError("no values to take a percentile of: the training data are empty")
+        _require(total)
         position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
         ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
         bins = torch.searchsorted(cumulative, ranks, right=True)
-        ends = torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1])
-        ends = values_of_bits(ends)
+        ends = values_of_bits(torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1]))
         # Exact zeros dominate their bin in any network with a ReLU.
         lower, upper = torch.where((ends == 0).any(dim=0), 0, ends.mean(dim=0))
         return torch.lerp(lower, upper, position.frac())
 
 
 class Bank(Additive):
-    """The samples themselves, or an `alpha` share of them: only for the nearest-neighbour family.
+    """The samples themselves, or an `alpha` share of them, in no particular order: for the nearest-neighbour family.
 
-    A sample is kept when a hash of its features falls below alpha, and samples are ordered by that hash, so neither the
-    split of the data nor the order of the shards matters. About alpha·N rows are kept.
+    A sample is kept when a hash of its features falls below alpha, so neither the split of the data nor the order of
+    the shards decides which are. About alpha·N rows are kept.
 
     Args:
         alpha: fraction of the samples to keep, in (0, 1].
@@ -372,33 +373,27 @@ class Bank(Additive):
     True
     """
 
-    sums = ("rows", "hashes")
+    sums = ("rows",)
 
     def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
         self.alpha, self.value = alpha, value
         self.rows: list[Tensor] = []
-        self.hashes: list[Tensor] = []
 
     def update(self, batch: Batch) -> None:
-        hashes = row_hashes(batch.features)
         if self.alpha < 1:
-            kept = hashes < int(self.alpha * 2**62)
-            batch, hashes = batch.rows(kept), hashes[kept]
+            batch = batch.rows(row_hashes(batch.features) < int(self.alpha * 2**62))
         rows = batch.features.clone() if self.value is None else self.value(batch)  # a loader may use its memory again
         self.rows.append(rows.detach().cpu())
-        self.hashes.append(hashes)
 
     def samples(self, dtype: torch.dtype | None = None) -> Tensor:
-        """(M, D) kept rows in the order of their hashes; None: in their own dtype, float32 at least."""
-        if not self.rows:
-            raise ValueError("no samples to keep: the training data are empty")
+        """(M, D) kept rows; None: in their own dtype, float32 at least."""
+        _require(len(self.rows))
         widths = sorted({rows.shape[1] for rows in self.rows})
         if len(widths) > 1:
             raise ValueError(f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width")
-        if len(self.rows) > 1:  # frees the parts before the copy in order
-            self.rows, self.hashes = [torch.cat(self.rows)], [torch.cat(self.hashes)]
-        rows, order = self.rows[0], torch.from_numpy(np.argsort(self.hashes[0].numpy()))
-        return rows.index_select(0, order).to(dtype or torch.promote_types(rows.dtype, torch.float32))
+        if len(self.rows) > 1:
+            self.rows = [torch.cat(self.rows)]
+        return self.rows[0].to(dtype or torch.promote_types(self.rows[0].dtype, torch.float32))
 
 
 def row_hashes(rows: Tensor) -> Tensor:
@@ -413,13 +408,8 @@ def row_hashes(rows: Tensor) -> Tensor:
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)
 
 
-def finds_non_finite(statistic: Statistic) -> bool:
-    """Whether an update with a NaN or an infinity among the features raises `NonFiniteRow` without being looked for."""
-    return bool(getattr(statistic, "finds_non_finite", False))
-
-
 class Transformed(Generic[S]):
-    """A statistic of transformed batches: each batch passes through `transform` first.
+    """A statistic of transformed batches: each batch passes through `transform` first, at most `rows` of it at once.
 
     >>> doubled = Transformed(Mean(1), lambda batch: Batch(2 * batch.features))
     >>> doubled.update(Batch(torch.tensor([[1.0], [2.0]])))
@@ -427,34 +417,15 @@ class Transformed(Generic[S]):
     3.0
     """
 
-    def __init__(self, statistic: S, transform: Callable[[Batch], Batch]) -> None:
-        self.statistic, self.transform = statistic, transform
+    def __init__(self, statistic: S, transform: Callable[[Batch], Batch], rows: int | None = None) -> None:
+        self.statistic, self.transform, self.rows = statistic, transform, rows
 
     def update(self, batch: Batch) -> None:
-        self.statistic.update(self.transform(batch))
-
-    def merge(self, other: Self) -> None:
-        self.statistic.merge(other.statistic)
-
-
-LOGITS_AT_A_TIME = 1 << 22
-"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
-
-
-class _WithLogits(Generic[S]):
-    """A statistic of logits: a batch without them gets those of the head, a few thousand rows at a time."""
-
-    def __init__(self, statistic: S, head: Head) -> None:
-        self.statistic, self.head = statistic, head
-
-    def update(self, batch: Batch) -> None:
-        rows = max(1024, LOGITS_AT_A_TIME // self.head.num_classes)
-        for start in range(0, batch.features.shape[0], rows):
-            piece = batch.rows(slice(start, start + rows))
-            logits = self.head(piece.features) if piece.logits is None else piece.logits
+        size = self.rows or max(len(batch.features), 1)
+        for start in range(0, len(batch.features), size):
+            piece = batch if len(batch.features) <= size else batch.rows(slice(start, start + size))
             try:
-                check_finite(logits, "its logits")
-                self.statistic.update(piece._replace(logits=logits))
+                self.statistic.update(self.transform(piece))
             except NonFiniteRow as error:
                 raise NonFiniteRow(start + error.row, error.what) from None
 
@@ -463,6 +434,33 @@ class _WithLogits(Generic[S]):
 
 
 def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
-    """A pass for a statistic that reads logits, as a part of `passes`: ``m = yield from with_logits(…, head)``."""
-    summed: _WithLogits[S] = yield _WithLogits(statistic, head)
+    """A pass for a statistic that reads logits, which a batch without them gets from the head; as a part of `passes`:
+    ``m = yield from with_logits(…, head)``."""
+    rows = max(1024, LOGITS_AT_A_TIME // head.num_classes)
+    summed: Transformed[S] = yield Transformed(statistic, partial(_with_logits, head), rows)
     return summed.statistic
+
+
+def _with_logits(head: Head, batch: Batch) -> Batch:
+    logits = head(batch.features) if batch.logits is None else batch.logits
+    check_finite(logits, "its logits")
+    return batch._replace(logits=logits)
+
+
+class Together:
+    """Several statistics of the same data, with the numbers of those who ask for them."""
+
+    def __init__(self, parts: Iterable[Any], numbers: tuple[int, ...] = ()) -> None:
+        self.parts, self.numbers = list(parts), numbers
+
+    @property
+    def finds_non_finite(self) -> bool:
+        return all(getattr(part, "finds_non_finite", False) for part in self.parts)
+
+    def update(self, batch: Batch) -> None:
+        for part in self.parts:
+            part.update(batch)
+
+    def merge(self, other: Self) -> None:
+        for mine, theirs in zip(self.parts, other.parts):
+            mine.merge(theirs)

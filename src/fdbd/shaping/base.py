@@ -45,7 +45,7 @@ class Shaping(Configured):
     def shape(self, batch: Batch) -> Batch:
         """The shaped batch. Its logits are None where features changed: the detector computes them from the head."""
         views = None if batch.views is None else torch.stack([self(view) for view in batch.views])
-        return Batch(self(batch.features), None, batch.labels, batch.layers, views)  # torch 2.8 traces no _replace
+        return batch._replace(features=self(batch.features), logits=None, views=views)
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
         """What a Guard asks of a shaping that needs the network; see `Detector.observe`."""

@@ -34,5 +34,4 @@ class LTS(TopShare):
         return features
 
     def shape(self, batch: Batch) -> Batch:
-        logits = logits_of(batch) * self.ratio(batch.features.relu()).square()
-        return Batch(batch.features, logits, batch.labels, batch.layers, batch.views)
+        return batch._replace(logits=logits_of(batch) * self.ratio(batch.features.relu()).square())
