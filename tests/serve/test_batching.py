@@ -160,6 +160,26 @@ def test_a_lone_caller_does_not_wait_for_company() -> None:
     run(program)  # ends after 30 s
 
 
+def test_callers_that_came_together_are_waited_for_until_all_are_back() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model, size=8, delay=60.0)
+        first = batcher.submit(rows(0))
+        await until_started(model)
+        together = [batcher.submit(rows(value)) for value in (1, 2, 3)]
+        model.gate.set()
+        await asyncio.gather(first, *together)
+        back = [batcher.submit(rows(value)) for value in (4, 5)]
+        await asyncio.sleep(0.05)
+        assert batcher.waiting == 2, "a batch of two went ahead, though three were there before"
+        back.append(batcher.submit(rows(6)))
+        await asyncio.gather(*back)
+        assert model.sizes == [1, 3, 3]
+        await batcher.stop()
+
+    run(program)  # ends after 30 s, before the delay does
+
+
 def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement() -> None:
     with (
         listen("127.0.0.1", 0) as listening,

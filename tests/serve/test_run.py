@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -57,6 +60,10 @@ class Running:
     def samples(self) -> int:
         return self.client.get("/status").json()["monitor"]["samples"]
 
+    def workers(self) -> list[int]:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -106,8 +113,7 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(start, guard_file: 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert set(pool.map(ask, range(100))) == {200}
     service.until(lambda: service.samples() == 101)
-    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
-    workers = [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
+    workers = service.workers()
     assert len(workers) == 2
     time.sleep(2.5)
     os.kill(workers[0], signal.SIGKILL)
@@ -119,6 +125,50 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(start, guard_file: 
         except httpx.HTTPError:
             time.sleep(0.2)
     service.until(lambda: service.samples() >= 102)
+
+
+def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(start, guard_file: Path, tmp_path) -> None:
+    service = start(guard_file, "--workers", 2, "--state", tmp_path / "state")
+    address = service.client.base_url.host, service.client.base_url.port
+    with contextlib.ExitStack() as stack:
+        burst = [stack.enter_context(socket.create_connection(address)) for _ in range(48)]
+        for each in burst:
+            each.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: test\r\n\r\n")
+            assert b"200 OK" in each.recv(4096)
+    service.client.close()
+
+    def counted() -> list[float]:
+        """Requests that each process has saved."""
+        states = [json.loads(path.read_text()) for path in (tmp_path / "state").glob("slot-*.json")]
+        return [
+            sum(each[-1] for each in state["counts"] if each[:2] == ["requests", "/v2/health/live"]) for state in states
+        ]
+
+    service.until(lambda: sum(counted()) == 48)
+    assert len(counted()) == 2
+    assert min(counted()) > 4, "the chance of that is below one in a million where connections are shared out"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_supervisor(start, guard_file: Path, how: signal.Signals) -> None:
+    service = start(guard_file, "--workers", 2)
+    workers = service.workers()
+    if how == signal.SIGINT:
+        os.killpg(service.process.pid, how)  # as a terminal does
+    else:
+        service.process.send_signal(how)
+    assert service.process.wait(30) in (0, -how)
+    service.until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_a_guard_that_only_the_workers_cannot_load_ends_the_service(guard_file: Path) -> None:
+    """The supervisor loads the guard and starts two processes; here their monitor finds no place for its state."""
+    state = guard_file.parent / "a-file"
+    state.touch()
+    command = [sys.executable, "-m", "fdbd", "serve", str(guard_file), "--port", "0", "--workers", "2"]
+    found = subprocess.run([*command, "--state", str(state)], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 2
+    assert "serving on" not in found.stderr
 
 
 def test_being_told_to_end_finishes_what_was_taken(start, guard_file: Path) -> None:

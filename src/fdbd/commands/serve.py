@@ -24,7 +24,7 @@ def serve(
     address: options.Address = None,
     name: Annotated[str, opt("The model's name in the Open Inference Protocol.")] = "guard",
     batch_size: Annotated[int, opt("Rows that go through the model together at most.", min=1)] = 32,
-    delay: Annotated[float, opt("Milliseconds that a batch waits for company.", min=0)] = 1.0,
+    delay: Annotated[float, opt("Milliseconds that a batch waits for company at least; 0: none waits.", min=0)] = 1.0,
     queue: Annotated[int, opt("Rows that may wait; more are answered with 503.", min=1)] = 1024,
     timeout: Annotated[float, opt("Seconds that a request may take.", min=0.001)] = 30.0,
     max_body: Annotated[int, opt("Megabytes of a request's body.", min=1)] = 32,

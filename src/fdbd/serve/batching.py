@@ -21,14 +21,14 @@ Answer = asyncio.Future[Answers]
 class Batcher:
     """Collects rows of concurrent requests and runs them through `decide` in one thread of its own.
 
-    While the model works, requests wait in a queue; when it is free, as many rows as fit go through it together. A
-    batch that is not full waits up to `delay` for company, if the batch before had some: who is alone is answered at
-    once. A request whose caller has gone is left out.
+    While the model works, requests wait in a queue; when it is free, as many rows as fit go through it together. The
+    callers of a batch often come back together, so the next one waits for as many rows, up to `delay` or a twentieth of
+    the model's time; who is alone is answered at once. A request whose caller has gone is left out.
 
     Args:
         decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
         size: the largest number of rows per batch. A request with more rows is a batch of its own.
-        delay: seconds that a batch waits for company.
+        delay: seconds that a batch waits for company; 0: none does.
         capacity: the largest number of rows that wait.
         observe: called after each batch with its answers and its seconds.
     """
@@ -47,7 +47,8 @@ class Batcher:
         """Rows that wait now."""
         self._decide, self._observe = decide, observe
         self._queue: dict[Answer, Rows] = {}  # in the order of arrival
-        self._arrived, self._full = asyncio.Event(), asyncio.Event()
+        self._arrived, self._gathered = asyncio.Event(), asyncio.Event()
+        self._company = 0  # rows of the batch before, where they came from several callers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fdbd-model")
         self._worker: asyncio.Task[None] | None = None
         self._is_open = False
@@ -61,7 +62,7 @@ class Batcher:
         """Refuse new requests, answer those that wait, and end."""
         self._is_open = False
         self._arrived.set()
-        self._full.set()
+        self._gathered.set()
         if self._worker is not None:
             await self._worker
         self._thread.shutdown()
@@ -80,8 +81,8 @@ class Batcher:
         self._queue[answer] = rows
         self.waiting += len(rows)
         self._arrived.set()
-        if self.waiting >= self.size:
-            self._full.set()
+        if self.waiting >= self._company:
+            self._gathered.set()
         return answer
 
     def _leave(self, answer: Answer) -> None:
@@ -89,15 +90,15 @@ class Batcher:
         self.waiting -= len(self._queue.pop(answer, ()))
 
     async def _work(self) -> None:
-        has_company = False
+        patience = 0.0
         while self._is_open or self._queue:
             if not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if has_company and self.waiting < self.size and self.delay and self._is_open:
-                self._full.clear()
+            if self.waiting < self._company and patience and self._is_open:
+                self._gathered.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._full.wait(), self.delay)
+                    await asyncio.wait_for(self._gathered.wait(), patience)
             batch: list[tuple[Answer, Rows]] = []
             count = 0
             for answer, rows in list(self._queue.items()):
@@ -107,8 +108,9 @@ class Batcher:
                 self._leave(answer)
                 batch.append((answer, rows))
             if batch:
-                has_company = len(batch) > 1
+                self._company, start = count if len(batch) > 1 else 0, time.monotonic()
                 await self._run(batch)
+                patience = self.delay and max(self.delay, (time.monotonic() - start) / 20)
 
     async def _run(self, batch: list[tuple[Answer, Rows]]) -> None:
         rows = batch[0][1] if len(batch) == 1 else np.concatenate([rows for _, rows in batch])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +24,12 @@ from fdbd.serve.answers import Backend
 from fdbd.serve.app import App, Settings
 from fdbd.serve.watch import FolderStore, Store, Watch
 
-_ENVIRONMENT = "FDBD_SERVE"
+log = logging.getLogger("fdbd.serve")
 
 
 @dataclass(frozen=True)
 class Service:
-    """Everything that a process needs to build the service; it travels to worker processes as JSON."""
+    """Everything that a process needs to build the service."""
 
     guard: str
     """A guard's file, or an ONNX file."""
@@ -81,37 +86,100 @@ def application(
     return App(backend, service.settings, watch)
 
 
-def application_from_environment() -> Any:
-    """What each of several worker processes builds."""
-    fields = json.loads(os.environ[_ENVIRONMENT])
-    _log_json()
-    return application(Service(**{**fields, "settings": Settings(**fields["settings"])}))
-
-
 def run(service: Service, host: str, port: int) -> None:
     """Answer until the process is told to end.
 
     SIGTERM and Ctrl-C finish what was taken and refuse the rest.
     """
     if os.name == "nt" and service.workers > 1:
-        raise ValueError("on Windows processes cannot share a socket: use --workers 1, or several services and a proxy")
+        raise ValueError("on Windows processes cannot share a port: use --workers 1, or several services and a proxy")
     listening = listen(host, port)
+    port = listening.getsockname()[1]
     # An error ends here, before anything answers. The guard is loaded by a thread that ends: OpenMP's threads of this
     # one would stay and slow down those of the thread that decides.
     with ThreadPoolExecutor(1) as loading:
         backend = loading.submit(backend_of, service).result()
-    announce(service, backend, host, listening.getsockname()[1])
     _log_json()
-    common: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
-    common |= {"log_config": None, "ws": "none", "lifespan": "on"}
-    common["timeout_graceful_shutdown"] = max(1, round(service.settings.timeout))
     if service.workers == 1:
-        app = application(service, backend)
-        _Server(uvicorn.Config(app, **common)).run(sockets=[listening])
-        return
-    os.environ[_ENVIRONMENT] = json.dumps(asdict(service))
-    factory = "fdbd.serve.run:application_from_environment"
-    uvicorn.run(factory, factory=True, workers=service.workers, fd=listening.fileno(), **common)
+        announce(service, backend, host, port)
+        _answer(application(service, backend), service, listening)
+    else:
+        listening.close()  # nobody else has the port: from now on it is shared
+        with bind(host, port, shared=True):
+            _supervise(service, host, port, lambda: announce(service, backend, host, port))
+
+
+def _answer(app: Any, service: Service, listening: socket.socket) -> None:
+    """Answer on a socket until this process is told to end."""
+    options: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+    options["timeout_graceful_shutdown"] = max(1, round(service.settings.timeout))
+    _Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", **options)).run(sockets=[listening])
+
+
+def _supervise(service: Service, host: str, port: int, announce: Callable[[], None]) -> None:
+    """Keep `service.workers` processes answering on a port that this one has bound, until it is told to end."""
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(service.workers + 1, timeout=300)
+    processes: list[multiprocessing.process.BaseProcess] = []
+    is_ending = False
+
+    def start(barrier: threading.Barrier | None = None) -> None:
+        process = spawn.Process(target=_work, args=(service, host, port, barrier))
+        process.start()
+        processes.append(process)
+
+    def end(*_: Any) -> None:
+        nonlocal is_ending
+        is_ending = True
+        barrier.abort()
+        for process in processes:
+            process.terminate()
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    for _ in range(service.workers):
+        start(barrier)
+    try:
+        barrier.wait()
+        announce()
+    except threading.BrokenBarrierError:
+        if not is_ending:
+            end()
+            raise ValueError("a process of the service could not start; the lines above say why") from None
+    while processes:
+        connection.wait([process.sentinel for process in processes])
+        for ended in [process for process in processes if not process.is_alive()]:
+            processes.remove(ended)
+            if not is_ending:
+                log.warning({"message": "a process ended and is replaced", "exit_code": ended.exitcode})
+                time.sleep(0.2)  # one that cannot start does not take the processor from the others
+                start()
+
+
+def _work(service: Service, host: str, port: int, barrier: threading.Barrier | None) -> None:
+    """One of several processes. Each has a socket of its own, among which the system shares new connections out: with a
+    common one, a burst of them may all end at the process that wakes first. The first processes wait for each other,
+    for the same reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which ends the others by SIGTERM
+    _log_json()
+    try:
+        app = application(service)
+        listening = listen(host, port, shared=True)
+        if barrier is not None:
+            barrier.wait()
+    except BaseException:
+        if barrier is not None:
+            barrier.abort()
+        raise
+    threading.Thread(target=_end_with_the_supervisor, daemon=True).start()
+    _answer(app, service, listening)
+
+
+def _end_with_the_supervisor() -> None:
+    supervisor = multiprocessing.parent_process()
+    assert supervisor is not None
+    supervisor.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Server(uvicorn.Server):
@@ -130,22 +198,27 @@ def announce(service: Service, backend: Backend, host: str, port: int, how: str 
     sys.stderr.flush()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; ValueError where that address is not to be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket: whoever reads the address may connect, and waits until the guard answers."""
+    listening = bind(host, port, shared=shared)
+    listening.listen(2048)
+    return listening
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket at an address, which several may share; ValueError where it is not to be had."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if shared else (socket.SO_REUSEADDR,):
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
     # Connections inherit it. Event loops set it only on sockets that they made: without it, each answer's second
     # segment waits for the client's delayed acknowledgement, 40 ms.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(2048)  # whoever reads the address may connect, and waits until the guard answers
+        bound.bind((host, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from None
-    listening.set_inheritable(True)
-    return listening
+    return bound
 
 
 class _Json(logging.Formatter):
