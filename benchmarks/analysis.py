@@ -16,7 +16,7 @@ from _common import machine, seconds_text, table, verdict, write_section
 
 from fdbd import Head, metrics
 from fdbd.core import geometry
-from fdbd.paper.attack import CarliniWagner
+from fdbd.paper.closed_form import CarliniWagner
 from fdbd.paper.complexity import FOLDED, costs, slope
 
 CLASSES = [10, 30, 100, 300, 1000]

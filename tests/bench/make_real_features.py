@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fdbd.bench import Config, benchmark_of
-from fdbd.paper.experiment import NETWORKS, tomllib
+from fdbd.paper.experiment import NETWORKS
+from fdbd.util.files import parse_toml
 
 FOLDER = Path(__file__).parent / "real"
 ROWS, CLASSES = 60, 50
@@ -25,7 +26,7 @@ def spread(values: Tensor, count: int) -> Tensor:
 
 
 def main() -> None:
-    entries = tomllib.loads(NETWORKS.read_text(encoding="utf-8"))
+    entries = parse_toml(NETWORKS.read_text(encoding="utf-8"))
     for name in sys.argv[1:] or entries:
         benchmark = benchmark_of(Config.from_dict(entries[name]))
         head = benchmark.head

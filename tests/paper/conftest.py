@@ -19,7 +19,9 @@ def tiny():
     def run(name: str, **changes: Any) -> Result:
         experiment = find(name)
         changed = replace(experiment, settings={**experiment.settings, **changes})
-        return PROGRAMS[experiment.kind](changed, lambda text: None)
+        result = Result(changed)
+        PROGRAMS[experiment.kind](result)
+        return result
 
     return run
 

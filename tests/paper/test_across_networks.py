@@ -11,6 +11,7 @@ from fdbd.core.batch import Head
 from fdbd.paper import across_networks, models
 from fdbd.paper.across_networks import collapse
 from fdbd.paper.experiment import Experiment
+from fdbd.paper.result import Result
 
 
 def classes(per_class: int, within: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +66,8 @@ def experiment(**settings: object) -> Experiment:
 
 def test_a_sweep_has_a_row_for_each_network_and_shaping_and_names_the_best_percentile(small_model: None) -> None:
     settings = {"percentiles": [80, 90], "shapings": {"react": 80, "scale": 90}}
-    result = across_networks.percentiles(experiment(**settings), lambda text: None)
+    result = Result(experiment(**settings))
+    across_networks.percentiles(result)
     assert len(result.tables[0].rows) == len(result.checks) == 6
     curves = result.data["one"]["curves"]["react"]
     best = max(zip(curves["shaped"], (80, 90)))
@@ -73,7 +75,8 @@ def test_a_sweep_has_a_row_for_each_network_and_shaping_and_names_the_best_perce
 
 
 def test_the_gain_is_set_against_dispersion_and_collapse(small_model: None) -> None:
-    result = across_networks.regularization_gain(experiment(), lambda text: None)
+    result = Result(experiment())
+    across_networks.regularization_gain(result)
     found = result.data["networks"]["one"]
     assert found["gain"] == pytest.approx(found["regDistDB"] - found["avgDistDB"])
     assert 0 < found["dispersion"] < 1

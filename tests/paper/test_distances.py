@@ -7,8 +7,7 @@ import torch
 
 from fdbd import Head
 from fdbd.core import geometry
-from fdbd.paper.attack import CarliniWagner
-from fdbd.paper.closed_form import relative_gaps
+from fdbd.paper.closed_form import CarliniWagner, relative_gaps
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import pytest
 from fdbd import cli
 from fdbd.paper import experiment as experiments
 from fdbd.paper import page, runner
-from fdbd.paper.result import Result, check
-from fdbd.paper.table import Table
+from fdbd.paper.result import Check, Result, Table
 
 FAST = ("proposition-1", "theorem-bound")
 
@@ -28,9 +27,11 @@ def quick(monkeypatch):
     }
 
     def counted(program):
-        def run(experiment, say) -> Result:
-            calls.append(experiment.name)
-            return program(replace(experiment, settings={**experiment.settings, **few[experiment.name]}), say)
+        def run(result: Result) -> None:
+            name = result.experiment.name
+            calls.append(name)
+            result.experiment = replace(result.experiment, settings={**result.settings, **few[name]})
+            program(result)
 
         return run
 
@@ -80,11 +81,12 @@ def test_new_features_in_the_package_make_old_results_stale(quick, tmp_path, mon
 
 
 def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_path, monkeypatch) -> None:
-    def without(experiment, say) -> Result:
+    def without(result: Result) -> None:
         raise runner.MissingData("theorem-bound needs numbers: invent some")
 
-    def trivial(experiment, say) -> Result:
-        return Result(checks=[check("one is one", True, "1.")], tables=[Table("t", ["a"], [["1"]])])
+    def trivial(result: Result) -> None:
+        result.check("one is one", True, "1.")
+        result.table({"a": "{one}"}, [{"one": 1}])
 
     monkeypatch.setitem(runner.PROGRAMS, "theorem", without)
     monkeypatch.setitem(runner.PROGRAMS, "proposition-1", trivial)
@@ -131,10 +133,11 @@ def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, mo
             if experiment.settings.get("untested"):
                 continue
             result = Result(
-                checks=[check(f"water is wet ({model})", name != "complexity", f"42 for {name}.")],
+                experiment,
+                checks=[Check.of(f"water is wet ({model})", name != "complexity", f"42 for {name}.")],
                 tables=[Table("a title", ["a", "b"], [["1", f"**{scale}**"]])],
             )
-            (folder / f"{name}.json").write_text(json.dumps(result.record(experiment, 1.0)))
+            (folder / f"{name}.json").write_text(json.dumps(result.record(1.0)))
             (folder / f"{name}.svg").write_text(f"<svg>{scale}</svg>")
     monkeypatch.setattr("sys.argv", ["page", str(small), str(public), str(target)])
     page.main()

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdbd import Head
-from fdbd.core import geometry
 from fdbd.paper.divergence import kl, sides
-from fdbd.paper.simplex import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
+from fdbd.paper.propositions import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
 from fdbd.paper.theorem import nearer_points
 
 
@@ -35,14 +34,6 @@ def test_the_frame_is_the_same_on_every_machine() -> None:
 def test_a_simplex_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="need 4 dimensions, not 3"):
         simplex_etf(5, 3)
-
-
-def test_the_boundary_distance_is_that_of_the_linear_head_of_the_means() -> None:
-    generator = torch.Generator().manual_seed(0)
-    means, z = simplex_etf(5, 7), torch.randn(20, 7, generator=generator, dtype=torch.float64)
-    bias = torch.randn(5, generator=generator, dtype=torch.float64)
-    expected = geometry.nearest_boundary(geometry.distances(z, Head(means, bias)))[0]
-    assert torch.allclose(boundary_distance(z, means, bias), expected)
 
 
 def test_points_of_a_cap_are_distributed_as_rejection_would_have_them() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import reprlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +13,7 @@ from typing import Any, Literal, get_type_hints
 from fdbd.bench.detector_specs import Spec, detectors_from, runs_code
 from fdbd.data.datasets import info
 from fdbd.data.preprocessing import Preprocess
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fdbd.util.files import parse_toml
 
 EXAMPLE = Path(__file__).with_name("example.toml")
 """The file that `fdbd bench --init` copies."""
@@ -79,7 +74,7 @@ class Config:
         if not source.is_file():
             raise FileNotFoundError(f"no config at {str(source)!r}; `fdbd bench --init {source.name}` writes one")
         try:
-            values = tomllib.loads(source.read_text(encoding="utf-8"))
+            values = parse_toml(source.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # those of TOML and of text encodings are ValueErrors
             raise ValueError(f"{source} is no valid TOML: {' '.join(str(error).split())}") from None
         return cls.from_dict(values, source, is_file=True)

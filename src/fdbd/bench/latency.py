@@ -29,14 +29,14 @@ def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: fl
     batches = [samples.rows(slice(start, start + batch_size)) for start in range(0, min(last + 1, 4096), 256)]
     batches = [b if b.logits is not None else b._replace(logits=detector.head(b.features)) for b in batches]
     count = len(batches[0].features)
-    return Latency.of(batch_size, _seconds(detector.score, batches, count, budget, FEWEST_CALLS))
+    return Latency.of(batch_size, timed(detector.score, batches, count, budget, FEWEST_CALLS))
 
 
 def measure_forward(network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3) -> Latency:
     """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for about `budget`
     seconds and at least `fewest` calls."""
     images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
-    return Latency.of(batch_size, _seconds(network, [images], batch_size, budget, fewest))
+    return Latency.of(batch_size, timed(network, [images], batch_size, budget, fewest))
 
 
 def choose_batch_size(network: Classifier, side: int) -> int:
@@ -52,8 +52,8 @@ def choose_batch_size(network: Classifier, side: int) -> int:
 
 
 @torch.inference_mode()
-def _seconds(call: Callable[[Any], Any], inputs: Sequence[Any], count: int, budget: float, fewest: int) -> list[float]:
-    """Seconds per sample of each call on `count` samples, after one call that does not count."""
+def timed(call: Callable[[Any], Any], inputs: Sequence[Any], count: int, budget: float, fewest: int) -> list[float]:
+    """Seconds per sample of each call on `count` samples, for about `budget` seconds, after one that does not count."""
     found: list[float] = []
     _finish(call(inputs[0]))
     end = time.perf_counter() + budget

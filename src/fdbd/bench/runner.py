@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -23,7 +23,6 @@ from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
-from fdbd.metrics import evaluate
 from fdbd.report import figures
 from fdbd.results.rows import Latency, Row, Setting
 from fdbd.util.progress import track
@@ -145,15 +144,14 @@ class Benchmark:
             start = time.perf_counter()
             from_bank = self._fit(detector)
             seconds = time.perf_counter() - start
-            inside, *scores = (self._score(detector, samples) for samples in (self.test, *self.ood))
-            outside = {samples.name: part for samples, part in zip(self.ood, scores)}
-            evaluations = {key: evaluate(inside, part, positive=self.positive) for key, part in outside.items()}
+            scores = {samples.name: self._score(detector, samples) for samples in (self.test, *self.ood)}
+            paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
+            about = {"paper": None if paper is None else str(paper), "fit_seconds": seconds, "from_bank": from_bank}
+            row = Row.of(name, scores, self.positive, **about)
             timings = [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
+            return replace(row, latencies=timings)
         except Exception as error:  # the others' results stand, whatever goes wrong in one
             return Row(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
-        paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
-        citation = None if paper is None else str(paper)
-        return Row(name, citation, seconds, evaluations, timings, inside, outside, from_bank=from_bank)
 
     def _warm_up(self, detector: Detector) -> None:
         """Fit a copy on a few rows, classes and features, so that the time of the fit has no compiler in it."""

@@ -2,9 +2,8 @@
 
 from fdbd.paper.experiment import SCALES, Experiment, find, list_experiments
 from fdbd.paper.models import MissingData
-from fdbd.paper.result import Check, Result
+from fdbd.paper.result import Check, Result, Table
 from fdbd.paper.runner import run, run_all
-from fdbd.paper.table import Table
 
 __all__ = [
     "SCALES",

@@ -1,152 +1,127 @@
-"""Why networks disagree: what shaping does at each percentile, and what the gain of the regularisation goes with."""
+"""Why networks disagree: shaping at each percentile, what the gain of the regularisation goes with, and corruptions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.metrics import Comparison
+from fdbd.bench import FeatureSet
+from fdbd.bench.cache import FeatureCache
+from fdbd.data.datasets import DatasetUnavailable, load
+from fdbd.metrics import Comparison, as_percent
 from fdbd.paper import plot
-from fdbd.paper.detector_tables import average, run_named
-from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.models import EvaluatedModel, load_models
-from fdbd.paper.result import Check, Result, Verdict, check, check_difference
-from fdbd.paper.table import Table, percent
+from fdbd.paper.models import EvaluatedModel, MissingData, average, load_models
+from fdbd.paper.result import Result, Verdict, difference
+from fdbd.util.terminal import one_line
 
 MEANS = {"shaped": "shaped mean", "of_shaped": "mean of shaped"}
-Curves = dict[str, list[float]]
-"""Average AUROC by percentile: of fDBD under each way to take the mean, and of Energy."""
+"""Ways to take the mean of shaped features, which fDBD needs."""
 
 
-def percentiles(experiment: Experiment, say: Say) -> Result:
+def percentiles(result: Result) -> None:
     """AUROC of fDBD and Energy after ReAct, ASH and SCALE at many percentiles, for each network."""
-    settings = experiment.settings
-    grid, shapings = settings["percentiles"], settings["shapings"]
-    models, result = load_models(experiment, say)
-    rows, found = [], {}
-    for model in models:
-        say(f"{len(shapings)} shapings at {len(grid)} percentiles on {model.title}")
-        plain = run_named(model, ["fdbd", "energy"], latency=False)
+    grid, shapings = result.settings["percentiles"], result.settings["shapings"]
+    models = load_models(result)
+    records, found = [], {}
+    axes = result.axes(9.5, 0.4 + 2.0 * len(models), len(models), len(shapings))
+    for model, line in zip(models, axes):
+        result.say(f"{len(shapings)} shapings at {len(grid)} percentiles on {model.title}")
+        plain = model.run(["fdbd", "energy"])
         base = {name: average(plain, name, "auroc") for name in ("fdbd", "energy")}
         curves = {shaping: _curves(model, shaping, grid) for shaping in shapings}
         found[model.title] = {"plain": base, "curves": curves}
-        for shaping, chosen in shapings.items():
-            rows.append([model.title, shaping, percent(base["fdbd"]), *_cells(curves[shaping], grid, chosen, base)])
-            best = max(max(curves[shaping][mean]) for mean in MEANS)
-            result.checks.append(
-                check(
-                    f"Some percentile of {shaping} raises the AUROC of fDBD by half a point or more ({model.title})",
-                    best - base["fdbd"] >= 0.005,
-                    f"{percent(base['fdbd'])} without, {percent(best)} at best.",
-                )
-            )
-    columns = ["network", "shaping", "fdbd", "at the paper's percentile", *(f"best, {mean}" for mean in MEANS.values())]
-    notes = [
-        "Average AUROC over the OOD sets, percent; in brackets the percentile. The percentile of the best is chosen on "
-        "the OOD sets themselves: it bounds what tuning could reach, and is no result."
-    ]
-    result.tables = [Table(experiment.title, [*columns, "energy", "best, energy"], rows, notes)]
-    result.data = {"percentiles": grid, **found}
-    result.figure = _percentile_figure(found, grid, list(shapings))
-    return result
-
-
-def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> Curves:
-    kinds: dict[str, dict[str, str]] = {mean: {"name": f"{shaping}+fdbd", "mean": mean} for mean in MEANS}
-    kinds["energy"] = {"name": f"{shaping}+energy"}
-    specs = [
-        {**spec, "percentile": value, "title": f"{kind} {value}"} for kind, spec in kinds.items() for value in grid
-    ]
-    results = run_named(model, specs, latency=False)
-    return {kind: [average(results, f"{kind} {value}", "auroc") for value in grid] for kind in kinds}
-
-
-def _cells(curves: Curves, grid: Sequence[float], chosen: float, base: Mapping[str, float]) -> list[str]:
-    def best(values: Sequence[float]) -> str:
-        place = int(np.argmax(values))
-        return f"{percent(values[place])} ({grid[place]})"
-
-    given = f"{percent(curves['shaped'][grid.index(chosen)])} ({chosen})"
-    return [given, *(best(curves[mean]) for mean in MEANS), percent(base["energy"]), best(curves["energy"])]
-
-
-def _percentile_figure(found: Mapping[str, Any], grid: Sequence[float], shapings: Sequence[str]) -> Any:
-    drawn, axes = plot.figure(9.5, 0.4 + 2.0 * len(found), len(found), len(shapings))
-    looks = {"shaped": (plot.INSIDE, "-"), "of_shaped": (plot.INSIDE, ":"), "energy": (plot.OUTSIDE, "-")}
-    names = {"shaped": "fdbd, shaped mean", "of_shaped": "fdbd, mean of shaped", "energy": "energy"}
-    for line, (title, part) in zip(axes, found.items()):
-        for axis, shaping in zip(line, shapings):
-            for kind, (colour, style) in looks.items():
-                values = [100 * value for value in part["curves"][shaping][kind]]
-                axis.plot(grid, values, color=colour, ls=style, marker="o", ms=3, label=names[kind])
+        for axis, (shaping, chosen) in zip(line, shapings.items()):
+            values = curves[shaping]
+            bests = {kind: f"{as_percent(max(part))} ({grid[np.argmax(part)]})" for kind, part in values.items()}
+            given = f"{as_percent(values['shaped'][grid.index(chosen)])} ({chosen})"
+            records.append({"model": model.title, "shaping": shaping, "given": given, "best": bests, **base})
+            best = max(max(values[mean]) for mean in MEANS)
+            statement = f"Some percentile of {shaping} raises the AUROC of fDBD by half a point or more ({model.title})"
+            measured = f"{as_percent(base['fdbd'])} without, {as_percent(best)} at best."
+            result.check(statement, best - base["fdbd"] >= 0.005, measured)
+            for (kind, part), style in zip(values.items(), "-:-"):
+                colour, name = (plot.INSIDE, f"fdbd, {MEANS[kind]}") if kind in MEANS else (plot.OUTSIDE, kind)
+                shown = [100 * value for value in part]
+                axis.plot(grid, shown, color=colour, ls=style, marker="o", ms=3, label=name)
             for kind, colour in (("fdbd", plot.INSIDE), ("energy", plot.OUTSIDE)):
-                axis.axhline(100 * part["plain"][kind], color=colour, lw=0.8, alpha=0.5)
-            plot.label(axis, "percentile", "average AUROC", f"{title}: {shaping}")
+                axis.axhline(100 * base[kind], color=colour, lw=0.8, alpha=0.5)
+            plot.label(axis, "percentile", "average AUROC", f"{model.title}: {shaping}")
     plot.label(axes[0, 0], legend=7)
-    return drawn
+    columns = {"network": "{model}", "shaping": "{shaping}", "fdbd": "{fdbd!p}", "at the paper's percentile": "{given}"}
+    columns |= {f"best, {name}": f"{{best[{mean}]}}" for mean, name in MEANS.items()}
+    result.table(
+        {**columns, "energy": "{energy!p}", "best, energy": "{best[energy]}"},
+        records,
+        "Average AUROC over the OOD sets, percent; in brackets the percentile. The percentile of the best is chosen on "
+        "the OOD sets themselves: it bounds what tuning could reach, and is no result.",
+    )
+    result.data = {"percentiles": grid, **found}
 
 
-def regularization_gain(experiment: Experiment, say: Say) -> Result:
+def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> dict[str, list[float]]:
+    """Average AUROC by percentile: of fDBD under each way to take the mean, and of Energy."""
+    kinds: dict[str, dict[str, Any]] = {mean: {"name": f"{shaping}+fdbd", "mean": mean} for mean in MEANS}
+    kinds["energy"] = {"name": f"{shaping}+energy"}
+    specs = [{**spec, "percentile": p, "title": f"{kind} {p}"} for kind, spec in kinds.items() for p in grid]
+    results = model.run(specs)
+    return {kind: [average(results, f"{kind} {p}", "auroc") for p in grid] for kind in kinds}
+
+
+def regularization_gain(result: Result) -> None:
     """What the division by the deviation gains on each network, against the spread of the deviation and the degree of
     neural collapse."""
-    models, result = load_models(experiment, say)
     found = {}
-    for model in models:
-        say(f"distances and class statistics of {model.title}")
+    for model in load_models(result):
+        result.say(f"distances and class statistics of {model.title}")
         found[model.title] = _gain(model)
-    columns = ["network", "features", "classes", "avgDistDB", "regDistDB", "gain", "dispersion", "collapse"]
-    rows = [
-        [
-            title,
-            *(f"{part[key]:,}" for key in ("features", "classes")),
-            *(percent(part[key]) for key in ("avgDistDB", "regDistDB", "gain")),
-            *(f"{part[key]:.3f}" for key in ("dispersion", "collapse")),
-        ]
-        for title, part in found.items()
-    ]
-    notes = [
+    columns = {"network": "{title}", "features": "{features:,}", "classes": "{classes:,}"}
+    columns |= {key: f"{{{key}!p}}" for key in ("avgDistDB", "regDistDB", "gain")}
+    result.table(
+        columns | {"dispersion": "{dispersion:.3f}", "collapse": "{collapse:.3f}"},
+        ({"title": title, **part} for title, part in found.items()),
         "AUROC averaged over the OOD sets and its gain, percent. Dispersion: standard deviation over mean of the "
         "deviation ‖z − μ‖, ID and OOD samples together. Collapse: within-class over between-class variance of the "
-        "fitted features, without bias; 0 is complete collapse."
-    ]
-    correlations = {key: _rank_correlation(found, key) for key in ("dispersion", "collapse")}
-    result.tables = [Table(experiment.title, columns, rows, notes)]
+        "fitted features, without bias; 0 is complete collapse.",
+    )
     for title, part in found.items():
-        measured = f"AUROC {percent(part['avgDistDB'])} without, {percent(part['regDistDB'])} with."
+        measured = f"AUROC {as_percent(part['avgDistDB'])} without, {as_percent(part['regDistDB'])} with."
         test = Comparison.of(part["gain"], part["error"])
-        result.checks.append(check_difference(f"The regularisation raises the average AUROC ({title})", test, measured))
-    for key, statement in (
-        ("dispersion", "The gain is larger where the deviation is more dispersed"),
-        ("collapse", "The gain is larger where classes are less collapsed"),
+        result.check(f"The regularisation raises the average AUROC ({title})", test, measured)
+    result.data = {"networks": found, "rank correlation": {}}
+    axes = result.axes(9, 3.4, 1, 2)[0]
+    for axis, key, where, label in (
+        (axes[0], "dispersion", "the deviation is more dispersed", "dispersion of ‖z − μ‖"),
+        (axes[1], "collapse", "classes are less collapsed", "within / between"),
     ):
-        correlation, chance = correlations[key]
-        text = f"Rank correlation {correlation:+.2f} over {len(found)} networks, p = {chance:.2f}."
+        correlation, chance = result.data["rank correlation"][key] = _rank_correlation(found, key)
         verdict: Verdict = "undecided"
         if chance <= 0.05:  # not where it is NaN
             verdict = "holds" if correlation > 0 else "does not hold"
-        result.checks.append(Check(statement, verdict, text))
-    result.data = {"networks": found, "rank correlation": correlations}
-    result.figure = _gain_figure(found)
-    return result
+        text = f"Rank correlation {correlation:+.2f} over {len(found)} networks, p = {chance:.2f}."
+        result.check(f"The gain is larger where {where}", verdict, text)
+        for name, part in found.items():
+            place = part[key], 100 * part["gain"]
+            axis.scatter(*place, s=24, color=plot.INSIDE)
+            axis.annotate(name, place, fontsize=7, xytext=(4, 2), textcoords="offset points")
+        axis.axhline(0, color=plot.GREY, lw=0.8)
+        plot.label(axis, label, "gain in AUROC, points")
 
 
 def _gain(model: EvaluatedModel) -> dict[str, float]:
-    specs = [
-        {"name": "fdbd", "title": "regDistDB"},
-        {"name": "fdbd", "normalizer": "none", "title": "avgDistDB"},
-    ]
-    results = run_named(model, specs, latency=False)
+    specs = [{"name": "fdbd", "title": "regDistDB"}, {"name": "fdbd", "normalizer": "none", "title": "avgDistDB"}]
+    results = model.run(specs)
     values = {name: average(results, name, "auroc") for name in ("avgDistDB", "regDistDB")}
-    sets = model.distances_and_deviations().values()
     # Each side has the same weight, whatever its number of samples.
-    (_, inside), *outside = sets
-    away = np.concatenate([deviation for _, deviation in outside])
-    mean = (inside.mean() + away.mean()) / 2
-    variance = (((inside - mean) ** 2).mean() + ((away - mean) ** 2).mean()) / 2
+    inside, *outside = (part.deviation for part in model.standings().values())
+    sides = inside, np.concatenate(outside)
+    mean = sum(part.mean() for part in sides) / 2
+    variance = sum(((part - mean) ** 2).mean() for part in sides) / 2
     head, train = model.benchmark.head, model.benchmark.train
     assert train.labels is not None
     return {
@@ -189,12 +164,51 @@ def _rank_correlation(found: Mapping[str, Mapping[str, float]], key: str) -> tup
     return float(outcome.statistic), float(outcome.pvalue)
 
 
-def _gain_figure(found: Mapping[str, Mapping[str, float]]) -> Any:
-    drawn, axes = plot.figure(9, 3.4, 1, 2)
-    for axis, key, title in zip(axes[0], ("dispersion", "collapse"), ("dispersion of ‖z − μ‖", "within / between")):
-        for name, part in found.items():
-            axis.scatter(part[key], 100 * part["gain"], s=24, color=plot.INSIDE)
-            axis.annotate(name, (part[key], 100 * part["gain"]), fontsize=7, xytext=(4, 2), textcoords="offset points")
-        axis.axhline(0, color="#888888", lw=0.8)
-        plot.label(axis, title, "gain in AUROC, points")
-    return drawn
+def domain_shift(result: Result) -> None:
+    """AUROC of fDBD with the clean ID set, then with each severity of corruption as ID."""
+    model, slight = load_models(result)[0], result.settings["slight"]
+    rows = [_measure(model, "clean", model.benchmark.test)]
+    for severity in result.settings["severities"]:
+        result.say(f"corruption of severity {severity}")
+        try:
+            rows.append(_measure(model, f"severity {severity}", _corrupted(model, severity, result)))
+        except (DatasetUnavailable, OSError) as error:
+            result.missing.append(f"severity {severity}: {one_line(error)}")
+    if len(rows) == 1:
+        raise MissingData(f"{result.experiment.name} needs corrupted images: {'; '.join(result.missing)}")
+    columns = {"ID samples": "{name}", "images": "{count:,}", "accuracy": "{accuracy!p}"}
+    note = f"{model.title}; OOD: {', '.join(samples.name for samples in model.benchmark.ood)}; fDBD, percent."
+    result.table({**columns, "average AUROC ↑": "{auroc!p}", "average FPR95 ↓": "{fpr95!p}"}, rows, note)
+    values = [row["auroc"] for row in rows]
+    falls, measured = all(a > b for a, b in pairwise(values)), f"AUROC {', '.join(map(as_percent, values))}."
+    result.check("AUROC falls as the corruption grows", falls, measured)
+    fall = difference(values[0], values[-1])
+    statement = f"It falls slightly: at most {slight} points from clean to the strongest corruption"
+    test = Comparison.of(slight / 100 - fall.difference, fall.standard_error)
+    result.check(statement, test, f"{100 * fall.difference:.2f} points.")
+    result.data = {"rows": rows}
+    axis, names = result.axes(6, 3.4)[0, 0], [row["name"] for row in rows]
+    for colour, title in zip(plot.COLOURS, rows[0]["sets"]):
+        axis.plot(names, [100 * row["sets"][title] for row in rows], marker="o", color=colour, lw=1, ms=4, label=title)
+    axis.plot(names, [100 * value for value in values], marker="o", color=plot.INSIDE, lw=2.5, label="average")
+    accuracy = [100 * row["accuracy"] for row in rows]
+    axis.plot(names, accuracy, color=plot.GREY, ls=":", label="accuracy of the classifier")
+    plot.label(axis, "ID samples", "AUROC of fDBD, percent", legend=8, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _corrupted(model: EvaluatedModel, severity: int, result: Result) -> FeatureSet:
+    """Features of images from all four families of corruption in equal parts."""
+    images = load(f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"])
+
+    def progress(done: int, total: int) -> None:
+        result.say(f"severity {severity}: {done:,} of {total:,} images")
+
+    classifier, preprocess = model.network
+    return FeatureCache().features(classifier, images, preprocess, progress=progress)
+
+
+def _measure(model: EvaluatedModel, name: str, test: FeatureSet) -> dict[str, Any]:
+    results = replace(model.benchmark, test=test, title=name).run(["fdbd"], latency=False, progress=False)
+    metrics = {metric: average(results, "fdbd", metric) for metric in ("auroc", "fpr95")}
+    sets = {key: float(value.auroc) for key, value in results.row("fdbd").evaluations.items()}
+    return {"name": name, "count": len(test), "accuracy": results.setting.accuracy or 0.0, **metrics, "sets": sets}

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fdbd.util.files import parse_toml
 
 FOLDER = Path(__file__).parent / "experiments"
 NETWORKS = Path(__file__).parent / "networks.toml"
@@ -31,10 +27,8 @@ class Experiment:
     Attributes:
         name: what `fdbd paper NAME` takes.
         kind: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`.
-        title: what it is.
         place: where it stands in the paper.
         claim: what the paper says, in our words.
-        scale: one of `SCALES`.
         settings: all other entries of the file, overridden by those of the scale's section.
         digest: SHA-256 of the file and the scale.
         device: where networks run, as for `choose_device`.
@@ -57,7 +51,7 @@ def list_experiments() -> list[str]:
     >>> list_experiments()[:2]
     ['table-cifar10', 'table-imagenet']
     """
-    files = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+    files = {path.stem: parse_toml(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
     return sorted(files, key=lambda name: (files[name]["order"], name))
 
 
@@ -69,40 +63,29 @@ def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}, expected {', '.join(SCALES[:-1])} or {SCALES[-1]}")
-    if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise FileNotFoundError(f"no experiment file at {name!r}")
-    else:
-        path = FOLDER / f"{name}.toml"
-        if name not in (known := list_experiments()):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
-            raise ValueError(f"no experiment is called {name!r}; {hint}")
-    text = path.read_text(encoding="utf-8")
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if name.endswith(".toml") and not path.is_file():
+        raise FileNotFoundError(f"no experiment file at {name!r}")
+    if not name.endswith(".toml") and name not in (known := list_experiments()):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
+        raise ValueError(f"no experiment is called {name!r}; {hint}")
+    text, networks = (file.read_text(encoding="utf-8") for file in (path, NETWORKS))
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     for entry in ("kind", "title", "claim"):
         if not isinstance(values.get(entry), str):
             raise ValueError(f"{path} needs a text {entry!r}")
     sections = {section: values.pop(section, {}) for section in SCALES}
-    settings = {**values, **sections[scale]}
-    networks = NETWORKS.read_text(encoding="utf-8")
+    settings = {"place": "", **values, **sections[scale]}
     if "models" in settings:
-        settings["models"] = [_model(entry, tomllib.loads(networks), path) for entry in settings["models"]]
-    return Experiment(
-        name=path.stem,
-        kind=settings.pop("kind"),
-        title=settings.pop("title"),
-        place=settings.pop("place", ""),
-        claim=" ".join(settings.pop("claim").split()),
-        scale=scale,
-        settings=settings,
-        digest=hashlib.sha256(f"{scale}\n{text}\n{networks}".encode()).hexdigest(),
-        device=device,
-    )
+        settings["models"] = [_model(entry, parse_toml(networks), path) for entry in settings["models"]]
+    settings["claim"] = " ".join(settings["claim"].split())
+    described = {entry: settings.pop(entry) for entry in ("kind", "title", "place", "claim")}
+    digest = hashlib.sha256(f"{scale}\n{text}\n{networks}".encode()).hexdigest()
+    return Experiment(path.stem, **described, scale=scale, settings=settings, digest=digest, device=device)
 
 
 def _model(entry: Any, networks: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -15,10 +15,8 @@ from fdbd.bench import FeatureSet, Results, Row
 from fdbd.core.batch import Batch, Inputs
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.datasets import Images, load
-from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
 from fdbd.detectors import CSI, MDS, ODIN, Detector
-from fdbd.metrics import evaluate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.experiment import Say
 from fdbd.paper.models import EvaluatedModel
@@ -48,8 +46,8 @@ def image_results(
     names: list[str],
     compared: list[Detector | str],
     limit: int,
-    say: Say,
     fit_limit: int | None = None,
+    say: Say = lambda text: None,
 ) -> Results:
     """Detectors that need images, beside some that need only features, on the same part of each set.
 
@@ -58,19 +56,22 @@ def image_results(
         names: "odin", "csi" and "mds, layers and noise".
         compared: detectors that need only features.
         limit: at most so many images of each test set.
-        say: told what is being done.
         fit_limit: fit on at most so many images; None: on all whose features the benchmark has.
+        say: told what is being done.
 
     Raises:
         DatasetUnavailable: where the images are not at hand.
     """
     whole = model.benchmark
-    steps = {samples.name: -(-len(samples) // limit) for samples in (whole.test, *whole.ood)}
+    images, features = {}, []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of sets smaller than published, said when features were taken
-        images = {samples.name: model.images(samples, steps[samples.name]) for samples in (whole.test, *whole.ood)}
-    test, *ood = [_every(samples, steps[samples.name]) for samples in (whole.test, *whole.ood)]
-    part = replace(whole, test=test, ood=ood, title=f"{whole.title}, a part of the images")
+        for samples in model.sets:
+            step = -(-len(samples) // limit)
+            images[samples.name] = model.images(samples, step)
+            labels = None if samples.labels is None else samples.labels[::step]
+            features.append(FeatureSet(samples.name, samples.features[::step], labels))
+    part = replace(whole, test=features[0], ood=features[1:], title=f"{whole.title}, a part of the images")
     results = part.run(compared, latency=False, progress=False)
     for name in names:
         guard = _guard(model, name)
@@ -79,18 +80,17 @@ def image_results(
         batches = _batches(train, model)
         guard.fit(islice(batches, 1) if guard.detector.needs.passes == 0 else batches, progress=False)
         say(f"{name} on images of {model.title}")
-        results.rows.append(_row(name, guard, images, model))
+        scores = {k: torch.cat([guard.score(b).cpu() for b in _batches(part, model)]) for k, part in images.items()}
+        extra = _extra_seconds(guard, images[whole.test.name], model)
+        about = {"paper": str(guard.detector.paper), "fit_seconds": 0.0, "latencies": [Latency(_TIMED, extra, extra)]}
+        results.rows.append(Row.of(name, scores, whole.positive, **about))
     return results
-
-
-def _every(samples: FeatureSet, step: int) -> FeatureSet:
-    labels = None if samples.labels is None else samples.labels[::step]
-    return FeatureSet(samples.name, samples.features[::step], labels)
 
 
 def _guard(model: EvaluatedModel, name: str) -> Guard:
     classifier, preprocess = model.network
-    std = _pixel_std(preprocess)
+    # By what a step in [0, 1] pixel units is divided to be one of the network's inputs.
+    std = tuple(preprocess.scale / 255 * part for part in preprocess.std)
     if name == "odin":
         return Guard(classifier, ODIN(std=std))
     if name == "csi":
@@ -102,43 +102,24 @@ def _guard(model: EvaluatedModel, name: str) -> Guard:
     return Guard(Classifier(classifier.model, model.config.head, layers), MDS(layers, std), perturb=noise)
 
 
-def _pixel_std(preprocess: Preprocess) -> tuple[float, ...]:
-    """By what a step in [0, 1] pixel units is divided to be one of the network's inputs."""
-    return tuple(preprocess.scale / 255 * std for std in preprocess.std)
-
-
 def _batches(images: Images, model: EvaluatedModel) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
-    preprocess = model.network[1]
     for start in range(0, len(images), _BATCH):
         rows = range(start, min(start + _BATCH, len(images)))
-        inputs = preprocess([images[row] for row in rows])
+        inputs = model.network[1]([images[row] for row in rows])
         yield inputs if images.labels is None else (inputs, torch.as_tensor(images.labels[start : rows.stop]))
-
-
-def _row(name: str, guard: Guard, images: dict[str, Images], model: EvaluatedModel) -> Row:
-    scores = {
-        title: torch.cat([guard.score(batch).cpu() for batch in _batches(part, model)])
-        for title, part in images.items()
-    }
-    inside = scores.pop(model.benchmark.test.name)
-    evaluations = {
-        title: evaluate(inside, outside, positive=model.benchmark.positive) for title, outside in scores.items()
-    }
-    extra = _extra_seconds(guard, next(iter(images.values())), model)
-    return Row(name, str(guard.detector.paper), 0.0, evaluations, [Latency(_TIMED, extra, extra)], inside, scores)
 
 
 def _extra_seconds(guard: Guard, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:
     """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
     classifier, preprocess = model.network
     inputs = preprocess([images[row] for row in range(min(_TIMED, len(images)))])
-    plain, whole = [], []
+    times: list[list[float]] = []
     for _ in range(repeats):
         start = time.perf_counter()
         with torch.inference_mode():
             classifier(inputs)
-        plain.append(time.perf_counter() - start)
-        start = time.perf_counter()
+        middle = time.perf_counter()
         guard.score(inputs)
-        whole.append(time.perf_counter() - start)
-    return max(0.0, min(whole) - min(plain)) / len(inputs)
+        times.append([middle - start, time.perf_counter() - middle])
+    plain, whole = map(min, zip(*times))
+    return float(max(0.0, whole - plain)) / len(inputs)

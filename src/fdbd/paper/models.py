@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,21 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, list_bundles, load_bundle
+from fdbd.bench import Benchmark, Config, FeatureSet, Results, benchmark_of, list_bundles, load_bundle
 from fdbd.bench.bundle import bundle_model
+from fdbd.bench.detector_specs import Spec, detectors_from
 from fdbd.bench.from_config import network_of
-from fdbd.core import geometry
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess
+from fdbd.metrics import Estimate
 from fdbd.networks.classifier import Classifier
-from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result
+from fdbd.report.figures import Standing, standings
 from fdbd.util.files import cache_root, data_roots
+from fdbd.util.terminal import one_line
 
 _NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every", "layers")
+_benchmarks: dict[str, tuple[Benchmark, list[str]]] = {}
 
 
 class MissingData(RuntimeError):
@@ -48,6 +49,11 @@ class EvaluatedModel:
         named, preprocess = network_of(self.config, device=self.device)
         return Classifier(named.model, self.config.head), preprocess
 
+    @property
+    def sets(self) -> list[FeatureSet]:
+        """The ID set, then each OOD set."""
+        return [self.benchmark.test, *self.benchmark.ood]
+
     def images(self, features: FeatureSet, step: int) -> Images:
         """Every step-th image of a test set: row i belongs to row i · step of its features."""
         limit = len(features) if self.config.limit is None else self.config.limit
@@ -55,85 +61,69 @@ class EvaluatedModel:
         name = next(each for each in names if features.name in (each, Path(each).stem))
         return load(name, "test", limit=limit, for_size=self.network[1].size).subset(np.arange(0, len(features), step))
 
-    def training_mean(self) -> Tensor:
-        """(P,) float64 mean of the training features."""
-        full, train = self.benchmark.statistics, self.benchmark.train
-        if full is not None:
-            return full.mean()
-        total = torch.stack([batch.features.double().sum(dim=0) for batch in train.batches()]).sum(dim=0)
-        return total / len(train)
+    def standings(self) -> dict[str, Standing]:
+        """Average boundary distance and deviation from the training mean on each set, the ID set first."""
+        return {part.samples.name: part for part in standings(self.benchmark, torch.float64)}
 
-    def distances_and_deviations(self) -> dict[str, tuple[Floats, Floats]]:
-        """For each set, the ID set first: average boundary distance and deviation from the training mean, (N,) each."""
-        benchmark, mean = self.benchmark, self.training_mean()
-        folded = geometry.Folded(benchmark.head, normalizer=None, dtype=torch.float64)
-        found = {}
-        for samples in (benchmark.test, *benchmark.ood):
-            parts = []
-            for batch in samples.batches():
-                z = batch.features.double()
-                deviation = torch.linalg.vector_norm(z - mean, dim=1)
-                parts.append(torch.stack([folded.score(z, benchmark.head(z).argmax(dim=1)), deviation]))
-            distance, deviation = torch.cat(parts, dim=1).numpy()
-            found[samples.name] = (distance, deviation)
-        return found
+    def run(self, specs: Sequence[Spec], latency: bool = False) -> Results:
+        """Results of detectors, as an experiment's file names them."""
+        return self.benchmark.run(detectors_from(specs), latency=latency, progress=False)
 
 
-def load_models(experiment: Experiment, say: Say) -> tuple[list[EvaluatedModel], Result]:
-    """The available models of an experiment, and a result that says what stands in for what and what is missing.
+def average(results: Results, name: str, metric: str) -> Estimate:
+    """A metric of a detector, averaged over all OOD sets, with its joint interval.
+
+    Raises:
+        MissingData: where the detector failed.
+    """
+    row = results.row(name)
+    if row.error:
+        raise MissingData(f"{name} on {results.setting.title} failed: {row.error}")
+    return results.value(row, results.main_column, metric)
+
+
+def load_models(result: Result) -> list[EvaluatedModel]:
+    """The available models of an experiment; the result then says what stands in for what and what is missing.
 
     Raises:
         MissingData: when no model is available.
     """
-    if untested := experiment.settings.get("untested"):
+    if untested := result.settings.get("untested"):
         raise MissingData(f"not tested: {untested}")
     models: list[EvaluatedModel] = []
-    result = Result()
-    for entry in experiment.settings["models"]:
-        say(f"loading {entry['title']}")
+    for entry in result.settings["models"]:
+        result.say(f"loading {entry['title']}")
+        values = {key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}
+        config = None if "bundle" in entry else Config.from_dict(values, entry["title"])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            model = _load(entry, experiment.device, say, result.missing)
-        if model is not None:
-            models.append(model)
-            result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
+            try:
+                config, benchmark = _load(entry, config, result)
+                models.append(EvaluatedModel(entry["title"], benchmark, entry, config, result.experiment.device))
+                result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
+            except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
+                result.missing.append(f"{entry['title']}: {one_line(error)}")
         result.notes += [f"{entry['title']}: {warning.message}" for warning in caught]
     if not models:
-        raise MissingData(f"{experiment.name} cannot be run here: {'; '.join(result.missing)}")
-    return models, result
+        raise MissingData(f"{result.experiment.name} cannot be run here: {'; '.join(result.missing)}")
+    return models
 
 
-def _load(entry: Mapping[str, Any], device: str, say: Say, missing: list[str]) -> EvaluatedModel | None:
-    title, bundle = entry["title"], entry.get("bundle")
-    if bundle is not None:
-        if bundle not in list_bundles():
-            missing.append(f"{title}: the package has no {bundle}; `python -m fdbd.bench.make_bundle` writes it")
-            return None
+def _load(entry: Mapping[str, Any], config: Config | None, result: Result) -> tuple[Config, Benchmark]:
+    """The benchmark of a bundle, with a config of its network; or that of a config, made once per process."""
+    if config is None:
+        if (bundle := entry["bundle"]) not in list_bundles():
+            raise ValueError(f"the package has no {bundle}; `python -m fdbd.bench.make_bundle` writes it")
         benchmark = load_bundle(bundle)
         ood = [samples.name for samples in benchmark.ood]
-        config = Config.from_dict({"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood})
-        return EvaluatedModel(title, benchmark, entry, config, device)
-    config = Config.from_dict({key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}, title)
+        return Config.from_dict({"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}), benchmark
     if config.checkpoint is not None and not Path(config.checkpoint).is_file():
-        missing.append(f"{title}: no weights at {config.checkpoint}; run: {entry['train_with']}")
-        return None
-    try:
-        benchmark = _benchmark(config, device, say, missing)
-    except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
-        missing.append(f"{title}: {' '.join(str(error).split())}")
-        return None
-    return EvaluatedModel(title, benchmark, entry, config, device)
-
-
-_benchmarks: dict[str, tuple[Benchmark, list[str]]] = {}
-
-
-def _benchmark(config: Config, device: str, say: Say, missing: list[str]) -> Benchmark:
-    """The benchmark of a config, made once per process: several experiments ask for the same one."""
+        raise FileNotFoundError(f"no weights at {config.checkpoint}; run: {entry['train_with']}")
+    device = result.experiment.device
     key = f"{config} {device} {data_roots()} {cache_root()}"
     if key not in _benchmarks:
         lines: list[str] = []
-        _benchmarks[key] = benchmark_of(config, say=lines.append, stage=say, device=device), lines
+        _benchmarks[key] = benchmark_of(config, say=lines.append, stage=result.say, device=device), lines
     benchmark, lines = _benchmarks[key]
-    missing += lines
-    return benchmark
+    result.missing += lines
+    return config, benchmark

@@ -10,25 +10,21 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fdbd.paper.experiment import find, list_experiments
-from fdbd.paper.result import Record, Result
-from fdbd.paper.table import Table
+from fdbd.paper.result import SIGNS, Record, Result, Table
 from fdbd.util.files import beside, data_roots, write_text
 
-PAGE = Path("docs/paper.md")
-SMALL, PUBLIC = Path("paper"), Path("paper-public")
-
-FOLDER = Path(__file__).parent
-_SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "~"}
+_DEFAULTS = Path("paper"), Path("paper-public"), Path("docs/paper.md")
 _MODEL = re.compile(r" \(([^()]*)\)$")  # the model that a statement is about stands at its end
 
 
 def summary(records: Sequence[Record]) -> str:
     """README.md of a folder of results: one line per experiment."""
-    rows = [[_link(r), r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for r in records]
+    links = [f"[{r['name']}]({r['name']}.md)" if r["checks"] else r["name"] for r in records]
+    rows = [[link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)]
     lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
     missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
     return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])
@@ -37,11 +33,13 @@ def summary(records: Sequence[Record]) -> str:
 def render(small: Sequence[Record], public: Sequence[Record], figures: str = "paper") -> str:
     """The page, as Markdown; figures are looked for in the folder `figures` beside it."""
     rows = [[f"[`{a['name']}`](#{a['name']})", a["place"], _verdict(a), _verdict(b)] for a, b in zip(small, public)]
-    parts = [_text("introduction"), "## Overview\n"]
-    parts.append(Table("", ["experiment", "in the paper", "small", "public"], rows).markdown())
-    parts += [_section(a, b, figures) for a, b in zip(small, public)]
-    parts += [_text("slips"), *(_about_run(records) for records in (small, public))]
-    return "\n".join(parts)
+    introduction, slips = (
+        Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8") for name in ("introduction", "slips")
+    )
+    overview = Table("", ["experiment", "in the paper", "small", "public"], rows).markdown()
+    sections = (_section(a, b, figures) for a, b in zip(small, public))
+    runs = (_about_run(records) for records in (small, public))
+    return "\n".join([introduction, "## Overview\n", overview, *sections, slips, *runs])
 
 
 def _verdict(record: Record) -> str:
@@ -81,55 +79,39 @@ def _section(small: Record, public: Record, figures: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _statements(small: Record, public: Record) -> str:
+def _statements(*records: Record) -> str:
     """One row per statement: the verdict on each model, the scales side by side."""
     cells: dict[str, dict[str, list[str]]] = {}
-    for record in (small, public):
+    for record in records:
         for item in record["checks"]:
             found = _MODEL.search(item["statement"])
             statement = item["statement"][: found.start()] if found else item["statement"]
             cell = cells.setdefault(statement, {}).setdefault(record["scale"], [])
-            cell.append(f"{_SIGNS[item['verdict']]} {f'{found[1]}: ' if found else ''}{item['measured']}")
-    if not cells:
-        return ""
-    rows = [
-        [statement, *(_cell(by_scale, scale) for scale in ("small", "public"))] for statement, by_scale in cells.items()
-    ]
-    return Table("", ["statement", "small", "public"], rows).markdown()
-
-
-def _cell(by_scale: Mapping[str, Sequence[str]], scale: str) -> str:
-    return "<br>".join(by_scale.get(scale, ["not tested"]))
-
-
-def _text(name: str) -> str:
-    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-
-
-def _link(record: Record) -> str:
-    return f"[{record['name']}]({record['name']}.md)" if record["checks"] else record["name"]
+            cell.append(f"{SIGNS[item['verdict']]} {f'{found[1]}: ' if found else ''}{item['measured']}")
+    scales = ("small", "public")
+    rows = [[text, *("<br>".join(part.get(scale, ["not tested"])) for scale in scales)] for text, part in cells.items()]
+    return Table("", ["statement", *scales], rows).markdown() if rows else ""
 
 
 def read(results: Path, scale: str = "small") -> list[Record]:
     """The records of a folder, in the paper's order; an experiment without results has one that says so."""
     records = []
     for name in list_experiments():
-        path = results / f"{name}.json"
-        experiment = find(name, scale)
+        path, experiment = results / f"{name}.json", find(name, scale)
         if path.is_file():
             records.append(json.loads(path.read_text(encoding="utf-8")))
-        elif untested := experiment.settings.get("untested"):
-            records.append(Result(missing=[f"not tested: {untested}"]).record(experiment, 0.0))
-        else:
-            command = f"fdbd paper {name}" + ("" if scale == "small" else f" --scale {scale}")
-            records.append(Result(missing=[f"no results; run: {command}"]).record(experiment, 0.0))
+            continue
+        command = f"fdbd paper {name}" + ("" if scale == "small" else f" --scale {scale}")
+        untested = experiment.settings.get("untested")
+        why = f"not tested: {untested}" if untested else f"no results; run: {command}"
+        records.append(Result(experiment, missing=[why]).record())
     return records
 
 
 def main() -> None:
     """Write the page and the figures that it shows."""
     given = [Path(argument) for argument in sys.argv[1:]]
-    small, public, page = (*given, *(SMALL, PUBLIC, PAGE)[len(given) :])
+    small, public, page = (*given, *_DEFAULTS[len(given) :])
     records = read(small), read(public, "public")
     if not any(record["checks"] for part in records for record in part):
         raise FileNotFoundError(f"{small} and {public} have no results; run: fdbd paper all --out {small}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INSIDE, OUTSIDE = "#1f5fa8", "#d1495b"
+INSIDE, OUTSIDE, GREY = "#1f5fa8", "#d1495b", "#888888"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")
 
 Floats = NDArray[np.float64]
@@ -31,16 +31,27 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     return made, axes
 
 
-def label(axis: Axes, x: str = "", y: str = "", title: str = "", legend: int = 0, **options: Any) -> None:
-    """Label the axes; `legend` is the font size of the legend, 0 for none; further options are the legend's."""
-    if x:
-        axis.set_xlabel(x, fontsize=9)
-    if y:
-        axis.set_ylabel(y, fontsize=9)
+def label(
+    axis: Axes, x: str = "", y: str = "", title: str = "", legend: int = 0, log: str = "", **options: Any
+) -> None:
+    """Label the axes; `legend` is the font size of the legend, 0 for none; `log` names the logarithmic axes; further
+    options are the legend's."""
+    for side in log:
+        getattr(axis, f"set_{side}scale")("log")
+    for text, put in ((x, axis.set_xlabel), (y, axis.set_ylabel)):
+        if text:
+            put(text, fontsize=9)
     if title:
         axis.set_title(title, fontsize=9, loc="left")
     if legend:
         axis.legend(fontsize=legend, frameon=False, **options)
+
+
+def curves(axis: Axes, x: Any, lines: Mapping[str, Any], size: int = 3, colours: Sequence[str] = ()) -> None:
+    """One line with dots per label; `x` is common to all, or None for places from 1 on."""
+    for colour, (name, y) in zip(colours or (INSIDE, *COLOURS), lines.items()):
+        places = np.arange(1, len(y) + 1) if x is None else x
+        axis.plot(places, y, marker="o", ms=size, color=colour, label=name)
 
 
 def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None:
@@ -55,12 +66,12 @@ def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None
     axis.set_yticks([])
 
 
-def dots(axis: Axes, names: Sequence[str], values: Sequence[float], x: str, marks: Sequence[bool]) -> None:
+def dots(axis: Axes, names: Sequence[str], values: Sequence[float], x: str, title: str, marks: Sequence[bool]) -> None:
     """One horizontal line with a dot per name, the first on top; marked ones in the colour of ID."""
     places = np.arange(len(names))[::-1]
     axis.hlines(places, min(values, default=0), values, color="#cccccc", linewidth=1)
-    axis.scatter(values, places, color=[INSIDE if mark else "#888888" for mark in marks], zorder=3, s=22)
+    axis.scatter(values, places, color=[INSIDE if mark else GREY for mark in marks], zorder=3, s=22)
     axis.set_yticks(places, names, fontsize=8)
     axis.set_ylim(-0.6, len(names) - 0.4)
-    label(axis, x)
+    label(axis, x, title=title)
     axis.grid(axis="x", color="#eeeeee")

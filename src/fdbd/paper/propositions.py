@@ -1,4 +1,7 @@
-"""Propositions 5.1 and 5.2 under the paper's model, and with an assumption taken away."""
+"""Propositions 5.1 and 5.2 under the paper's model, and with an assumption taken away.
+
+The model: class means at the corners of a simplex, and points drawn on spheres around them.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +10,131 @@ from itertools import pairwise, product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from fdbd.core import geometry
+from fdbd.core.batch import Head
+from fdbd.core.linear_algebra import unit
 from fdbd.paper import plot
-from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.result import Check, Result, check
-from fdbd.paper.simplex import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
-from fdbd.paper.table import Table
+from fdbd.paper.result import Result
 
 _FEWEST = 50  # points that an average takes
+_ANGLES = 4001
+Case = dict[str, Any]
 
 
-def proposition_1(experiment: Experiment, say: Say) -> Result:
+def simplex_etf(classes: int, width: int) -> Tensor:
+    """(C, P) float64 unit vectors with inner products −1/(C − 1): a simplex equiangular tight frame.
+
+    >>> means = simplex_etf(3, 5)
+    >>> torch.allclose(means @ means.T, torch.eye(3, dtype=torch.float64) * 1.5 - 0.5)
+    True
+    """
+    if width < classes - 1:
+        raise ValueError(f"{classes} class means of a simplex need {classes - 1} dimensions, not {width}")
+    # The rows of Helmert's orthonormal basis of the vectors that sum to zero, written out: a singular value
+    # decomposition would be degenerate here and give another frame on every machine.
+    column = torch.arange(1, classes, dtype=torch.float64)
+    row = torch.arange(classes)[:, None]
+    corners = (row < column).double() - column * (row == column)
+    corners = corners / (column * (column + 1)).sqrt() * math.sqrt(classes / (classes - 1))
+    return torch.nn.functional.pad(corners, (0, width - classes + 1))
+
+
+def boundary_distance(points: Tensor, means: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(N,) d(z, S) of points (N, P): to the nearest boundary of the region argmax ⟨μ_i, z⟩ (+ bias_i) they lie in."""
+    head = Head(means, means.new_zeros(len(means)) if bias is None else bias)
+    return geometry.nearest_boundary(geometry.distances(points, head))[0]
+
+
+def sphere(count: int, width: int, generator: Generator) -> Tensor:
+    """(N, P) float64 points, uniform on the unit sphere."""
+    return unit(torch.randn(count, width, generator=generator, dtype=torch.float64))
+
+
+def band(count: int, axis: Tensor, low: float, high: float, generator: Generator) -> Tensor:
+    """(N, P) points of the unit sphere, uniform among those whose angle with the unit vector `axis` is in [low, high].
+
+    The angle is drawn from its density ∝ sin^(P−2), tabled in logarithms; rejection would find no point of a cap from
+    about twenty dimensions on.
+    """
+    width = len(axis)
+    angles = torch.linspace(low, high, _ANGLES, dtype=torch.float64)
+    middle = (angles[1:] + angles[:-1]) / 2
+    logs = (width - 2) * middle.sin().clamp_min(1e-300).log()
+    steps = (logs - logs.max()).exp().cumsum(dim=0)
+    chosen = torch.rand(count, generator=generator, dtype=torch.float64) * steps[-1]
+    cell = torch.searchsorted(steps, chosen).clamp_max(_ANGLES - 2)
+    within = torch.rand(count, generator=generator, dtype=torch.float64)
+    angle = (angles[cell] + within * (angles[1] - angles[0]))[:, None]
+    across = torch.randn(count, width, generator=generator, dtype=torch.float64)
+    points: Tensor = angle.cos() * axis + angle.sin() * unit(across - (across @ axis)[:, None] * axis)
+    return points
+
+
+def cap_angle(radius: float, norm: float, reach: float) -> float:
+    """Angle up to which points of the sphere of `radius` are within `reach` of a mean at distance `norm`; NaN: none."""
+    cosine = (radius**2 + norm**2 - reach**2) / (2 * radius * norm)
+    return math.nan if cosine > 1 else math.acos(max(cosine, -1.0))
+
+
+def separation_limit(classes: int) -> float:
+    """The largest 2σ, in units of ‖μ_i‖, for which each dense region lies within its decision region: the distance
+    √(C / (2(C − 1))) of a class mean to its boundaries.
+
+    >>> separation_limit(2)
+    1.0
+    """
+    return math.sqrt(classes / (2 * (classes - 1)))
+
+
+def proposition_1(result: Result) -> None:
     """The average boundary distance over a sphere grows with its radius."""
-    settings = experiment.settings
-    generator = torch.Generator().manual_seed(settings["seed"])
+    settings = result.settings
+    generator = Generator().manual_seed(settings["seed"])
     radii, count = settings["radii"], settings["points"]
-    curves, rows, worst = [], [], math.inf
+
+    def averages(means: Tensor, bias: Tensor | None = None) -> list[float]:
+        width = means.shape[1]
+        return [float(boundary_distance(r * sphere(count, width, generator), means, bias).mean()) for r in radii]
+
+    curves, biased, records, worst = {}, {}, [], math.inf
     for classes, width in settings["sizes"]:
-        say(f"{classes} classes in {width} dimensions")
+        result.say(f"{classes} classes in {width} dimensions")
         means = simplex_etf(classes, width)
-        averages = [float(boundary_distance(r * sphere(count, width, generator), means).mean()) for r in radii]
-        curves.append((f"C = {classes}, P = {width}", averages))
+        curves[f"C = {classes}, P = {width}"] = values = averages(means)
         worst = min(worst, _smallest_growth(means, count, generator))
-        steps = f"{sum(b > a for a, b in pairwise(averages))} of {len(radii) - 1}"
-        rows.append([str(classes), str(width), f"{averages[0]:.4f}", f"{averages[-1]:.4f}", steps])
-    say("a bias on one class")
+        rises = sum(b > a for a, b in pairwise(values))
+        records.append({"C": classes, "P": width, "values": (values[0], values[-1]), "rises": rises})
+    result.say("a bias on one class")
     classes, width = settings["broken"]
-    biased = []
-    means = simplex_etf(classes, width)
     for bias in settings["biases"]:
         shift = bias * torch.eye(classes, dtype=torch.float64)[0]
-        values = [float(boundary_distance(r * sphere(count, width, generator), means, shift).mean()) for r in radii]
-        biased.append((f"bias {bias:g} on one class", values))
-    columns = ["C", "P", f"average at r = {radii[0]:g}", f"average at r = {radii[-1]:g}", "steps that rise"]
-    result = Result(tables=[Table(experiment.title, columns, rows, ["Independent points at each radius; ‖μ_i‖ = 1."])])
-    rising = all(b > a for _, values in curves for a, b in pairwise(values))
-    falls = sum(b < a for _, values in biased for a, b in pairwise(values))
-    result.checks = [
-        check("The average distance rises with the radius, for every C and P", rising, f"{len(curves)} settings."),
-        check(
-            "No direction is found along which the distance does not grow",
-            worst > 0,
-            f"{count * len(curves):,} directions and pairs of radii; smallest growth per unit of radius {worst:.1e}.",
-        ),
-        check(
-            "With a bias on one class the regions are no cones, and the search finds radii where the average falls",
-            falls > 0,
-            f"{falls} falling steps.",
-        ),
-    ]
+        biased[f"bias {bias:g} on one class"] = averages(simplex_etf(classes, width), shift)
+    columns = {"C": "{C}", "P": "{P}"}
+    columns |= {f"average at r = {radii[k]:g}": f"{{values[{-k}]:.4f}}" for k in (0, -1)}
+    columns["steps that rise"] = f"{{rises}} of {len(radii) - 1}"
+    result.table(columns, records, "Independent points at each radius; ‖μ_i‖ = 1.")
+    rising = all(b > a for values in curves.values() for a, b in pairwise(values))
+    statement = "The average distance rises with the radius, for every C and P"
+    result.check(statement, rising, f"{len(curves)} settings.")
+    directions = f"{count * len(curves):,} directions and pairs of radii"
+    measured = f"{directions}; smallest growth per unit of radius {worst:.1e}."
+    result.check("No direction is found along which the distance does not grow", worst > 0, measured)
+    falls = sum(b < a for values in biased.values() for a, b in pairwise(values))
+    cones = "With a bias on one class the regions are no cones, and the search finds radii where the average falls"
+    result.check(cones, falls > 0, f"{falls} falling steps.")
     result.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
-    result.data = {"radii": radii, "model": dict(curves), "broken": dict(biased)}
-    result.figure, axes = plot.figure(9, 3.3, 1, 2)
+    result.data = {"radii": radii, "model": curves, "broken": biased}
+    axes = result.axes(9, 3.3, 1, 2)[0]
     titles = "the paper's model", f"with a bias (C = {classes}, P = {width})"
-    for axis, lines, title in zip(axes[0], (curves, biased), titles):
-        for colour, (label, values) in zip((plot.INSIDE, *plot.COLOURS), lines):
-            axis.plot(radii, values, marker="o", ms=3, color=colour, label=label)
-        x, y = "r, distance from the mean, in units of ‖μ_i‖", "average distance to the nearest boundary"
-        plot.label(axis, x, y, title, legend=7)
-    axes[0, 0].set_yscale("log")
-    return result
+    x, y = "r, distance from the mean, in units of ‖μ_i‖", "average distance to the nearest boundary"
+    for axis, lines, title in zip(axes, (curves, biased), titles):
+        plot.curves(axis, radii, lines)
+        plot.label(axis, x, y, title, legend=7, log="y" * (lines is curves))
 
 
-def _smallest_growth(means: Tensor, count: int, generator: torch.Generator) -> float:
+def _smallest_growth(means: Tensor, count: int, generator: Generator) -> float:
     """The smallest growth of the distance per unit of radius over random directions and pairs of radii."""
     directions = sphere(count, means.shape[1], generator)
     low, high = (torch.rand(2, count, generator=generator, dtype=torch.float64) * 5 + 1e-3).sort(dim=0).values
@@ -78,32 +142,33 @@ def _smallest_growth(means: Tensor, count: int, generator: torch.Generator) -> f
     return float((growth / (high - low).clamp_min(1e-12)).min())
 
 
-def proposition_2(experiment: Experiment, say: Say) -> Result:
+def proposition_2(result: Result) -> None:
     """At equal radius, points of the dense region lie farther from the boundaries than points outside, on average."""
-    settings = experiment.settings
-    generator = torch.Generator().manual_seed(settings["seed"])
+    settings = result.settings
+    generator = Generator().manual_seed(settings["seed"])
     count = settings["points"]
-    held: list[dict[str, Any]] = []
-    broken: list[dict[str, Any]] = []
+    found: dict[str, list[Case]] = {"separated": [], "overlapping": [], "twins": []}
     for classes, width in settings["sizes"]:
-        say(f"{classes} classes in {width} dimensions")
-        for shares, into in ((settings["separated"], held), (settings["overlapping"], broken)):
-            for share, place in product(shares, settings["places"]):
+        result.say(f"{classes} classes in {width} dimensions")
+        for kind in ("separated", "overlapping"):
+            for share, place in product(settings[kind], settings["places"]):
                 reach = share * separation_limit(classes)
                 case = _compare(classes, width, reach, 1 + place * reach, count, generator)
-                into += [] if case is None else [{**case, "share": share, "place": place}]
-    say("twins among the class means")
-    twins = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
-    result = Result(tables=[_order_table(held, broken, twins, experiment.title)])
-    result.checks = [
-        _order_check("Where both regions are non-empty and classes are separated, ID averages are larger", held),
-        _order_check("The order of the averages stays when dense regions reach over the boundaries", broken),
-        check(
-            "Where the class means are no simplex (twins at a small angle, still separated), a violation is found",
-            any(case["inside"] < case["outside"] for case in twins),
-            f"In {sum(case['inside'] < case['outside'] for case in twins)} of {len(twins)} settings.",
-        ),
-    ]
+                found[kind] += [] if case is None else [{**case, "share": share, "place": place}]
+    result.say("twins among the class means")
+    twins = found["twins"] = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
+    _order_table(found, result)
+    separated = "Where both regions are non-empty and classes are separated, ID averages are larger"
+    overlapping = "The order of the averages stays when dense regions reach over the boundaries"
+    for statement, cases in zip((separated, overlapping), found.values()):
+        wrong = [case for case in cases if case["inside"] - case["outside"] < -2 * case["error"]]
+        least = min(cases, key=lambda case: case["inside"] / case["outside"])
+        where = f"C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f}"
+        ratio = f"smallest ratio {least['inside'] / least['outside']:.3f} ({where})"
+        result.check(statement, not wrong, f"{len(cases) - len(wrong)} of {len(cases)} settings; {ratio}.")
+    violations = sum(case["inside"] < case["outside"] for case in twins)
+    statement = "Where the class means are no simplex (twins at a small angle, still separated), a violation is found"
+    result.check(statement, violations > 0, f"In {violations} of {len(twins)} settings.")
     result.notes = [
         "Defined only where |r − ‖μ_i‖| ≤ 2σ: elsewhere the sphere of radius r misses the dense region. The paper's "
         "range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
@@ -111,14 +176,20 @@ def proposition_2(experiment: Experiment, say: Say) -> Result:
         "of one geodesic, not the averages over regions whose geodesics differ in length. The averages are measured.",
         "Caps are sampled by their angle; no point of a cap is hit by chance from about 20 dimensions on.",
     ]
-    result.data = {"separated": held, "overlapping": broken, "twins": twins}
-    result.figure = _order_figure(held, broken, twins)
-    return result
+    result.data = found
+    axis = result.axes(7, 4.2)[0, 0]
+    labels = "separated (the paper's model)", "dense regions overlap", "twins: no simplex"
+    looks = (plot.INSIDE, "o"), ("#edae49", "s"), (plot.OUTSIDE, "^")
+    for label, cases, (colour, marker) in zip(labels, found.values(), looks):
+        x, y = ([case[key] for case in cases] for key in ("outside", "inside"))
+        axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
+    ends = [min(case[key] for part in found.values() for case in part for key in ("inside", "outside")), 1.5]
+    axis.plot(ends, ends, color=plot.GREY, lw=1, ls="--", label="equal")
+    average = "average distance {} the dense region"
+    plot.label(axis, average.format("outside"), average.format("within"), legend=8, log="xy")
 
 
-def _compare(
-    classes: int, width: int, reach: float, radius: float, count: int, generator: torch.Generator
-) -> dict[str, Any] | None:
+def _compare(classes: int, width: int, reach: float, radius: float, count: int, generator: Generator) -> Case | None:
     """Average distance in the dense region and outside it on one sphere; None where one of the two is empty.
 
     By symmetry one class is enough for the dense regions, and a point within the dense region of some class is within
@@ -133,12 +204,10 @@ def _compare(
     points = points[(points @ means.T).amax(dim=1) < math.cos(angle)]
     if len(points) < _FEWEST:  # the dense regions fill the sphere: look for the rest where it must be
         points = _own(band(count, means[0], angle, math.pi, generator), means)
-    if len(points) < _FEWEST:
-        return None
-    return _case(means, radius, reach, angle, dense, points)
+    return None if len(points) < _FEWEST else _case(means, radius, reach, angle, dense, points)
 
 
-def _case(means: Tensor, radius: float, reach: float, angle: float, dense: Tensor, points: Tensor) -> dict[str, Any]:
+def _case(means: Tensor, radius: float, reach: float, angle: float, dense: Tensor, points: Tensor) -> Case:
     """Average boundary distances within the dense regions and outside, of points (N, P) of the unit sphere."""
     inside, outside = (boundary_distance(radius * part, means) for part in (dense, points))
     return {
@@ -153,13 +222,10 @@ def _own(points: Tensor, means: Tensor) -> Tensor:
     return points[(points @ means.T).argmax(dim=1) == 0]
 
 
-def _twins(
-    pairs: int, width: int, angle: float, share: float, count: int, generator: torch.Generator
-) -> dict[str, Any]:
+def _twins(pairs: int, width: int, angle: float, share: float, count: int, generator: Generator) -> Case:
     """Class means in pairs, `angle` to either side of the corners of a simplex: equal norms, centred, separated."""
     corners = simplex_etf(pairs, width)
-    aside = torch.zeros(pairs, width, dtype=torch.float64)
-    aside[:, pairs - 1] = 1.0  # a direction that no corner has
+    aside = torch.eye(width, dtype=torch.float64)[pairs - 1]  # a direction that no corner has
     means = torch.cat([math.cos(angle) * corners + sign * math.sin(angle) * aside for sign in (1, -1)])
     reach = share * math.sin(angle)  # the distance of a mean to the boundary with its twin
     cap = cap_angle(1.0, 1.0, reach)
@@ -169,39 +235,14 @@ def _twins(
     return {**_case(means, 1.0, reach, cap, dense, outside), "share": share}
 
 
-def _order_check(statement: str, cases: list[dict[str, Any]]) -> Check:
-    wrong = [case for case in cases if case["inside"] - case["outside"] < -2 * case["error"]]
-    least = min(cases, key=lambda case: case["inside"] / case["outside"])
-    where = f"C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f}"
-    ratio = f"smallest ratio {least['inside'] / least['outside']:.3f} ({where})"
-    return check(statement, not wrong, f"{len(cases) - len(wrong)} of {len(cases)} settings; {ratio}.")
-
-
-def _order_table(held: Any, broken: Any, twins: Any, title: str) -> Table:
-    rows = []
-    for name, cases in (("separated", held), ("overlapping", broken), ("twins", twins)):
+def _order_table(found: dict[str, list[Case]], result: Result) -> None:
+    records = []
+    for name, cases in found.items():
         for classes, width in sorted({(case["classes"], case["width"]) for case in cases}):
             part = [case for case in cases if (case["classes"], case["width"]) == (classes, width)]
             ratios = [case["inside"] / case["outside"] for case in part]
-            cells = [str(len(part)), f"{min(ratios):.3f}", f"{max(ratios):.3f}"]
-            rows.append([name, str(classes), str(width), *cells])
-    notes = ["Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."]
-    columns = ["class means", "C", "P", "settings of σ and r", "smallest ratio", "largest ratio"]
-    return Table(title, columns, rows, notes)
-
-
-def _order_figure(held: Any, broken: Any, twins: Any) -> Any:
-    drawn, axes = plot.figure(7, 4.2)
-    axis = axes[0, 0]
-    labels = "separated (the paper's model)", "dense regions overlap", "twins: no simplex"
-    looks = (plot.INSIDE, "o"), ("#edae49", "s"), (plot.OUTSIDE, "^")
-    for label, cases, (colour, marker) in zip(labels, (held, broken, twins), looks):
-        x, y = ([case[key] for case in cases] for key in ("outside", "inside"))
-        axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
-    ends = [min(c[k] for c in (*held, *broken, *twins) for k in ("inside", "outside")), 1.5]
-    axis.plot(ends, ends, color="#888888", lw=1, ls="--", label="equal")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    average = "average distance {} the dense region"
-    plot.label(axis, average.format("outside"), average.format("within"), legend=8)
-    return drawn
+            ends = {"low": min(ratios), "high": max(ratios)}
+            records.append({"name": name, "C": classes, "P": width, "count": len(part), **ends})
+    columns = {"class means": "{name}", "C": "{C}", "P": "{P}", "settings of σ and r": "{count}"}
+    note = "Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."
+    result.table({**columns, "smallest ratio": "{low:.3f}", "largest ratio": "{high:.3f}"}, records, note)

@@ -1,20 +1,22 @@
-"""What an experiment found: tables, a figure, and a verdict for each statement of the paper; and the files of it."""
+"""What an experiment finds. Its program fills in a `Result`: tables, a figure, and a verdict for each statement."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fdbd.metrics.comparison import Comparison
-from fdbd.metrics.evaluation import Estimate
-from fdbd.paper.experiment import Experiment
-from fdbd.paper.plot import Floats
-from fdbd.paper.table import Table
+from numpy.typing import NDArray
+
+from fdbd.metrics import Comparison, Estimate, as_percent
+from fdbd.paper import plot
+from fdbd.paper.experiment import Experiment, Say
 from fdbd.results.rows import machine
+from fdbd.results.text import latex_table, markdown_table, tex
 from fdbd.util.files import beside, write_text
 
 if TYPE_CHECKING:
@@ -23,6 +25,52 @@ if TYPE_CHECKING:
 Verdict = Literal["holds", "does not hold", "undecided"]
 Record = dict[str, Any]
 """What NAME.json holds."""
+SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "~"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are texts, in which Markdown's ** marks bold; `notes` stand below."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """A table for GitHub: numbers to the right, text to the left."""
+        return markdown_table([self.title], self.columns, self.rows, self._sides(), self.notes)
+
+    def latex(self) -> str:
+        """A table in the style of booktabs."""
+        cells = [[_tex(cell) for cell in row] for row in (self.columns, *self.rows)]
+        return latex_table(_tex(" ".join([self.title, *self.notes])), cells[:1], cells[1:], self._sides())
+
+    def _sides(self) -> str:
+        """ "r" for each column of numbers, "l" for others and for the first."""
+        columns = range(1, len(self.columns))
+        return "l" + "".join("r" if all(_is_number(row[n]) for row in self.rows) else "l" for n in columns)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is empty or holds a number, perhaps bold, in percent or with thousands separators."""
+    text = cell.strip("*% ").replace(",", "")
+    try:
+        return not text or math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _tex(text: str) -> str:
+    parts = [tex(part) for part in text.split("**")]
+    return "".join(rf"\textbf{{{part}}}" if number % 2 else part for number, part in enumerate(parts))
+
+
+class _Cells(string.Formatter):
+    """Formats with one conversion more: ``{name!p}`` is a fraction in percent."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return as_percent(value) if conversion == "p" else super().convert_field(value, conversion)
 
 
 @dataclass(frozen=True)
@@ -33,17 +81,20 @@ class Check:
     verdict: Verdict
     measured: str
 
-
-def check(statement: str, holds: bool, measured: str) -> Check:
-    """A statement that a comparison of numbers decides."""
-    return Check(statement, "holds" if holds else "does not hold", measured)
-
-
-def check_difference(statement: str, comparison: Comparison, measured: str) -> Check:
-    """A statement that one number is higher than another; undecided where a test at the 5 % level does not tell."""
-    verdicts: dict[str, Verdict] = {"higher": "holds", "lower": "does not hold", "undecided": "undecided"}
-    found = verdicts[comparison.verdict()]
-    return Check(statement, found, measured + " The difference is within its error." * (found == "undecided"))
+    @classmethod
+    def of(cls, statement: str, outcome: bool | Comparison | Sequence[Comparison] | Verdict, measured: str) -> Check:
+        """Decided by a comparison of numbers, by a test that the difference is above 0, or by several such tests, one
+        of which can refute. A test that does not tell at the 5 % level leaves the statement undecided."""
+        if isinstance(outcome, str):
+            return cls(statement, outcome, measured)
+        if isinstance(outcome, Comparison) and outcome.verdict() == "undecided":
+            measured += " The difference is within its error."
+        if isinstance(outcome, (Comparison, list)):
+            found = {test.verdict() for test in ([outcome] if isinstance(outcome, Comparison) else outcome)}
+            if found != {"higher"} and "lower" not in found:
+                return cls(statement, "undecided", measured)
+            outcome = "lower" not in found
+        return cls(statement, "holds" if outcome else "does not hold", measured)
 
 
 def difference(first: Estimate, second: Estimate) -> Comparison:
@@ -52,7 +103,7 @@ def difference(first: Estimate, second: Estimate) -> Comparison:
     return Comparison.of(float(first) - float(second), error)
 
 
-def difference_of_means(first: Floats, second: Floats) -> Comparison:
+def difference_of_means(first: plot.Floats, second: plot.Floats) -> Comparison:
     """Mean of the first sample minus mean of the second (Welch's test, normal approximation)."""
     error = math.sqrt(first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second))
     return Comparison.of(float(first.mean() - second.mean()), error)
@@ -60,18 +111,20 @@ def difference_of_means(first: Floats, second: Floats) -> Comparison:
 
 @dataclass
 class Result:
-    """What the program of an experiment returns.
+    """An experiment and what its program has found so far.
 
     Attributes:
+        say: called with a few words on what is being done.
         tables: the most important one first.
         checks: the claim, statement by statement.
         notes: what a reader must know, such as stand-ins and conventions.
         missing: what was not available, one line each, with the way to get it.
         data: numbers for the JSON file.
-        figure: the figure of the experiment.
         more: further tables as pairs of Markdown and LaTeX.
     """
 
+    experiment: Experiment
+    say: Say = lambda text: None
     tables: list[Table] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -80,10 +133,34 @@ class Result:
     figure: Figure | None = None
     more: list[tuple[str, str]] = field(default_factory=list)
 
-    def record(self, experiment: Experiment, seconds: float, made_from: str = "") -> Record:
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.experiment.settings
+
+    def check(self, statement: str, outcome: bool | Comparison | Sequence[Comparison] | Verdict, measured: str) -> None:
+        """Add a statement; see `Check.of`."""
+        self.checks.append(Check.of(statement, outcome, measured))
+
+    def table(
+        self, columns: Mapping[str, str], records: Iterable[Mapping[str, Any]], *notes: str, title: str = ""
+    ) -> None:
+        """Add a table with one row per record: `columns` are headings with the format of their cells, in which
+        ``{name!p}`` is a fraction in percent."""
+        form = _Cells().vformat
+        rows = [[form(cell, (), record) for cell in columns.values()] for record in records]
+        self.tables.append(Table(title or self.experiment.title, list(columns), rows, notes))
+
+    def axes(self, width: float, height: float, rows: int = 1, columns: int = 1) -> NDArray[Any]:
+        """An array (rows, columns) of axes of the experiment's figure, whose size is in inches."""
+        self.figure, axes = plot.figure(width, height, rows, columns)
+        return axes
+
+    def record(self, seconds: float = 0.0, made_from: str = "") -> Record:
         """Everything but the figure, ready for JSON."""
+        held, count = sum(item.verdict == "holds" for item in self.checks), len(self.checks)
+        verdict = "holds" if held == count else f"{held} of {count} statements hold"
         return {
-            **{key: getattr(experiment, key) for key in ("name", "kind", "title", "place", "claim", "scale")},
+            **{key: getattr(self.experiment, key) for key in ("name", "kind", "title", "place", "claim", "scale")},
             "seconds": round(seconds, 2),
             "machine": machine(),
             "checks": [asdict(item) for item in self.checks],
@@ -92,7 +169,7 @@ class Result:
             "tables": [asdict(table) for table in self.tables],
             "data": _plain(self.data),
             "made_from": made_from,
-            "verdict": _summary([item.verdict for item in self.checks]),
+            "verdict": verdict if count else "not run",
         }
 
     def write(self, record: Record, folder: Path) -> None:
@@ -103,35 +180,19 @@ class Result:
             for suffix, options in (("png", {"dpi": 110}), ("svg", {"metadata": {"Date": None}})):
                 with beside(target.with_suffix(f".{suffix}")) as temporary:
                     self.figure.savefig(temporary, format=suffix, **options)
-        latex = "\n".join([*(table.latex() for table in self.tables), *(tex for _, tex in self.more)])
-        write_text(target.with_suffix(".md"), _markdown(record, [text for text, _ in self.more]))
+        latex = "\n".join([*(table.latex() for table in self.tables), *(text for _, text in self.more)])
+        write_text(target.with_suffix(".md"), self._markdown())
         write_text(target.with_suffix(".tex"), latex)
         write_text(target.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
 
-
-def _markdown(record: Record, more: Iterable[str]) -> str:
-    """The page of one result."""
-    lines = [f"# {record['name']}: {record['title']}", "", f"**The paper** ({record['place']}): {record['claim']}", ""]
-    lines += [*verdict_lines(record), ""]
-    for table in record["tables"]:
-        lines += [Table(**table).markdown(), ""]
-    lines += more
-    lines += [f"{note}  " for note in [*record["notes"], *(f"Missing: {line}" for line in record["missing"])]]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def verdict_lines(record: Record) -> list[str]:
-    """One Markdown item per statement."""
-    signs = {"holds": "✓ holds", "does not hold": "✗ does not hold", "undecided": "~ undecided"}
-    return [f"- **{signs[item['verdict']]}**: {item['statement']}. {item['measured']}" for item in record["checks"]]
-
-
-def _summary(verdicts: list[Verdict]) -> str:
-    """All verdicts of an experiment in a few words."""
-    held = verdicts.count("holds")
-    if not verdicts:
-        return "not run"
-    return "holds" if held == len(verdicts) else f"{held} of {len(verdicts)} statements hold"
+    def _markdown(self) -> str:
+        """The page of one result."""
+        about = self.experiment
+        lines = [f"# {about.name}: {about.title}", "", f"**The paper** ({about.place}): {about.claim}", ""]
+        lines += [f"- **{SIGNS[c.verdict]} {c.verdict}**: {c.statement}. {c.measured}" for c in self.checks]
+        lines += ["", *(f"{table.markdown()}\n" for table in self.tables), *(text for text, _ in self.more)]
+        lines += [f"{note}  " for note in [*self.notes, *(f"Missing: {line}" for line in self.missing)]]
+        return "\n".join(lines).rstrip() + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fdbd.bench import bundle
 from fdbd.networks.zoo import list_zoo, zoo_card
@@ -16,21 +16,20 @@ from fdbd.paper.closed_form import closed_form
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
 from fdbd.paper.divergence import proposition_kl
-from fdbd.paper.domain_shift import domain_shift
 from fdbd.paper.experiment import Experiment, Say, find
 from fdbd.paper.models import MissingData
 from fdbd.paper.page import summary
 from fdbd.paper.result import Record, Result
 from fdbd.paper.theorem import theorem
 from fdbd.util.devices import choose_device
-from fdbd.util.files import write_text
+from fdbd.util.files import read_json, write_text
 from fdbd.util.version import __version__
 
-PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
+PROGRAMS: dict[str, Callable[[Result], None]] = {
     "detector-table": detector_table,
     "percentiles": across_networks.percentiles,
     "regularization-gain": across_networks.regularization_gain,
-    "domain-shift": domain_shift,
+    "domain-shift": across_networks.domain_shift,
     "overview": boundary_figures.overview,
     "regularization": boundary_figures.regularization,
     "deviation": boundary_figures.deviation,
@@ -43,7 +42,7 @@ PROGRAMS: dict[str, Callable[[Experiment, Say], Result]] = {
     "proposition-kl": proposition_kl,
     "complexity": complexity,
 }
-"""What runs an experiment, by the `kind` that its file gives."""
+"""What fills in the result of an experiment, by the `kind` that its file gives."""
 
 
 def run(
@@ -67,33 +66,25 @@ def run_all(
 ) -> list[Record]:
     """Run experiments one after the other under one progress display; with several, README.md lists them.
 
-    A finished experiment is not run again while its file, the features and the version are the same; one that lacked
-    data is. What cannot be run at all has a record whose `missing` says why, and no files.
-
-    Args:
-        names: of experiments.
-        out: folder of the results.
-        scale: one of `SCALES`.
-        fresh: run everything again.
-        progress: show the display.
-        device: where networks run, as for `choose_device`.
+    A finished experiment is not run again while its file, the features and the version are the same, unless `fresh`;
+    one that lacked data is. What cannot be run at all has a record whose `missing` says why, and no files.
     """
     folder = Path(out)
+    records: list[Record] = []
     experiments = [_checked(name, scale, device) for name in names]
-    records = []
     with _display(len(experiments), progress) as show:
-        for number, experiment in enumerate(experiments):
-            show(number, experiment.name)
+        for experiment in experiments:
 
-            def say(text: str, number: int = number, name: str = experiment.name) -> None:
-                show(number, f"{name}: {text}")
+            def say(text: str, name: str = experiment.name) -> None:
+                show(len(records), f"{name}: {text}")
 
-            record = None if fresh else _kept(experiment, folder)
-            if record is None:
-                try:
-                    record = _run(experiment, folder, say)
-                except MissingData as error:
-                    record = Result(missing=[str(error)]).record(experiment, 0.0)
+            say("")
+            kept: Any = None if fresh else read_json(folder / f"{experiment.name}.json")
+            is_same = isinstance(kept, dict) and kept.get("made_from") == made_from(experiment)
+            try:
+                record: Record = kept if is_same and not kept["missing"] else _run(experiment, folder, say)
+            except MissingData as error:
+                record = Result(experiment, missing=[str(error)]).record()
             records.append(record)
     if len(records) > 1 and any(record["checks"] for record in records):
         write_text(folder / "README.md", summary(records))
@@ -109,20 +100,11 @@ def _checked(name: str, scale: str, device: str) -> Experiment:
 
 
 def _run(experiment: Experiment, folder: Path, say: Say) -> Record:
-    start = time.perf_counter()
-    result = PROGRAMS[experiment.kind](experiment, say)
-    record = result.record(experiment, time.perf_counter() - start, made_from(experiment))
+    start, result = time.perf_counter(), Result(experiment, say)
+    PROGRAMS[experiment.kind](result)
+    record = result.record(time.perf_counter() - start, made_from(experiment))
     result.write(record, folder)
     return record
-
-
-def _kept(experiment: Experiment, folder: Path) -> Record | None:
-    """The record of a finished run of the same experiment on the same features."""
-    try:
-        record: Record = json.loads((folder / f"{experiment.name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if record.get("made_from") == made_from(experiment) and not record.get("missing") else None
 
 
 def made_from(experiment: Experiment) -> str:

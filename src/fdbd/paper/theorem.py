@@ -12,62 +12,48 @@ from fdbd.core import geometry
 from fdbd.core.batch import Head
 from fdbd.core.linear_algebra import unit
 from fdbd.paper import plot
-from fdbd.paper.experiment import Experiment, Say
-from fdbd.paper.result import Result, check
-from fdbd.paper.table import Table
+from fdbd.paper.result import Result
 
 
-def theorem(experiment: Experiment, say: Say) -> Result:
+def theorem(result: Result) -> None:
     """Random heads over class counts and dimensions: bound, equality, and a search for a nearer point."""
-    settings = experiment.settings
+    settings, tolerance = result.settings, 1e-9
     generator = torch.Generator().manual_seed(settings["seed"])
-    rows, cases = [], []
+    cases, ranks = [], {}
     for classes, width in settings["sizes"]:
-        say(f"{classes} classes in {width} dimensions")
-        case = _case(classes, width, settings["samples"], settings["tries"], generator)
+        result.say(f"{classes} classes in {width} dimensions")
+        case, by_rank = _case(classes, width, settings["samples"], settings["tries"], generator)
         cases.append(case)
-        cells = [f"{case[key]:.2%}" for key in ("gap_mean", "gap_p95", "equal")]
-        rows.append([str(classes), str(width), f"{case['pairs']:,}", f"{case['violation']:.1e}", *cells])
-    columns = ["C", "P", "pairs", "largest violation", "mean gap", "p95 gap", "pairs with equality"]
-    notes = ["Gap: 1 − closed form / exact distance. Violation: how far the closed form exceeds it, relative."]
-    result = Result(tables=[Table(experiment.title, columns, rows, notes)])
+        ranks[f"C = {classes}, P = {width}"] = 100 * by_rank
+    columns = {"C": "{classes}", "P": "{width}", "pairs": "{pairs:,}", "largest violation": "{violation:.1e}"}
+    columns |= {"mean gap": "{gap_mean:.2%}", "p95 gap": "{gap_p95:.2%}", "pairs with equality": "{equal:.2%}"}
+    note = "Gap: 1 − closed form / exact distance. Violation: how far the closed form exceeds it, relative."
+    result.table(columns, cases, note)
     of = {key: [case[key] for case in cases] for key in cases[0]}
-    tolerance, broken = 1e-9, of["broken"]
-    excess, difference, beyond = max(of["violation"]), max(of["nearest"]), min(of["beyond"])
-    result.checks = [
-        check(
-            "The closed form is never above the exact distance",
-            excess <= tolerance,
-            f"{sum(of['pairs']):,} pairs, largest relative excess {excess:.1e}.",
-        ),
-        check(
-            "At the nearest class the two are equal",
-            difference <= tolerance,
-            f"Largest relative difference {difference:.1e}.",
-        ),
-        check(
-            "A search finds no member of a class's region nearer than the closed form",
-            not any(of["found"]),
-            f"{sum(of['tried']):,} points tried.",
-        ),
-        check(
-            "The search works: just beyond the bound it finds members of the nearest class's region",
-            beyond > 0.999,
-            f"For {beyond:.1%} of the samples or more.",
-        ),
-        check(
-            "Without the assumption that k is the predicted class the bound fails, and the search finds that",
-            min(broken) > 0,
-            f"In {min(broken):.1%} to {max(broken):.1%} of the pairs.",
-        ),
-    ]
+    excess, difference, beyond, broken = max(of["violation"]), max(of["nearest"]), min(of["beyond"]), of["broken"]
+    measured = f"{sum(of['pairs']):,} pairs, largest relative excess {excess:.1e}."
+    result.check("The closed form is never above the exact distance", excess <= tolerance, measured)
+    measured = f"Largest relative difference {difference:.1e}."
+    result.check("At the nearest class the two are equal", difference <= tolerance, measured)
+    statement = "A search finds no member of a class's region nearer than the closed form"
+    result.check(statement, not any(of["found"]), f"{sum(of['tried']):,} points tried.")
+    statement = "The search works: just beyond the bound it finds members of the nearest class's region"
+    result.check(statement, beyond > 0.999, f"For {beyond:.1%} of the samples or more.")
+    statement = "Without the assumption that k is the predicted class the bound fails, and the search finds that"
+    result.check(statement, min(broken) > 0, f"In {min(broken):.1%} to {max(broken):.1%} of the pairs.")
     result.notes = ["The bound is tight at the nearest class alone; at the others the gaps of the table are left."]
-    result.data = {"cases": [{key: value for key, value in case.items() if key != "by_rank"} for case in cases]}
-    result.figure = _figure(cases)
-    return result
+    result.data = {"cases": cases}
+    axis = result.axes(7, 3.6)[0, 0]
+    plot.curves(axis, None, ranks)
+    x, y = "rank of the class by its closed-form distance (1: nearest)", "mean gap below the exact distance, percent"
+    plot.label(axis, x, y, legend=8, log="x")
 
 
-def _case(classes: int, width: int, samples: int, tries: int, generator: torch.Generator) -> dict[str, Any]:
+def _case(
+    classes: int, width: int, samples: int, tries: int, generator: torch.Generator
+) -> tuple[dict[str, Any], plot.Floats]:
+    """What was found for one random head, and the mean gap by the rank of the class."""
+
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -83,9 +69,12 @@ def _case(classes: int, width: int, samples: int, tries: int, generator: torch.G
     rows, targets = every.unbind(dim=1)
     # The least likely class in place of the predicted one: z lies on the wrong side of its hyperplanes.
     least = logits.argmin(dim=1)[rows]
-    allowed = least != targets
+    kept = least != targets
     by_rank = (1 - closed / exact).clamp_min(0).gather(1, closed.nan_to_num(torch.inf).argsort(dim=1)[:, :-1])
-    return {
+    found = nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator)
+    beyond = nearer_points(z, head, predicted, target, 1.001, generator, tilts=(0.0,))
+    broken = nearer_points(z[rows][kept], head, least[kept], targets[kept], 0.999, generator)
+    case = {
         "classes": classes,
         "width": width,
         "pairs": int(reachable.sum()),
@@ -95,13 +84,11 @@ def _case(classes: int, width: int, samples: int, tries: int, generator: torch.G
         "gap_p95": float(gap.quantile(0.95)),
         "equal": float((gap < 1e-9).double().mean()),
         "tried": 17 * len(rows),
-        "found": int(nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator).sum()),
-        "beyond": float(nearer_points(z, head, predicted, target, 1.001, generator, tilts=(0.0,)).double().mean()),
-        "broken": float(
-            nearer_points(z[rows][allowed], head, least[allowed], targets[allowed], 0.999, generator).double().mean()
-        ),
-        "by_rank": by_rank.nan_to_num(1.0).mean(dim=0).numpy(),
+        "found": int(found.sum()),
+        "beyond": float(beyond.double().mean()),
+        "broken": float(broken.double().mean()),
     }
+    return case, by_rank.nan_to_num(1.0).mean(dim=0).numpy()
 
 
 def nearer_points(
@@ -132,16 +119,3 @@ def nearer_points(
         for share in (1.0, 0.5):
             found |= head(z + share * length[:, None] * direction).argmax(dim=1) == targets
     return found
-
-
-def _figure(cases: list[dict[str, Any]]) -> Any:
-    drawn, axes = plot.figure(7, 3.6)
-    axis = axes[0, 0]
-    for colour, case in zip((plot.INSIDE, *plot.COLOURS), cases):
-        ranks = np.arange(1, len(case["by_rank"]) + 1)
-        label = f"C = {case['classes']}, P = {case['width']}"
-        axis.plot(ranks, 100 * case["by_rank"], marker="o", ms=3, color=colour, label=label)
-    axis.set_xscale("log")
-    x, y = "rank of the class by its closed-form distance (1: nearest)", "mean gap below the exact distance, percent"
-    plot.label(axis, x, y, legend=8)
-    return drawn

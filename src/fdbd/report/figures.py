@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fdbd.core import geometry
 from fdbd.core.batch import Head
@@ -91,8 +92,8 @@ def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, An
     """
     if levels < 1:
         raise ValueError(f"levels is {levels}, expected at least 1 group")
-    inside, *outside = _standings(benchmark)
-    edges = _edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
+    inside, *outside = standings(benchmark)
+    edges = balanced_edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
     sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
     for part in outside:
         whole = short(auroc(inside.distance, part.distance)) if len(inside.rows) and len(part.rows) else None
@@ -114,14 +115,14 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
         ``boundaries`` (the nearest, as [class, distance]), ``others`` (how many more there are) and, where the images
         are at hand, ``image`` (a thumbnail) and ``file`` (its folder and name).
     """
-    standings = _standings(benchmark)
-    inside = standings[0]
+    parts = standings(benchmark)
+    inside = parts[0]
     if not len(inside.rows):
         raise ValueError(f"{inside.samples.name} has no finite features")
     reference = np.sort(inside.scores)
     low, high = score_range([reference])
     sets = []
-    for part in standings:
+    for part in parts:
         order = np.argsort(part.scores, kind="stable")
         shown = []
         for kind, share in (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ():
@@ -147,32 +148,36 @@ def _picture(samples: FeatureSet, row: int) -> dict[str, Any]:
     return {"image": picture, "file": None if paths is None else "/".join(paths[row].parts[-2:])}
 
 
-def _standings(benchmark: Compared) -> list[Standing]:
-    """The ID set, then each OOD set."""
+def training_mean(benchmark: Compared) -> Tensor:
+    """(P,) float64 mean of the training features."""
     if benchmark.statistics is not None:
-        mean = benchmark.statistics.mean().to("cpu", torch.float64)
-    else:
-        total = sum(batch.features.to("cpu", torch.float64).sum(dim=0) for batch in benchmark.train.batches())
-        mean = torch.as_tensor(total / max(len(benchmark.train), 1))
-    folded = geometry.Folded(benchmark.head, mean, normalizer=None)
+        return benchmark.statistics.mean().to("cpu", torch.float64)
+    total = sum(batch.features.to("cpu", torch.float64).sum(dim=0) for batch in benchmark.train.batches())
+    return torch.as_tensor(total / max(len(benchmark.train), 1))
+
+
+def standings(benchmark: Compared, dtype: torch.dtype | None = None) -> list[Standing]:
+    """The ID set, then each OOD set; distances are computed in `dtype`, by default that of the features."""
+    mean = training_mean(benchmark)
+    folded = geometry.Folded(benchmark.head, mean, normalizer=None, dtype=dtype)
     floor = torch.finfo(torch.float32).eps * max(1.0, float(torch.linalg.vector_norm(mean)))
     found = []
     for samples in (benchmark.test, *benchmark.ood):
         deviations, distances = [np.zeros(0)], [np.zeros(0)]
         for batch in samples.batches():
-            logits = benchmark.head(batch.features) if batch.logits is None else batch.logits
-            distances.append(folded.score(batch.features, logits.argmax(dim=1)).double().cpu().numpy())
-            deviations.append(torch.linalg.vector_norm(batch.features.double().cpu() - mean, dim=1).numpy())
+            z = batch.features if dtype is None else batch.features.to(dtype)
+            logits = benchmark.head(z) if batch.logits is None else batch.logits
+            distances.append(folded.score(z, logits.argmax(dim=1)).double().cpu().numpy())
+            deviations.append(torch.linalg.vector_norm(z.double().cpu() - mean, dim=1).numpy())
         deviation, distance = np.concatenate(deviations), np.concatenate(distances)
         rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
         found.append(Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows]))
     return found
 
 
-def _edges(sides: list[Floats], levels: int) -> Floats:
-    """(levels + 1,) quantiles of the deviation, every side having the same weight whatever its size."""
-    grid = np.linspace(0, 1, 1001)
-    quantiles = [np.quantile(side, grid) for side in sides if len(side)]
+def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Floats:
+    """(levels + 1,) quantiles of all sides together, each with the same weight whatever its size."""
+    quantiles = [np.quantile(side, np.linspace(0, 1, grid)) for side in sides if len(side)]
     if not quantiles:
         raise ValueError("there are no finite features to group by deviation")
     return np.quantile(np.concatenate(quantiles), np.linspace(0, 1, levels + 1))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.metrics import Estimate, Evaluation, average
+from fdbd.metrics import Estimate, Evaluation, average, evaluate
 from fdbd.metrics.averages import Metric
 from fdbd.metrics.comparison import Influences, placements
 from fdbd.util.version import __version__
@@ -154,6 +154,13 @@ class Row:
     averages: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     from_bank: bool = False
     error: str | None = None
+
+    @classmethod
+    def of(cls, name: str, scores: Mapping[str, Tensor], positive: Literal["id", "ood"], **more: Any) -> Row:
+        """The row of scores by set, the ID set first, with their evaluations; `more` are further attributes."""
+        (_, inside), *outside = scores.items()
+        evaluations = {title: evaluate(inside, part, positive=positive) for title, part in outside}
+        return cls(name, evaluations=evaluations, id_scores=inside, ood_scores=dict(outside), **more)
 
     @property
     def has_scores(self) -> bool:

@@ -4,7 +4,7 @@ those that cannot be told from it marked with a tilde, those fitted on the bank 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fdbd.metrics import as_percent
@@ -19,6 +19,7 @@ SHOWN = ("auroc", "fpr95")
 """Metrics of a table, where none are named."""
 TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out"}
 ARROWS = {"auroc": "↑", "fpr95": "↓", "aupr_in": "↑", "aupr_out": "↑"}
+Rows = Iterable[Sequence[str]]
 TIED, BANK = "~", "†"
 OURS = "fdbd"
 """The detector whose place is told even when it is not the best."""
@@ -169,6 +170,20 @@ def _fitting(blocks: list[list[Column]], room: float) -> tuple[list[Column], lis
     return shown, list(dict.fromkeys(left_out))
 
 
+def markdown_table(titles: Iterable[str], columns: Sequence[str], rows: Rows, sides: str, notes: Sequence[str]) -> str:
+    """GitHub's table with bold lines above and lines below; `sides` has "l" or "r" for each column."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    lines.insert(1, "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|")
+    below = ["", *(f"{note}  " for note in notes)] if notes else []
+    return "\n".join([*(f"**{title}**\n" for title in titles if title), *lines, *below]) + "\n"
+
+
+def latex_table(caption: str, heading: Rows, body: Rows, sides: str) -> str:
+    """A table for the booktabs package; all texts are LaTeX already."""
+    parts = ("\n".join(" & ".join(cells) + r" \\" for cells in part) for part in (heading, body))
+    return LATEX % (caption, sides, *parts)
+
+
 def markdown(results: ResultTable, metrics: Sequence[str]) -> str:
     """GitHub's table, with a caption below."""
     shown = [column for name in datasets(results) for column in _metric_columns(results, name, metrics)]
@@ -176,10 +191,9 @@ def markdown(results: ResultTable, metrics: Sequence[str]) -> str:
     rows = [["detector", *(column.title for column in shown)]]
     for number, row in enumerate(results.ranked()):
         rows.append([row_name(row), *(column.cell(number, "**{}**") for column in shown)])
-    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    table.insert(1, "|---" + "|---:" * len(shown) + "|")
-    above = [f"**{text}**\n" for text in (*results.setting.warnings, results.setting.title) if text]
-    return "\n".join([*above, *table, "", *(f"{line}  " for line in caption(results))]) + "\n"
+    first, *others = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    titles = (*results.setting.warnings, results.setting.title)
+    return markdown_table(titles, first, others, "l" + "r" * len(shown), caption(results))
 
 
 def latex(results: ResultTable, metrics: Sequence[str]) -> str:
@@ -198,15 +212,14 @@ def latex(results: ResultTable, metrics: Sequence[str]) -> str:
                 cells = [column.cell(k, r"\textbf{{{}}}").replace(TIED, r"$\sim$") for column in shown]
                 body.append([tex(row_name(row)), *cells])
             text = tex(results.setting.title + ", continued." if tables else about)
-            parts = ("\n".join(" & ".join(cells) + r" \\" for cells in part) for part in ([groups, heading], body))
-            tables.append(LATEX % (text, "r" * len(shown), *parts))
+            tables.append(latex_table(text, [groups, heading], body, "l" + "r" * len(shown)))
     return "\n".join(tables)
 
 
 LATEX = r"""\begin{table}
 \centering\footnotesize\setlength{\tabcolsep}{4pt}
 \caption{%s}
-\begin{tabular}{l%s}
+\begin{tabular}{%s}
 \toprule
 %s
 \midrule

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fdbd.train.augment import Augment
 from fdbd.train.schedule import learning_rate
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fdbd.util.files import parse_toml
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class Preset:
 
 def _read(text: str) -> dict[str, Preset]:
     found: dict[str, Preset] = {}
-    for name, said in tomllib.loads(text).items():
+    for name, said in parse_toml(text).items():
         like = found[said.pop("like")] if "like" in said else Preset(name, "")
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in said.items()

@@ -8,6 +8,7 @@ import platform
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 try:
     import fcntl
 except ImportError:  # Windows: renames still keep two runs from harming each other
@@ -151,6 +156,11 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The entries of a TOML text; a mistake in it is a ValueError."""
+    return tomllib.loads(text)
 
 
 @contextlib.contextmanager

@@ -6,18 +6,13 @@ The descriptions themselves stand in ``datasets.toml``.
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fdbd.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fdbd.util.files import parse_toml
 
 
 @dataclass(frozen=True)
@@ -93,8 +88,7 @@ def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
 
 
 _ALL = [
-    _read(*item)
-    for item in tomllib.loads(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8")).items()
+    _read(*item) for item in parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8")).items()
 ]
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
 ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
