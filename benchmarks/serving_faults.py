@@ -141,7 +141,7 @@ class Load:
                 ("a cut image", image[: len(image) // 2], "image/png", {400}),
                 ("no JSON", b'{"features": [[1, 2', "application/json", {400, 415}),
                 ("a form without a file", b"--x--\r\n", "multipart/form-data; boundary=x", {400}),
-                ("a huge body", bytes(MAX_BODY * 1_000_000 + 1), "image/png", {413, 0}),
+                ("a huge body", bytes(MAX_BODY * 1_000_000 + 1), "image/png", {413}),
             ):
                 status, _ = await self.ask(body, kind)
                 self.counts[f"broken: {status}"] += 1

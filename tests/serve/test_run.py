@@ -171,6 +171,17 @@ def test_a_guard_that_only_the_workers_cannot_load_ends_the_service(guard_file: 
     assert "serving on" not in found.stderr
 
 
+@pytest.mark.parametrize("kind", ["stated", "chunked"])
+def test_a_client_that_sends_too_much_reads_why_it_was_refused(start, guard_file: Path, kind: str) -> None:
+    service = start(guard_file, "--max-body", 1)
+    parts = (bytes(1 << 16) for _ in range(1 << 8))  # 16 MB, more than sockets hold between the two
+    body = b"".join(parts) if kind == "stated" else parts
+    answer = service.client.post("/decide", content=body)
+    assert answer.status_code == 413
+    assert "larger than the limit" in answer.json()["error"]
+    assert service.client.post("/decide", json=ROW).status_code == 200
+
+
 def test_being_told_to_end_finishes_what_was_taken(start, guard_file: Path) -> None:
     service = start(guard_file, "--delay", 800)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

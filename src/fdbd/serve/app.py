@@ -7,6 +7,7 @@ and responses are Starlette's; a table of fixed paths stands in for its router a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
@@ -44,6 +45,9 @@ LARGE = 65_536
 """Bytes from which on a body is read outside the event loop."""
 PATIENCE = 0.1
 """Seconds after which a request that still waits is watched for a client that leaves."""
+
+LINGER = 2.0
+"""Seconds for which the rest of a body that is too large is read, so that its client gets to read why."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,9 @@ class App:
             fits = len(body) <= limit
             if fits and not message.get("more_body"):
                 return bytes(body)
+        if "expect" not in request.headers:  # a client that has begun to send reads the answer after its last byte
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(_rest(request.receive), LINGER)
         raise HTTPException(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
 
     # ── the two protocols ──────────────────────────────────────────────────────────────────────────────────────────
@@ -311,6 +318,12 @@ async def _part(request: Request, body: bytes) -> bytes:
 async def _disconnected(receive: Receive) -> None:
     """Returns when the client has gone; the body has been read before."""
     while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _rest(receive: Receive) -> None:
+    """Reads what is left of a body, and forgets it."""
+    while (await receive()).get("more_body"):
         pass
 
 
