@@ -102,11 +102,15 @@ def test_norms_of_projections_are_those_of_a_loop(dtype, monkeypatch):
     monkeypatch.setattr(linear_algebra, "_ELEMENTS", 100)  # blocks of 64 rows
     rows, basis, shift = random(401, 6, dtype=dtype), random(6, 3, seed=1, dtype=dtype), random(3, seed=2, dtype=dtype)
     rows[17, 2] = math.nan
-    found = linear_algebra.of_products(rows, basis, shift, "norm")
+
+    def norms(some):
+        return torch.linalg.vector_norm(torch.addmm(shift, some, basis), dim=1)
+
+    found = linear_algebra.in_blocks(norms, rows, 3)
     expected = [math.hypot(*(row @ basis.double() + shift.double()).tolist()) for row in rows.double()]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), equal_nan=True)
     assert found.dtype == dtype
-    assert linear_algebra.of_products(rows.requires_grad_(), basis, shift, "norm").requires_grad
+    assert linear_algebra.in_blocks(norms, rows.requires_grad_(), 3).requires_grad
 
 
 def test_a_bank_keeps_its_rows_when_a_loader_uses_its_memory_again():

@@ -171,7 +171,7 @@ def test_a_non_finite_image_spoils_only_itself(classifier: Classifier, images: T
 
 def test_configuration_goes_through_json() -> None:
     perturb = InputPerturbation(0.002, objective="score", temperature=10, std=STD)
-    again = InputPerturbation.from_config(json.loads(json.dumps(perturb.to_config())))
+    again = InputPerturbation(**json.loads(json.dumps(perturb.to_config())))
     assert again.to_config() == perturb.to_config()
     assert repr(again) == repr(perturb)
 

@@ -1,7 +1,5 @@
-"""The file of a fitted guard: one safetensors file whose loading runs no code.
-
-Tensors are the buffers; the metadata holds a JSON description and a SHA-256 of everything else in the file.
-"""
+"""The file of a fitted guard: one safetensors file whose loading runs no code. Tensors are the buffers; the metadata
+holds a JSON description and a SHA-256 of everything else in the file."""
 
 import hashlib
 import json
@@ -62,7 +60,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         ) from None
     if "fdbd" not in metadata or "sha256" not in metadata:
         raise ArtifactError(f"{str(source)!r} is a safetensors file, but not a guard saved by fdbd")
-    description = _parse(metadata["fdbd"], source)
+    try:
+        description = json.loads(metadata["fdbd"])
+    except (ValueError, RecursionError):  # no JSON, or a number of a million digits
+        description = None
+    if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
+        raise ArtifactError(f"{str(source)!r} is corrupted: its description cannot be read; copy it again")
     if description["format"] > FORMAT:
         raise ArtifactError(
             f"{str(source)!r} has format {description['format']}, this fdbd reads up to {FORMAT}: upgrade fdbd"
@@ -70,16 +73,6 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
     if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
         raise ArtifactError(f"{str(source)!r} is corrupted: its content does not match its SHA-256; copy it again")
     return {**description, "sha256": metadata["sha256"]}, tensors
-
-
-def _parse(text: str, source: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or a number of a million digits
-        description = None
-    if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
-        raise ArtifactError(f"{str(source)!r} is corrupted: its description cannot be read; copy it again")
-    return description
 
 
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:

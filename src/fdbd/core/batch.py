@@ -1,7 +1,4 @@
-"""Batch and Head: the two values that everything passes around.
-
-A Batch is what a classifier says about N samples, a Head is its last linear layer. Neither knows a model or a loader.
-"""
+"""Batch and Head, the two values that everything passes around. Neither knows a model or a loader."""
 
 from __future__ import annotations
 
@@ -56,19 +53,15 @@ class Batch(NamedTuple):
         >>> Batch(torch.eye(3), labels=torch.arange(3)).without([1]).labels
         tensor([0, 2])
         """
-        if not rows:
-            return self
-        kept = torch.ones(len(self.features), dtype=torch.bool)
-        kept[list(rows)] = False
-        return self.rows(kept)
+        left = [row for row in range(len(self.features)) if row not in rows] if rows else []
+        return self.rows(torch.tensor(left, dtype=torch.int64)) if rows else self
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
         """The same batch with every part a tensor, on this device and, but for the labels, in this floating dtype.
         None leaves either as it is; arrays go to the CPU's memory."""
-        if dtype is None:
-            return self._map(lambda part: part.to(device))
-        return self._map(lambda part: part.to(device, dtype))._replace(
-            labels=None if self.labels is None else as_tensor(self.labels).to(device)
+        labels = None if self.labels is None else as_tensor(self.labels).to(device)
+        return self._map(lambda part: part.to(device) if dtype is None else part.to(device, dtype))._replace(
+            labels=labels
         )
 
     def cpu(self) -> Batch:
@@ -80,16 +73,13 @@ class Batch(NamedTuple):
         return self._map(Tensor.detach)
 
     def _map(self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None) -> Batch:
-        def changed(part: Tensor | None, how: Callable[[Tensor], Tensor] = change) -> Tensor | None:
-            return None if part is None else how(as_tensor(part))
-
-        layers = self.layers and {name: change(as_tensor(part)) for name, part in self.layers.items()}
+        features, logits, labels, layers, views = self
         return Batch(
-            change(as_tensor(self.features)),
-            changed(self.logits),
-            changed(self.labels),
-            layers,
-            changed(self.views, of_views or change),
+            change(as_tensor(features)),
+            None if logits is None else change(as_tensor(logits)),
+            None if labels is None else change(as_tensor(labels)),
+            layers and {name: change(as_tensor(part)) for name, part in layers.items()},
+            None if views is None else (of_views or change)(as_tensor(views)),
         )
 
 
@@ -115,17 +105,12 @@ class Head:
         if bias is None:
             bias = weight.new_zeros(weight.shape[0])
         bias = _as_float_tensor(bias, "head bias").to(weight.device, weight.dtype).reshape(-1)
-        if bias.shape[0] != weight.shape[0]:
-            raise ValueError(
-                f"head bias has {bias.shape[0]} entries, expected one for each of the {weight.shape[0]} rows of weight"
-            )
+        if len(bias) != len(weight):
+            raise ValueError(f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows")
         if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
             raise ValueError("head holds NaN or infinite values; check the checkpoint it came from")
-        self.is_binary = weight.shape[0] == 1
-        if self.is_binary:
-            weight, bias = two_rows(weight.T).T, two_rows(bias[None])[0]
-        self.weight = weight
-        self.bias = bias
+        self.is_binary = len(weight) == 1
+        self.weight, self.bias = (two_rows(weight.T).T, two_rows(bias[None])[0]) if self.is_binary else (weight, bias)
 
     @classmethod
     def of(cls, source: object) -> Head:
@@ -133,11 +118,9 @@ class Head:
         scikit-learn linear classifier (``coef_``, ``intercept_``)."""
         if isinstance(source, Head):
             return source
-        if isinstance(source, nn.Linear):
-            return cls(source.weight, source.bias)
-        if isinstance(source, nn.Conv2d):
-            if source.kernel_size != (1, 1) or source.groups != 1:
-                raise ValueError(f"a convolution head must be 1×1 and ungrouped, got {source}")
+        if isinstance(source, nn.Conv2d) and (source.kernel_size != (1, 1) or source.groups != 1):
+            raise ValueError(f"a convolution head must be 1×1 and ungrouped, got {source}")
+        if isinstance(source, (nn.Linear, nn.Conv2d)):
             return cls(source.weight.flatten(1), source.bias)
         if hasattr(source, "coef_") and hasattr(source, "intercept_"):
             return cls(np.atleast_2d(source.coef_), np.atleast_1d(source.intercept_))
@@ -168,8 +151,7 @@ class Head:
         """(N, P) features to (N, C) logits, in the features' dtype and on their device; integers, in the head's."""
         if not features.is_floating_point():
             features = features.to(self.weight.dtype)
-        weight = self.weight.to(features.device, features.dtype)
-        return nn.functional.linear(features, weight, self.bias.to(features.device, features.dtype))
+        return nn.functional.linear(features, self.weight.to(features), self.bias.to(features))
 
     def fingerprint(self) -> str:
         """SHA-256 of shape and float32 values: tells whether two heads are the same, whatever their device."""
@@ -219,9 +201,7 @@ def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dt
         return matrix
     if matrix.is_complex():
         raise TypeError(f"{what} are complex, expected real numbers")
-    if dtype is None:
-        dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
-    return matrix.to(dtype)
+    return matrix.to(dtype or (torch.float64 if matrix.dtype == torch.float64 else torch.float32))
 
 
 def two_rows(logit: Tensor) -> Tensor:
@@ -233,6 +213,4 @@ def _as_float_tensor(value: Any, name: str) -> Tensor:
     tensor = as_tensor(value).detach()
     if tensor.is_complex():
         raise TypeError(f"{name} is complex, expected real numbers")
-    if tensor.dtype not in (torch.float32, torch.float64):
-        tensor = tensor.to(torch.float32)
-    return tensor
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)

@@ -92,14 +92,12 @@ class Configured(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" not in cls.__dict__ or not cls.name:
+        if not cls.__dict__.get("name"):
             return
         known = Configured.registry.get(cls.name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(
-                f"the name {cls.name!r} of {cls.__qualname__} is taken by {known.__module__}.{known.__qualname__}: "
-                "give the class another name"
-            )
+        place = f"{known.__module__}.{known.__qualname__}"
+        if place != f"{cls.__module__}.{cls.__qualname__}":
+            raise ValueError(f"the name {cls.name!r} of {cls.__qualname__} is taken by {place}: choose another name")
         Configured.registry[cls.name] = cls  # the same class defined again, as in a notebook, replaces the old one
 
     def options(self) -> dict[str, object]:
@@ -116,16 +114,13 @@ class Configured(nn.Module):
         for part in self.modules():
             if isinstance(part, Configured) and Configured.registry.get(part.name) is not type(part):
                 kind = type(part).__name__
-                raise ValueError(
-                    f"{kind} has no name of its own, by which a file could say what it is: give the class one, such as "
-                    f"name = {kind.lower()!r}"
-                )
+                lack = f"{kind} has no name of its own, by which a file could say what it is"
+                raise ValueError(f"{lack}: give the class one, such as name = {kind.lower()!r}")
 
     def set(self, **tensors: Tensor) -> None:
         """Keep fitted tensors as buffers; floating ones take the dtype of the fit."""
         for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                tensor = tensor.to(self.fit_dtype)
+            tensor = tensor.to(self.fit_dtype) if tensor.is_floating_point() else tensor
             self._set_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
 
     fit_dtype: torch.dtype = torch.float32
@@ -167,28 +162,27 @@ class Configured(nn.Module):
         for name, tensor in sorted(self._buffers.items(), key=lambda item: not item[0].startswith("head_")):
             if tensor is None:
                 continue
-            kind, shape = type(self).__name__, self.buffer_shape(name)
+            kind = type(self).__name__
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise ValueError(f"{name} of {kind} holds NaN or infinity; fit it anew")
-            if shape is None:
+            if (shape := self.buffer_shape(name)) is None:
                 continue
             letters = shape.split()
             sizes.update({letter: int(letter) for letter in letters if letter.isdigit()})
             found = [sizes.setdefault(letter, size) for letter, size in zip(letters, tensor.shape)]
             if len(letters) != tensor.ndim or found != list(tensor.shape):
-                expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
-                raise ValueError(
-                    f"{name} of {kind} has shape {tuple(tensor.shape)}, expected ({expected}) to fit its other buffers"
+                expected = (
+                    f"({', '.join(str(sizes.get(letter, letter)) for letter in letters)}) to fit its other buffers"
                 )
+                raise ValueError(f"{name} of {kind} has shape {tuple(tensor.shape)}, expected {expected}")
 
     def extra_repr(self) -> str:
-        return ", ".join(
-            f"{name}={value!r}" for name, value in self.options().items() if not isinstance(value, nn.Module)
-        )
+        options = self.options().items()
+        return ", ".join(f"{name}={value!r}" for name, value in options if not isinstance(value, nn.Module))
 
 
-MOST = 1_000_000
-"""No count in an option is larger: a forged file asks for no more memory than this."""
+MOST, _MOST_ENTRIES = 1_000_000, 2_000
+"""No count in an option is larger, nor has a configuration more values: a forged file asks for no more memory."""
 
 
 def expect(name: str, value: T, is_right: bool, what: str) -> T:
@@ -220,11 +214,9 @@ def at_least_one(name: str, value: object, what: str) -> int:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Configured):
-        return value.to_config()
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return value.to_config() if isinstance(value, Configured) else value
 
 
 def from_config(config: Any) -> Any:
@@ -244,20 +236,15 @@ def from_config(config: Any) -> Any:
         raise ValueError(f"{config['name']!r} does not take these options: {error}") from None
 
 
-_MOST_ENTRIES = 2_000
-
-
 def _entries(value: Any) -> int:
     """How many values a configuration holds, those of its parts included."""
-    if isinstance(value, (dict, list)):
-        inner = value.values() if isinstance(value, dict) else value
-        return len(value) if len(value) > _MOST_ENTRIES else 1 + sum(map(_entries, inner))
-    return 1
+    if not isinstance(value, (dict, list)):
+        return 1
+    inner = value.values() if isinstance(value, dict) else value
+    return len(value) if len(value) > _MOST_ENTRIES else 1 + sum(map(_entries, inner))
 
 
 def _restored(value: Any) -> Any:
-    if isinstance(value, dict):
-        return from_config(value)
     if isinstance(value, list):
         return [_restored(item) for item in value]
-    return value
+    return from_config(value) if isinstance(value, dict) else value

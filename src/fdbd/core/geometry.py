@@ -1,25 +1,22 @@
 """The decision boundaries of a linear head: distances to them, all of them folded into one vector per class, and the
-exact projection on a decision region.
-
-Pure functions of a Head and features. Nothing here is fitted; `detectors.fdbd` keeps what it needs as buffers.
-"""
+exact projection on a decision region. Pure functions of a Head and features."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd import kernels
-from fdbd.core import projection
 from fdbd.core.batch import Head
 from fdbd.core.configuration import one_of
 
 Normalizer = Literal["deviation", "norm"] | None
+_Array = NDArray[np.float64]
 
 _BLOCK_BYTES = 64 << 20
-_CANCELLED = 1e-3  # below this share of the squared norms a squared distance is worth computing anew: 3 digits went
 
 
 def pairwise_norms(head: Head) -> Tensor:
@@ -48,7 +45,7 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
         block += scale
         itself = np.arange(stop - start), np.arange(start, stop)
         block[itself] = np.inf  # has cancelled, and is known
-        row, column = np.nonzero(block <= _CANCELLED * scale)
+        row, column = np.nonzero(block <= 1e-3 * scale)  # three digits went: worth computing anew
         np.sqrt(np.maximum(block, 0, out=block), out=block)
         block[itself] = 0
         at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
@@ -83,7 +80,7 @@ def distances(
     Args:
         features: (N, P).
         head: the linear head.
-        logits: (N, C), the head's output; None: computed.
+        logits: (N, C); None: the head's.
         predicted: (N,) classes k; None: the argmax of the logits.
         norms: (C, C) from `pairwise_norms`; None: computed for the classes that are predicted.
 
@@ -96,10 +93,8 @@ def distances(
     row = predicted
     if norms is None:
         classes, row = predicted.unique(return_inverse=True)
-        weight = _float64(head.weight)
-        norms = torch.cdist(
-            weight[classes.cpu()], weight, compute_mode="donot_use_mm_for_euclid_dist"
-        )  # cancels nothing
+        weight, without_products = _float64(head.weight), "donot_use_mm_for_euclid_dist"  # which would cancel
+        norms = torch.cdist(weight[classes.cpu()], weight, compute_mode=without_products)
     norm = norms.to(logits.dtype).to(features.device)[row]
     own = logits.gather(1, predicted[:, None])
     none = norm == 0
@@ -141,7 +136,8 @@ class Folded:
         regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
 
     costs O(P) per sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
-    float64, block by block.
+    float64, block by block. What is kept: `normals` U (C, P), `offsets` U·center + γ (C,), `center` μ or zeros (P,) and
+    `floor`, the smallest denominator, eps·max(1, ‖μ‖).
 
     Args:
         head: the linear head, at least two distinct classes.
@@ -153,15 +149,6 @@ class Folded:
     >>> Folded(head, torch.zeros(2)).score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
     tensor([0.6000])
     """
-
-    normals: Tensor
-    """(C, P) U."""
-    offsets: Tensor
-    """(C,) U·center + γ."""
-    center: Tensor
-    """(P,) μ, or zeros."""
-    floor: Tensor
-    """Scalar: the smallest denominator, eps·max(1, ‖μ‖)."""
 
     def __init__(
         self,
@@ -237,12 +224,89 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2)))
     tensor([[nan, 3.]], dtype=torch.float64)
     """
-    z = _float64(features)
-    exact_head = Head(_float64(head.weight), _float64(head.bias))
-    logits = exact_head(z)
+    z, head = _float64(features), Head(_float64(head.weight), _float64(head.bias))
+    logits = head(z)
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
-    closed = distances(z, exact_head, logits=logits, predicted=predicted)
-    return projection.exact_distances(exact_head.weight, exact_head.bias, logits, predicted, closed)
+    closed = distances(z, head, logits=logits, predicted=predicted)
+    weight, bias, outputs = head.weight.numpy(), head.bias.numpy(), logits.numpy()
+    coordinates = _row_space(weight - weight.mean(axis=0))
+    # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
+    twins = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
+    out = closed.clone()  # right where no boundary lies between, and at the predicted class
+    for i, c in torch.isfinite(closed).nonzero().tolist():
+        is_twin = twins == twins[c]
+        if (bias[is_twin] > bias[c]).any():
+            out[i, c] = torch.inf  # a twin wins wherever c could
+            continue
+        others, own = outputs[i][~is_twin], outputs[i, c]
+        hyperplane = coordinates[c] - coordinates[predicted[i]]
+        sides, sizes = coordinates[c] - coordinates[~is_twin], np.abs(others) + abs(own)
+        out[i, c] = _project(sides, others - own, sizes, hyperplane, closed[i, c].item())
+    return out
+
+
+def _row_space(rows: _Array) -> _Array:
+    """(C, r) coordinates of the rows in an orthonormal basis of their span."""
+    left, values, _ = np.linalg.svd(rows, full_matrices=False)
+    rank = max(1, int((values > values[0] * 1e-12).sum())) if len(values) else 0
+    basis: _Array = left[:, :rank] * values[:rank]
+    return basis
+
+
+def _project(others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, closed: float) -> float:
+    """min ‖y‖ subject to others (M, r) · y ≥ gaps (M,), where `sizes` (M,) is the magnitude of the logits behind each
+    gap; `closed` is the distance to the hyperplane against the predicted class, whose normal is `hyperplane` (r,)."""
+    # Step to that hyperplane: if all constraints hold there, the closed form is exact.
+    step = others @ hyperplane * (closed / np.linalg.norm(hyperplane))
+    if (step - gaps >= -1e-12 * (sizes + np.abs(step))).all():
+        return closed
+    scale = closed if closed > 0 else 1.0
+    columns = np.column_stack([others, gaps / scale]) / np.linalg.norm(others, axis=1, keepdims=True)
+    target = np.zeros(columns.shape[1])
+    target[-1] = 1
+    # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r].
+    residual = columns.T @ _nnls(columns.T, target) - target
+    squares = float(residual @ residual)
+    # In units of the closed form, which bounds the distance from below, 1e-14 stands for a region ten million times as
+    # far away as its hyperplane, which float64 cannot tell from an empty one.
+    if squares < 1e-14:
+        return np.inf
+    return max(float(np.linalg.norm(residual[:-1])) / squares * scale, closed)
+
+
+def _nnls(matrix: _Array, target: _Array) -> _Array:
+    """argmin ‖matrix · x − target‖ subject to x ≥ 0, by the active sets of Lawson and Hanson. scipy's own gives up, or
+    answers wrongly, on some of these problems in its versions 1.12 to 1.15, the last ones for Python 3.10."""
+    count = matrix.shape[1]
+    solution, free = np.zeros(count), np.zeros(count, dtype=bool)
+    tolerance = 10 * max(matrix.shape) * np.finfo(np.float64).eps * np.abs(matrix).sum(axis=0).max()
+    for _ in range(30 * count + 100):
+        descent = np.where(free, -np.inf, matrix.T @ (target - matrix @ solution))
+        while descent.max() > tolerance:
+            chosen = int(descent.argmax())
+            free[chosen] = True
+            trial = _least_squares(matrix, target, free)
+            if trial[chosen] > 0:
+                break
+            free[chosen], descent[chosen] = False, -np.inf  # by rounding: no descent there
+        else:
+            return solution
+        while (blocked := free & (trial <= 0)).any():
+            share = solution[blocked] / (solution[blocked] - trial[blocked])
+            solution = solution + share.min() * (trial - solution)
+            free[np.flatnonzero(blocked)[share.argmin()]] = False
+            free &= solution > 0
+            solution[~free] = 0
+            trial = _least_squares(matrix, target, free)
+        solution = trial
+    return solution
+
+
+def _least_squares(matrix: _Array, target: _Array, free: NDArray[np.bool_]) -> _Array:
+    """The best x with zeros where it is not free."""
+    out = np.zeros(len(free))
+    out[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+    return out
 
 
 def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:

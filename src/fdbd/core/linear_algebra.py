@@ -1,10 +1,6 @@
-"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest inner products.
-
-Pure functions of tensors; nothing here knows a batch or a detector.
-"""
+"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest inner products."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,9 +45,8 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     covariance = covariance.to(torch.float64)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
-        inverse: Tensor = torch.linalg.solve_triangular(
-            factor, torch.eye(len(factor), dtype=torch.float64), upper=False
-        )
+        identity = torch.eye(len(factor), dtype=torch.float64)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
         # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
         if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
             return inverse
@@ -94,24 +89,9 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
     return torch.cat([function(block) for block in torch.split(rows, size)])
 
 
-def of_products(rows: Tensor, matrix: Tensor, shift: Tensor, what: Literal["norm", "largest"]) -> Tensor:
-    """(N,) the norm of z·matrix + shift for each of the rows z (N, P), or its largest component; matrix (P, D), shift
-    (D,). Nothing of N × D is held."""
-
-    def reduced(some: Tensor) -> Tensor:
-        part = torch.addmm(shift, some, matrix)
-        found: Tensor = torch.linalg.vector_norm(part, dim=1) if what == "norm" else part.amax(dim=1)
-        return found
-
-    return in_blocks(reduced, rows, len(shift))
-
-
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
-    no particular order; M of them where k is more.
-
-    Exact. The matrix product is searched block by block; memory is bounded whatever N and M.
-    """
+    no particular order; M of them where k is more. Exact, and block by block: memory is bounded whatever N and M."""
     k = min(k, points.shape[0])
     if tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
@@ -124,10 +104,8 @@ def _search(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     found = []
     for start in range(0, points.shape[0], _POINTS):
         products = rows @ points[start : start + _POINTS].T
-        if k == 1:
-            values, indices = products.max(dim=1, keepdim=True)
-        else:
-            values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
+        few = min(k, products.shape[1])
+        values, indices = products.max(1, keepdim=True) if k == 1 else products.topk(few, dim=1, sorted=False)
         found.append((values, indices + start))
     values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
     values, chosen = values.topk(k, dim=1, sorted=False)

@@ -3,11 +3,9 @@
 ODIN and the noise of the Mahalanobis detector raise a score; adversarial samples raise the loss.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from fdbd.core.batch import Batch, Inputs, as_tensor, logits_of
 from fdbd.core.configuration import expect, one_of, positive
 
 Objective = Callable[[Batch], Tensor]
+Std = tuple[float, ...] | None
 
 
 class InputPerturbation(nn.Module):
@@ -56,14 +55,8 @@ class InputPerturbation(nn.Module):
         self.std = checked_std(std)
 
     def forward(self, images: Inputs, classifier: Callable[[Tensor], Batch], score: Objective | None = None) -> Tensor:
-        """Images (N, C, …), moved.
-
-        Args:
-            images: (N, C, …) floating point.
-            classifier: images to Batch, a `Classifier`.
-            score: Batch to (N,), higher is more in-distribution; None: log softmax of the predicted class. Each
-                sample's score may depend on that sample alone.
-        """
+        """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher where a sample is more
+        in-distribution and depends on that sample alone; None: log softmax of the predicted class."""
         if score is None:
             if self.objective == "score":
                 raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
@@ -89,19 +82,13 @@ class InputPerturbation(nn.Module):
         return self.temperature * log_softmax.max(dim=1).values
 
     def to_config(self) -> dict[str, object]:
-        """The arguments, as JSON takes them."""
-        config = {name: getattr(self, name) for name in ("epsilon", "objective", "temperature")}
-        return {**config, "std": None if self.std is None else list(self.std)}
+        """The arguments of the constructor, as JSON takes them.
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> InputPerturbation:
-        """The perturbation that `to_config` described.
-
-        >>> InputPerturbation.from_config(InputPerturbation(0.0014, std=0.5).to_config())
+        >>> InputPerturbation(**InputPerturbation(0.0014, std=0.5).to_config())
         InputPerturbation(epsilon=0.0014, objective='msp', temperature=1000.0, std=[0.5])
         """
-        arguments: dict[str, Any] = dict(config)
-        return cls(**arguments)
+        config = {name: getattr(self, name) for name in ("epsilon", "objective", "temperature")}
+        return {**config, "std": None if self.std is None else list(self.std)}
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
@@ -126,9 +113,8 @@ def adversarial(
     """
     labels = as_tensor(labels)
     if labels.shape != (len(images),) or labels.is_floating_point():
-        raise ValueError(
-            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, expected class indices ({len(images)},)"
-        )
+        given = f"shape {tuple(labels.shape)} and dtype {labels.dtype}"
+        raise ValueError(f"labels have {given}, expected class indices ({len(images)},)")
 
     def cross_entropy(batch: Batch) -> Tensor:
         logits = _logits(batch)
@@ -138,11 +124,7 @@ def adversarial(
 
 
 def _step(
-    images: Inputs,
-    classifier: Callable[[Tensor], Batch],
-    objective: Objective,
-    epsilon: float,
-    std: tuple[float, ...] | None,
+    images: Inputs, classifier: Callable[[Tensor], Batch], objective: Objective, epsilon: float, std: Std
 ) -> Tensor:
     if not isinstance(images, Tensor) or not images.is_floating_point():
         given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
@@ -178,7 +160,7 @@ def _checked_epsilon(epsilon: float) -> float:
     return float(expect("epsilon", epsilon, 0 <= epsilon < math.inf, "a number from 0, in pixel units of [0, 1]"))
 
 
-def checked_std(std: float | Sequence[float] | None) -> tuple[float, ...] | None:
+def checked_std(std: float | Sequence[float] | None) -> Std:
     """The std of each channel, or of all, as a tuple; an error where one is not positive."""
     if std is None:
         return None

@@ -157,7 +157,7 @@ def _assemble(
         if not isinstance(detector, Detector):
             raise ValueError(f"{description['detector']!r} is no detector")
         detector.load_state_dict(under("detector."))
-        perturb = InputPerturbation.from_config(description["perturb"]) if description["perturb"] else None
+        perturb = InputPerturbation(**description["perturb"]) if description["perturb"] else None
         classes, threshold = detector.head.num_classes, None
         if description["threshold"]:
             if description["threshold"]["num_classes"] not in (None, classes):

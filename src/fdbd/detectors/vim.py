@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks, of_products
+from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Moments, Sum, check_finite
@@ -74,15 +74,16 @@ class Residual(Detector):
 
     def residual_norms(self, features: Tensor) -> Tensor:
         """(N,) ‖Rᵀ(z − o)‖ of (N, P) features."""
-        if self._subtracts(features.shape[1]):
-            return in_blocks(self._norms_of_rest, features, features.shape[1])
-        return of_products(features, self.basis, self.shift, "norm")
+        subtracts = self._subtracts(features.shape[1])
 
-    def _norms_of_rest(self, features: Tensor) -> Tensor:
-        principal = torch.addmm(self.shift, features, self.basis)
-        rest = features - self.origin - principal @ self.basis.T  # vectors, not squared norms: those would cancel
-        norms: Tensor = torch.linalg.vector_norm(rest, dim=1)
-        return norms
+        def norms(rows: Tensor) -> Tensor:
+            rest = torch.addmm(self.shift, rows, self.basis)
+            if subtracts:  # the principal part; vectors, not squared norms, which would cancel
+                rest = rows - self.origin - rest @ self.basis.T
+            found: Tensor = torch.linalg.vector_norm(rest, dim=1)
+            return found
+
+        return in_blocks(norms, features, features.shape[1] if subtracts else len(self.shift))
 
     def score(self, batch: Batch) -> Tensor:
         return -self.residual_norms(batch.features)
@@ -125,7 +126,8 @@ class ViM(Residual):
         """(N, 2): the largest logit and the residual's norm of each sample."""
         features = batch.features.to(self.basis)
         if batch.logits is None:
-            largest = of_products(features, self.head_weight.T, self.head_bias, "largest")
+            head = self.head
+            largest = in_blocks(lambda rows: head(rows).amax(dim=1), features, head.num_classes)
         else:
             check_finite(batch.logits, "its logits")
             largest = batch.logits.amax(dim=1).to(features)
