@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fdbd.train.losses import nearest_accuracy, rotate, supcon
-from fdbd.train.objectives import CSI, CrossEntropy, SupCon, head_of
+from fdbd.train.objectives import CSI, CrossEntropy, SupCon, head_of, nearest_accuracy, rotate, supcon
 
 
 def supcon_by_loops(z, labels, temperature):

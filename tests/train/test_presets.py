@@ -8,13 +8,14 @@ from PIL import Image
 from fdbd import networks as models
 from fdbd import train
 from fdbd.data.datasets import ImageFiles, Images
-from fdbd.train.schedule import learning_rate
 
 
 def rate(preset, epoch):
-    return learning_rate(
-        preset.schedule, epoch / preset.epochs, preset.lr, milestones=preset.milestones, warmup=preset.warmup
-    )
+    return preset.rate(epoch / preset.epochs)
+
+
+def learning_rate(schedule, progress, peak, **options):
+    return train.Preset("some", "", schedule=schedule, lr=peak, **options).rate(progress)
 
 
 def test_the_papers_cross_entropy_schedule():

@@ -71,27 +71,21 @@ class Augment:
             raise ValueError("another image size needs a random crop (pad or area)")
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
-            images = _resized_crop(images, draws["centre"], draws["size"], draws["flip"], size)
+            images = _resized_crop(images, draws, size)
+        elif "offset" in draws:
+            images = _crop(images, draws, self.pad, self.padding, size)
         else:
-            images = _crop(images, draws.get("offset"), draws["flip"], self.pad, self.padding, size)
-        if "factors" in draws or "gray" in draws:
-            images = _colour(images, draws)
-        return images
+            images = torch.where(draws["flip"][:, None, None, None], images.flip(3), images)
+        return _colour(images, draws) if "factors" in draws or "gray" in draws else images
 
 
-def _crop(
-    images: Tensor, offset: Tensor | None, flip: Tensor, pad: int, padding: str, side: int | None = None
-) -> Tensor:
-    """Pad, crop at each image's offset, mirror where `flip`: one gather for all.
-
-    offset: (N, 2) in 0 … 2·pad; for a window of another `side` it is stretched to all places that the window has.
-    """
-    n, _, height, width = images.shape
-    device = images.device
-    if offset is None:
-        return torch.where(flip[:, None, None, None], images.flip(3), images)
+def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None) -> Tensor:
+    """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of another `side` the
+    offset, 0 … 2·pad, is stretched to all places that the window has."""
     if padding not in ("constant", "reflect"):
         raise ValueError(f"padding is 'constant' or 'reflect', not {padding!r}")
+    n, _, height, width = images.shape
+    offset, device = draws["offset"], images.device
     padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
     if side is not None:
         room = torch.tensor([height + 2 * pad - side, width + 2 * pad - side], device=device)
@@ -100,18 +94,18 @@ def _crop(
         offset, height, width = offset * room // (2 * pad), side, side
     rows = offset[:, :1] + torch.arange(height, device=device)
     columns = offset[:, 1:] + torch.arange(width, device=device)
-    columns = torch.where(flip[:, None], columns.flip(1), columns)
-    sample = torch.arange(n, device=device)
-    cropped = padded[sample[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cropped.permute(0, 3, 1, 2)
+    columns = torch.where(draws["flip"][:, None], columns.flip(1), columns)
+    sample = torch.arange(n, device=device)[:, None, None]
+    return padded[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def _resized_crop(images: Tensor, centre: Tensor, size: Tensor, flip: Tensor, side: int | None) -> Tensor:
+def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
     """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of half the image."""
+    size = draws["size"]
     theta = torch.zeros(len(images), 2, 3, device=images.device, dtype=images.dtype)
-    theta[:, 0, 0] = torch.where(flip, -size[:, 0], size[:, 0])
+    theta[:, 0, 0] = torch.where(draws["flip"], -size[:, 0], size[:, 0])
     theta[:, 1, 1] = size[:, 1]
-    theta[:, :, 2] = centre
+    theta[:, :, 2] = draws["centre"]
     height, width = (side, side) if side is not None else images.shape[2:]
     grid = F.affine_grid(theta, [*images.shape[:2], height, width], align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)

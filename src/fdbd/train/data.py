@@ -11,19 +11,13 @@ from torch import Tensor
 
 from fdbd.data.datasets import ImageFiles
 
-_THREADS = 8  # that decode image files
-
 
 class Images:
     """uint8 images (N, H, W, 3) with labels (N,), read one batch at a time so that files stay on disk."""
 
     def __init__(self, data: Any, num_classes: int, image_size: int = 0) -> None:
-        """
-        Args:
-            data: an object with `.images` and `.labels`, a pair (images, labels), or a dataset of (image, label).
-            num_classes: labels must be below it.
-            image_size: side of the centre squares that image files are decoded to; they may differ in size.
-        """
+        """`data`: an object with `.images` and `.labels`, a pair (images, labels), or a dataset of (image, label).
+        `image_size`: side of the centre squares that image files are decoded to; they may differ in size."""
         if hasattr(data, "images") and hasattr(data, "labels"):
             data = (data.images, data.labels)
         if isinstance(data, (tuple, list)) and len(data) == 2:
@@ -49,9 +43,7 @@ class Images:
             raise ValueError("the dataset is empty")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"labels run from {low} to {high}, outside 0 to {num_classes - 1} for {num_classes} classes"
-            )
+            raise ValueError(f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's classes")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,7 +54,7 @@ class Images:
         if isinstance(images, Tensor):
             return images[indices], self.labels[indices]
         if isinstance(images, ImageFiles):
-            with ThreadPoolExecutor(_THREADS) as pool:
+            with ThreadPoolExecutor(8) as pool:
                 found = np.stack(list(pool.map(images.__getitem__, places)))
         elif self._are_pairs:
             found = np.stack([np.asarray(images[place][0]) for place in places])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,40 +39,26 @@ def rows_of(rank: int, size: int, batch: int) -> slice:
     return slice(rank * part, (rank + 1) * part)
 
 
-class _Gather(torch.autograd.Function):
-    """Concatenate a tensor over processes; the gradient of the joint loss comes back to each one's own rows.
-
-    Every process computes the same joint loss, so its own rows already hold the whole gradient; the factor undoes the
-    averaging that DistributedDataParallel does over processes afterwards.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        rank, size = world()
-        ctx.rows, ctx.size = slice(rank * len(tensor), (rank + 1) * len(tensor)), size
-        parts = [torch.empty_like(tensor) for _ in range(size)]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        own: Tensor = gradient[ctx.rows] * ctx.size
-        return own
-
-
 def gather(tensor: Tensor) -> Tensor:
-    """(n, …) on each process to (n · processes, …) on all, with gradient; the tensor itself in one process."""
-    if world()[1] == 1:
+    """(n, …) on each process to (n · processes, …) on all, with gradient; the tensor itself in one process.
+
+    Every process computes the same joint loss, so its own rows hold the whole gradient; the factor undoes the averaging
+    that DistributedDataParallel does over processes afterwards.
+    """
+    rank, size = world()
+    if size == 1:
         return tensor
-    gathered: Tensor = _Gather.apply(tensor)
-    return gathered
+    parts = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(parts, tensor.detach().contiguous())
+    parts[rank] = tensor.clone()
+    if tensor.requires_grad:
+        parts[rank].register_hook(lambda gradient: gradient * size)
+    return torch.cat(parts)
 
 
 def mean_over_processes(tensor: Tensor) -> Tensor:
-    """The mean of a value over processes, for logs."""
+    """The mean of a value over processes, for logs; the tensor is changed."""
     size = world()[1]
     if size > 1:
-        tensor = tensor.clone()
         dist.all_reduce(tensor)
-        tensor /= size
-    return tensor
+    return tensor / size

@@ -54,18 +54,9 @@ class Display(Progress):
         self.show = show
         self.bar = self.add_task(title, total=total, completed=done, state="")
 
-    def step(self, done: int, loss: float, accuracy: float) -> None:
-        """After `done` steps, with the means of this epoch so far."""
-        self.update(self.bar, completed=done, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
-
-    def tick(self, count: int) -> None:
-        """`count` more of the total are done."""
-        self.advance(self.bar, count)
-
     def epoch(self, row: Row) -> None:
         """At the end of an epoch."""
         if self.show:
-            cells = [f"epoch {int(row['epoch'])}", f"loss {row['loss']:.4f}", f"accuracy {row['accuracy']:.2%}"]
-            if "test_accuracy" in row:
-                cells.append(f"test {row['test_accuracy']:.2%}")
-            self.console.print("  ".join([*cells, f"lr {row['lr']:.4f}", f"{row['seconds']:.0f} s"]))
+            test = f"  test {row['test_accuracy']:.2%}" if "test_accuracy" in row else ""
+            means = f"loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}{test}"
+            self.console.print(f"epoch {int(row['epoch'])}  {means}  lr {row['lr']:.4f}  {row['seconds']:.0f} s")

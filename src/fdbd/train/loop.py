@@ -6,6 +6,7 @@ goes on exactly as if it had not been.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -24,10 +25,8 @@ from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_ste
 from fdbd.networks.checkpoint import load_plain
 from fdbd.train.data import Images, normalise, to_float
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
-from fdbd.train.ema import Average
-from fdbd.train.linear import features_of, fit_linear
 from fdbd.train.logs import Display, Log, Row
-from fdbd.train.objectives import CSI, OBJECTIVES, Contrastive, CrossEntropy, Objective, SupCon, head_of, set_head
+from fdbd.train.objectives import OBJECTIVES, Contrastive, fit_linear, head_of, set_head
 from fdbd.train.presets import Preset, preset
 from fdbd.util.devices import choose_device
 from fdbd.util.files import beside
@@ -78,9 +77,11 @@ def train(
     folder = None if out is None else Path(out)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    where = _device(device)
-    cuda = [where] if where.type == "cuda" else []
-    with process_group(where), torch.random.fork_rng(cuda):
+    where = choose_device(device)
+    if where.type == "cuda" and where.index is None:  # pragma: no cover - GPU; under torchrun each process has its own
+        where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(where)
+    with process_group(where), torch.random.fork_rng([where] if where.type == "cuda" else []):
         run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
         if resume:
             run.restore()
@@ -105,38 +106,19 @@ def _check(config: Preset) -> None:
         raise ValueError(f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}")
 
 
-def _device(device: str | torch.device | None) -> torch.device:
-    """Under torchrun each process has a GPU of its own."""
-    chosen = choose_device(device)
-    if chosen.type == "cuda" and chosen.index is None:  # pragma: no cover - GPU
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(chosen)
-    return chosen
-
-
 def _seed(seed: int, stream: int, index: int) -> int:
     """One number for one purpose at one step; distinct for all practical lengths of training."""
     return ((seed * 1_000_003 + stream) * 1_000_000_007 + index) % 2**63
-
-
-def _generator(seed: int, stream: int, index: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_seed(seed, stream, index))
 
 
 class _Run:
     """One training: the modules, the optimiser, and where it stands."""
 
     def __init__(
-        self,
-        config: Preset,
-        data: Images,
-        test: Images | None,
-        folder: Path | None,
-        device: torch.device,
-        show: bool,
+        self, config: Preset, data: Images, test: Images | None, folder: Path | None, device: torch.device, show: bool
     ) -> None:
-        self.config, self.data, self.test, self.folder, self.device = config, data, test, folder, device
-        self.show = show
+        self.config, self.data, self.test, self.folder = config, data, test, folder
+        self.device, self.show = device, show
         self.rank, self.processes = world()
         self.rows = rows_of(self.rank, self.processes, config.batch_size)
         self.epoch_steps = len(data) // config.batch_size
@@ -160,7 +142,7 @@ class _Run:
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
-        self.objective = _objective(config, model).to(device)
+        self.objective = OBJECTIVES[config.objective](model, config).to(device)
         self.model = self.objective.model
         if device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             convert = nn.SyncBatchNorm.convert_sync_batchnorm
@@ -168,7 +150,7 @@ class _Run:
             self.model = self.objective.model
         self.objective.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(config, self.objective)
-        self.average = Average(self.model, config.ema) if config.ema else None
+        self.kept = copy.deepcopy(self.model).requires_grad_(False).eval() if config.ema else self.model
         half = device.type == "cuda" and not torch.cuda.is_bf16_supported()
         self.precision = torch.float16 if half else torch.bfloat16
         self.scaler = torch.amp.GradScaler(device.type, enabled=half)
@@ -187,12 +169,12 @@ class _Run:
         config = self.config
         epoch, place = divmod(self.step, self.epoch_steps)
         if epoch != self.ordered:
-            self.order = torch.randperm(len(self.data), generator=_generator(config.seed, 1, epoch))
-            self.ordered = epoch
+            shuffle = torch.Generator().manual_seed(_seed(config.seed, 1, epoch))
+            self.order, self.ordered = torch.randperm(len(self.data), generator=shuffle), epoch
         chosen = self.order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
         raw, labels = self.data.batch(chosen)
         images = to_float(raw.to(self.device, non_blocking=True))
-        generator = _generator(config.seed, 2, self.step)
+        generator = torch.Generator().manual_seed(_seed(config.seed, 2, self.step))
         size = config.sizes[self.step * len(config.sizes) // self.total] if config.sizes else None
         views = []
         for _ in range(self.objective.views):
@@ -221,9 +203,17 @@ class _Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1
-        if self.average is not None:
-            self.average.update(self.model, self.step)
+        if self.kept is not self.model:
+            self.update_average()
         self.sums += mean_over_processes(torch.stack([loss.detach(), accuracy])).cpu()
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        """kept ← d·kept + (1 − d)·model, d growing to the recipe's `ema` so that the start is forgotten quickly."""
+        weight = 1 - min(self.config.ema, (1 + self.step) / (10 + self.step))
+        new = self.model.state_dict()
+        for key, average in self.kept.state_dict().items():
+            average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(new[key])
 
     # -- many steps ----------------------------------------------------------------------------------------------
 
@@ -237,9 +227,13 @@ class _Run:
                 self.seconds += time.perf_counter() - started
                 place = self.step % self.epoch_steps
                 loss, accuracy = (self.sums / (place or self.epoch_steps)).tolist()
-                display.step(self.step, loss, accuracy)
+                display.update(display.bar, completed=self.step, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
                 if place == 0:
-                    self.history.append(self.row(loss, accuracy))
+                    row = {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
+                    if self.test is not None:
+                        row["test_accuracy"] = self.evaluate()
+                    rate = self.optimizer.param_groups[0]["lr"]
+                    self.history.append({**row, "lr": rate, "seconds": round(self.seconds, 3)})
                     self.sums.zero_()
                     self.seconds = 0.0
                     display.epoch(self.history[-1])
@@ -247,22 +241,18 @@ class _Run:
                 if place == 0 or (checkpoint_steps and self.step % checkpoint_steps == 0):
                     self.save()
 
-    def row(self, loss: float, accuracy: float) -> Row:
-        """The log's row for the epoch that ends here."""
-        row = {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
-        if self.test is not None:
-            row["test_accuracy"] = self.evaluate()
-        return {**row, "lr": self.optimizer.param_groups[0]["lr"], "seconds": round(self.seconds, 3)}
-
-    def kept(self) -> nn.Module:
-        """The model that training keeps: the average where there is one."""
-        return self.model if self.average is None else self.average.model
-
-    def outputs(self, images: Images, count: int | None = None, flip: bool = False, display: Any = None) -> Tensor:
-        """What the kept model says of the first `count` images, or of all."""
-        tick = {} if display is None else {"tick": display.tick}
-        rows = torch.arange(min(count or len(images), len(images)))
-        return features_of(self.kept(), images, rows, self.config.mean, self.config.std, flip, **tick)
+    @torch.no_grad()
+    def outputs(
+        self, images: Images, count: int | None = None, flip: bool = False, display: Display | None = None
+    ) -> Tensor:
+        """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in float32."""
+        model, out = self.kept.eval(), []
+        for part in torch.arange(min(count or len(images), len(images))).split(500):
+            batch = normalise(to_float(images.batch(part)[0].to(self.device)), self.config.mean, self.config.std)
+            out.append(model(batch.flip(3) if flip else batch).float().cpu())
+            if display is not None:
+                display.advance(display.bar, len(part))
+        return torch.cat(out)
 
     def evaluate(self) -> float:
         """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000 training images."""
@@ -277,40 +267,30 @@ class _Run:
 
     def finish(self) -> Trained:
         """Fit the head where the objective leaves none, write the model, and say how good it is."""
-        model, config = self.kept(), self.config
+        model, config = self.kept, self.config
         if isinstance(self.objective, Contrastive):
             flips = (False, True) if config.linear_flip else (False,)
             with Display("features for the head", len(flips) * len(self.data), 0, self.show) as display:
                 features = [self.outputs(self.data, None, flip, display) for flip in flips]
-            head = fit_linear(
-                torch.cat(features), self.data.labels.repeat(len(flips)), config.num_classes,
-                epochs=config.linear_epochs, lr=config.linear_lr, weight_decay=config.linear_weight_decay,
-                seed=_seed(config.seed, 0, 0),
-            )  # fmt: skip
+            labels = self.data.labels.repeat(len(flips))
+            head = fit_linear(torch.cat(features), labels, config, _seed(config.seed, 0, 0))
             set_head(model, self.head_name, head.to(self.device))
             self.has_head = True
         accuracy = None if self.test is None else self.evaluate()
         path = None if self.folder is None else self.folder / "model.safetensors"
         if path is not None and self.rank == 0:
-            models.save_weights(model, path, metadata=self.describe(accuracy))
+            about = {name: getattr(config, name) for name in ("model", "num_classes", "dataset", "seed", "mean", "std")}
+            about |= {"recipe": config.name, "test_accuracy": accuracy}
+            said = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+            models.save_weights(model, path, metadata=said)
         return Trained(model.eval(), self.history, accuracy, config, path)
-
-    def describe(self, accuracy: float | None) -> dict[str, str]:
-        """What a weights file says of itself."""
-        config = self.config
-        about = {
-            "model": config.model, "num_classes": config.num_classes, "recipe": config.name, "dataset": config.dataset,
-            "seed": config.seed, "mean": list(config.mean), "std": list(config.std), "test_accuracy": accuracy,
-        }  # fmt: skip
-        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _parts(self) -> dict[str, Any]:
         """What has weights or moments of its own."""
-        average = None if self.average is None else self.average.model
-        parts = {"objective": self.objective, "optimizer": self.optimizer, "scaler": self.scaler, "average": average}
-        return {name: part for name, part in parts.items() if part is not None}
+        parts = {"objective": self.objective, "optimizer": self.optimizer, "scaler": self.scaler}
+        return parts if self.kept is self.model else {**parts, "average": self.kept}
 
     def save(self) -> None:
         """Write where it stands: tensors and plain values only."""
@@ -345,14 +325,6 @@ class _Run:
 def _describe(config: Preset) -> str:
     """The recipe's numbers as JSON; its prose may change without being another recipe."""
     return json.dumps({key: value for key, value in asdict(config).items() if key not in ("name", "summary")})
-
-
-def _objective(config: Preset, model: nn.Module) -> Objective:
-    if config.objective == "supcon":
-        return SupCon(model, config.temperature, config.projection)
-    if config.objective == "csi":
-        return CSI(model, config.temperature, config.projection, config.csi_labelled)
-    return CrossEntropy(model)
 
 
 def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:

@@ -1,10 +1,9 @@
-"""What is minimised, as modules: a network (and what it is trained with) in, a loss and a progress figure out.
-
-An objective takes `views` copies of each image and returns the mean loss of the joint batch, so the training loop is
-one loop for all of them.
-"""
+"""What is minimised: the contrastive losses as functions of embeddings; as modules, what turns `views` copies of each
+image into the mean loss of the joint batch and a progress figure; and the linear head that follows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,49 @@ from torch import Tensor, nn
 
 from fdbd.networks.find_head import find_heads
 from fdbd.train.distributed import gather
-from fdbd.train.losses import nearest_accuracy, rotate, supcon
+from fdbd.train.presets import Preset
 
-OBJECTIVES = ("cross_entropy", "supcon", "csi")
+
+def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Supervised contrastive loss, the form with the sum outside the logarithm (Khosla et al., 2020, eq. 2).
+
+        L = mean_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/τ) / Σ_{a ≠ i} exp(z_i·z_a/τ) )
+
+    embeddings: (M, D) of unit length; labels: (M,), P(i) are the other samples with i's label. A sample without a
+    positive leaves the mean. With one label per image (its two views) it is SimCLR's NT-Xent.
+
+    >>> z = torch.eye(4)[[0, 0, 1, 1]]
+    >>> round(float(supcon(z, torch.tensor([0, 0, 1, 1]), temperature=1.0)), 4)
+    0.5514
+    """
+    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"embeddings (M, D) and labels (M,) do not match: {tuple(embeddings.shape)}, {tuple(labels.shape)}"
+        )
+    similarity = embeddings @ embeddings.T / temperature
+    itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
+    log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(dim=1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    count = positive.sum(dim=1)
+    anchors = count > 0
+    if not bool(anchors.any()):
+        raise ValueError("no sample of this batch has a positive: give at least two views or two samples of a class")
+    return (-(log_probability * positive).sum(dim=1)[anchors] / count[anchors]).mean()
+
+
+def nearest_accuracy(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Share of samples whose most similar other sample has the same label: a progress figure, fraction, no gradient."""
+    with torch.no_grad():
+        similarity = embeddings @ embeddings.T
+        similarity.fill_diagonal_(float("-inf"))
+        return (labels[similarity.argmax(dim=1)] == labels).float().mean()
+
+
+def rotate(images: Tensor) -> Tensor:
+    """The four quarter turns of square images (N, C, S, S), stacked: (4N, C, S, S), all of turn 0 first."""
+    if images.shape[-1] != images.shape[-2]:
+        raise ValueError(f"quarter turns keep the shape of square images only, not {tuple(images.shape)}")
+    return torch.cat([torch.rot90(images, turn, dims=(2, 3)) for turn in range(4)])
 
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -61,7 +100,7 @@ class Contrastive(Objective):
         super().__init__(model)
         self.temperature = temperature
         name, head = head_of(model)
-        width = head.in_features
+        self.width = width = head.in_features
         set_head(model, name, nn.Identity())
         self.projector = nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, projection))
 
@@ -92,9 +131,7 @@ class CSI(Contrastive):
     ) -> None:
         super().__init__(model, temperature, projection)
         self.labelled = labelled
-        first = self.projector[0]
-        assert isinstance(first, nn.Linear)
-        self.turn = nn.Linear(first.in_features, 4)
+        self.turn = nn.Linear(self.width, 4)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         count = len(images)
@@ -111,3 +148,39 @@ class CSI(Contrastive):
             identity = gather(own) + batch * (torch.arange(len(joint), device=images.device) // len(own))
         loss = supcon(joint, identity * 4 + joint_turns, self.temperature) + F.cross_entropy(told, turns)
         return loss, (told.detach().argmax(dim=1) == turns).float().mean()
+
+
+OBJECTIVES: dict[str, Callable[[nn.Module, Preset], Objective]] = {
+    "cross_entropy": lambda model, config: CrossEntropy(model),
+    "supcon": lambda model, config: SupCon(model, config.temperature, config.projection),
+    "csi": lambda model, config: CSI(model, config.temperature, config.projection, config.csi_labelled),
+}
+
+
+def fit_linear(features: Tensor, labels: Tensor, config: Preset, seed: int) -> nn.Linear:
+    """A linear head on frozen features (N, P), multinomial logistic regression by mini-batch SGD with a cosine
+    schedule.
+
+    Standardising makes the problem well conditioned; it is folded into the weights afterwards, so the head applies to
+    raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s).
+    """
+    mean, std = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
+    x = (features - mean) / std
+    head = nn.Linear(x.shape[1], config.num_classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    batch = min(1024, len(x))
+    optimizer = torch.optim.SGD(head.parameters(), config.linear_lr, 0.9, 0, config.linear_weight_decay, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.linear_epochs * (len(x) // batch))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(config.linear_epochs):
+        order = torch.randperm(len(x), generator=generator)
+        for part in torch.split(order[: len(x) // batch * batch], batch):
+            optimizer.zero_grad()
+            F.cross_entropy(head(x[part]), labels[part]).backward()
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        head.weight.div_(std)
+        head.bias.sub_(head.weight @ mean)
+    return head

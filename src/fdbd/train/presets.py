@@ -1,20 +1,22 @@
-"""Training recipes by name; `presets.toml` holds them."""
+"""Training recipes by name; `presets.toml` holds them. Rates are functions of progress: resuming needs no scheduler."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fdbd.train.augment import Augment
-from fdbd.train.schedule import learning_rate
 from fdbd.util.files import parse_toml
+
+SCHEDULES = ("constant", "multistep", "cosine", "triangle")
 
 
 @dataclass(frozen=True)
 class Preset:
     """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training, or of each of its
-    two cycles where there is a `restart` (when, as a fraction; scale of the peak).
+    two cycles where there is a `restart` (when, as a fraction; scale of the peak): see `rate`.
 
     weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay
     per step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of
@@ -60,16 +62,35 @@ class Preset:
     seed: int = 0
 
     def rate(self, progress: float) -> float:
-        """The learning rate at `progress`, the fraction of training done."""
-        return learning_rate(
-            self.schedule, progress, self.lr, milestones=self.milestones, warmup=self.warmup, restart=self.restart
-        )
+        """The learning rate at `progress`, the fraction of training done, in [0, 1).
+
+        multistep: ×0.1 at each milestone; cosine: to zero; triangle: linearly up for `warmup`, linearly down to zero
+        (the one-cycle policy of Smith, 2018). `warmup` is linear, for every schedule. restart: the whole schedule until
+        `when`, and once more after it with `scale` times the peak (a warm restart: Loshchilov and Hutter, 2017).
+        """
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
+        peak = self.lr
+        if self.restart is not None:
+            when, scale = self.restart
+            if not 0 < when < 1 or not scale > 0:
+                raise ValueError(f"restart is {self.restart}, expected a fraction of training and a positive scale")
+            if progress < when:
+                progress /= when
+            else:
+                progress, peak = (progress - when) / (1 - when), peak * scale
+        if progress < self.warmup:
+            return peak * progress / self.warmup
+        if self.schedule == "multistep":
+            return round(peak * 0.1 ** sum(progress >= milestone for milestone in self.milestones), 12)
+        rest = (progress - self.warmup) / (1 - self.warmup)
+        factors = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * rest)), "triangle": 1 - rest}
+        return peak * factors[self.schedule]
 
     def override(self, **changes: Any) -> Preset:
         """A copy with some fields changed; a name that is no field is an error that lists them."""
         known = {f.name for f in fields(self)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
+        if unknown := sorted(set(changes) - known):
             raise ValueError(f"no such training option: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
         return replace(self, **changes)
 
@@ -78,14 +99,14 @@ def _read(text: str) -> dict[str, Preset]:
     found: dict[str, Preset] = {}
     for name, said in parse_toml(text).items():
         like = found[said.pop("like")] if "like" in said else Preset(name, "")
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in said.items()
-        }
         if "augment" in said:
-            area = said["augment"].get("area")
-            values["augment"] = Augment(**{**said["augment"], "area": area and tuple(area)})
-        found[name] = replace(like, name=name, **values)
+            said["augment"] = Augment(**_with_tuples(said["augment"]))
+        found[name] = replace(like, name=name, **_with_tuples(said))
     return found
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 PRESETS = _read(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
