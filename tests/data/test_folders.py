@@ -12,7 +12,7 @@ from PIL import Image
 
 from fdbd.data import folders
 from fdbd.data.datasets import from_folder
-from fdbd.data.decoding import CHANGED
+from fdbd.data.datasets.collection import CHANGED
 from fdbd.data.folders import find_images
 from fdbd.data.images import ImageError, decode
 from fdbd.data.inputs import open_images
@@ -81,7 +81,7 @@ def test_a_thousand_nested_folders_are_walked(tmp_path) -> None:
 def test_one_image_is_a_valid_input(tmp_path) -> None:
     rows = open_images(str(write(tmp_path / "photo.png", 7)))
     assert rows.names == ["photo.png"]
-    assert (rows.pixels[0] == 7).all()
+    assert (rows.images[0] == 7).all()
 
 
 def test_an_image_that_was_replaced_since_it_was_listed_cannot_be_read(tmp_path) -> None:
@@ -89,7 +89,7 @@ def test_an_image_that_was_replaced_since_it_was_listed_cannot_be_read(tmp_path)
     rows = open_images(str(tmp_path))
     write(tmp_path / "new.png", 9).rename(tmp_path / "a.png")
     with pytest.raises(ImageError, match=CHANGED):
-        rows.pixels[0]
+        rows.images[0]
     assert open_images(str(tmp_path)).key != rows.key
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fdbd.data.preprocessing import Preprocess
-from fdbd.networks.architectures import imagenet_resnet
+from fdbd.networks import imagenet_resnet
 from fdbd.networks.classifier import Classifier
 
 BLOCKS = {"2": "abc", "3": "abcd", "4": "abcdef", "5": "abc"}

@@ -8,10 +8,7 @@ import torch
 from torch import nn
 
 from fdbd import networks as models
-from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
-from fdbd.networks.architectures.densenet import DenseNet
-from fdbd.networks.architectures.resnet import CifarResNet
-from fdbd.networks.architectures.wide_resnet import WideResNet
+from fdbd.networks.architectures import CifarResNet, CompactResNet, DenseNet, WideResNet, whiten_stem
 
 # He et al. (2016, table 6) give millions: 0.27, 0.46, 0.66, 0.85, 1.7; Huang et al. (2017) 0.8; the rest are of the
 # widespread implementations.

@@ -11,7 +11,7 @@ import torch
 
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks import public
-from fdbd.networks.architectures.resnet import CifarResNet
+from fdbd.networks.architectures import CifarResNet
 from fdbd.networks.by_name import model_by_name
 from fdbd.networks.checkpoint import save_weights
 from fdbd.util.files import hash_file

@@ -19,8 +19,8 @@ from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
-from fdbd.networks.architectures.imagenet_resnet import ImageNetResNet50
 from fdbd.networks.classifier import Classifier
+from fdbd.networks.imagenet_resnet import ImageNetResNet50
 from fdbd.networks.zoo import zoo
 from fdbd.results.rows import Latency
 

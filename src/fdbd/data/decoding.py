@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import itertools
 import multiprocessing
 import os
@@ -17,25 +16,24 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar, Union
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, decode, import_pillow
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, import_pillow
+from fdbd.data.npz import NpzImages
 from fdbd.data.preprocessing import Preprocess
-from fdbd.util.files import stamp
 
-CHANGED = "was changed or replaced during the run"
 CRASHED = "the decoder crashed on it"
 TOO_LARGE = "there is not enough memory to prepare it"
 _AHEAD = 2  # spans that a process works on before they are asked for
 _PREPARED = 3  # batches that wait for the model
 
+Sliceable = Union[Pixels, NpzImages]
+"""Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
 Names = Union[range, Sequence[str]]
 """A path below a folder for each row, or row numbers."""
 S = TypeVar("S")
@@ -170,17 +168,6 @@ class Prepared(NamedTuple):
     failures: list[Failure]
 
 
-class Sliceable(Protocol):
-    """Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: slice, /) -> Pixels: ...
-
-
 def prepare(
     pixels: Sequence[Pixels] | Sliceable,
     preprocess: Preprocess,
@@ -245,59 +232,3 @@ def cut(rows: range, size: int) -> list[range]:
     [range(10, 12), range(12, 14), range(14, 15)]
     """
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-@dataclass
-class ImageRows:
-    """Images in a fixed order."""
-
-    pixels: Sequence[Pixels] | Sliceable
-    """Files that are decoded when asked for, or an array that is read in slices."""
-    names: Names
-    """A path below the folder for each image, or row numbers."""
-    labels: NDArray[np.int64] | None
-    """(N,) positions in `classes`, or class indices where there are no `classes`; or None."""
-    classes: tuple[str, ...]
-    """Names of the classes, perhaps none."""
-    key: str
-    """Changes when an image is added, removed, written anew or replaced."""
-    source: str
-    """For people."""
-    skipped: dict[str, int] = field(default_factory=dict)
-    """How many entries of a folder were passed over, by reason."""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def spans(self, size: int) -> list[range]:
-        """All rows in runs of `size`."""
-        return cut(range(len(self)), size)
-
-
-class Files(Sequence[Pixels]):
-    """Image files below a folder, decoded when asked for. A file that is no longer the one that was listed cannot be
-    read: its row would belong to other data than its neighbours."""
-
-    def __init__(self, folder: str, names: Sequence[str]) -> None:
-        self.folder, self.names = folder, names
-        self._marks = np.array([self._mark(name) for name in names], np.uint64)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, index: Any) -> Any:
-        name = self.names[index]
-        pixels = decode(os.path.join(self.folder, name), name=name)
-        if self._mark(name) != self._marks[index]:
-            raise ImageError(f"{name} {CHANGED}")
-        return pixels
-
-    def _mark(self, name: str) -> int:
-        """Eight bytes for what any machine says of a file, its size and time: a list of a million files stays small."""
-        text = " ".join(stamp(os.path.join(self.folder, name)).split(" ")[:2])
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-    def key(self) -> str:
-        """SHA-256 over the folder, the names, and what changes with each file."""
-        text = "\0".join([os.path.abspath(self.folder), *self.names])
-        return hashlib.sha256(text.encode(errors="surrogateescape") + self._marks.tobytes()).hexdigest()

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 from typing import Union
 
 import numpy as np
 
-from fdbd.data.datasets import load
-from fdbd.data.decoding import Files, ImageRows
+from fdbd.data.datasets import ImageFiles, Images, load
 from fdbd.data.features import FeatureRows, holds_features, open_features
 from fdbd.data.folders import find_images
 from fdbd.data.images import EXTENSIONS
 from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
 from fdbd.util.files import stamps
 
-Rows = Union[ImageRows, FeatureRows]
+Rows = Union[Images, FeatureRows]
 
 
 def open_rows(data: str, split: str = "test") -> Rows:
@@ -27,32 +26,26 @@ def open_rows(data: str, split: str = "test") -> Rows:
     return open_features(data) if holds_features(data) else open_images(data, split)
 
 
-def open_images(data: str, split: str = "test") -> ImageRows:
+def open_images(data: str, split: str = "test") -> Images:
     """Images by what a user typed: a folder, whose first level names the classes; one image file; ``.npz`` with ``x``
     and perhaps ``y``; or a name as in `fdbd data`."""
     path = Path(data).expanduser()
     if path.is_dir():
         found = find_images(path)
-        files = Files(os.fspath(path), found.names)
-        return ImageRows(files, found.names, found.labels, found.classes, files.key(), str(path), found.skipped)
+        files = ImageFiles(found.names, folder=path)
+        return Images(files, found.labels, found.classes, source=str(path), skipped=found.skipped)
     if path.is_file() and path.suffix.lower() in EXTENSIONS:
-        files = Files(os.fspath(path.parent), [path.name])
-        return ImageRows(files, files.names, None, (), files.key(), str(path))
+        return Images(ImageFiles([path.name], folder=path.parent), source=str(path))
     if path.suffix.lower() == ".npz" and path.is_file():
         pixels, labels = NpzImages(path), None
         if "y" in array_names(path) and NpzArray(path, "y").dtype.kind in "biuf":  # text is no class index
             labels = read_array(path, "y").astype(np.int64)
-        if not len(pixels) or (labels is not None and labels.shape != (len(pixels),)):
-            raise ValueError(
-                f"{path}: x holds {len(pixels)} images and y {0 if labels is None else len(labels)} labels"
-            )
-        return ImageRows(pixels, range(len(pixels)), labels, (), stamps([path]), str(path))
+        if not len(pixels):
+            raise ValueError(f"{path} holds no image")
+        return Images(pixels, labels, name=str(path), source=str(path), find_key=partial(stamps, [path]))
     if path.exists():
         raise ValueError(
             f"{data!r} is neither a folder nor a file of images or features: expected {', '.join(sorted(EXTENSIONS))}, "
             ".npz or .parquet"
         )
-    images = load(data, split)
-    names = range(len(images)) if images.paths is None else [str(file) for file in images.paths]
-    key = images.content_key() if images.paths is None else stamps(images.paths)
-    return ImageRows(images.images, names, images.labels, images.classes, key, images.source)
+    return load(data, split)

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.datasets import info
-from fdbd.data.decoding import ImageRows, cut, prepare
+from fdbd.data.datasets import Images, info
+from fdbd.data.decoding import cut, prepare
 from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Pixels
 from fdbd.data.inputs import Rows, open_rows
@@ -103,7 +103,7 @@ def fit_files(
     guard = Guard(source if isinstance(source, Head) else source.model, detector, shaping=shaping, head=head)
     if autocast and guard.classifier is not None:
         guard.classifier.autocast = torch.bfloat16
-    linear, is_images = guard.head, isinstance(rows, ImageRows)
+    linear, is_images = guard.head, isinstance(rows, Images)
     if is_images and named is None:
         raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
     preprocess = (named.preprocess or _usual_preprocess(data)) if is_images and named else None
@@ -129,7 +129,7 @@ def fit_files(
     for loader, purpose in ((training, "to fit on"), (calibrating, "to calibrate on")):
         if not loader.chosen.any():
             raise ValueError(f"{loader.rows.source} leaves no rows {purpose}: {len(loader.rows)} are too few")
-    if isinstance(rows, ImageRows):
+    if isinstance(rows, Images):
         if guard.detector.needs.labels and training.labels is None:
             raise ValueError(
                 f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put "
@@ -229,11 +229,11 @@ class Loader:
         self.num_given = 0
         self.errors: list[str] = []
         self.labels: NDArray[np.int64] | None = None
-        if isinstance(rows, ImageRows):
+        if isinstance(rows, Images):
             if preprocess is None:
                 raise ValueError(f"{rows.source} are images, expected features like those of the fit")
             self.labels = as_classes(rows.labels, rows.classes, head.num_classes, class_names)
-            count = int(chosen.sum()) if isinstance(rows.pixels, Sequence) else len(rows)
+            count = int(chosen.sum()) if isinstance(rows.images, Sequence) else len(rows)
             self.spans = cut(range(count), batch_size)
         else:
             if preprocess is not None:
@@ -258,18 +258,16 @@ class Loader:
         """The batches of some spans; images are decoded by `workers` processes, or by threads."""
         self.num_given, self.errors, rows = 0, [], self.rows
         items: Iterator[Any]
-        items = self._images(rows, spans, processes) if isinstance(rows, ImageRows) else self._features(rows, spans)
+        items = self._images(rows, spans, processes) if isinstance(rows, Images) else self._features(rows, spans)
         for item in items:
             count = len(item[0])
             self.num_given += count
             if count:
                 yield item
 
-    def _images(
-        self, rows: ImageRows, spans: Sequence[range], processes: bool
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _images(self, rows: Images, spans: Sequence[range], processes: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         assert self.preprocess is not None
-        pixels, places = rows.pixels, np.arange(len(rows))
+        pixels, places = rows.images, np.arange(len(rows))
         if isinstance(pixels, Sequence):  # files: only those that are wanted are decoded
             places = np.flatnonzero(self.chosen)
             pixels = _Chosen(pixels, places)

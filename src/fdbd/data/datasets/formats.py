@@ -128,7 +128,7 @@ def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
         raise error if isinstance(error, FormatError) else FormatError(str(error)) from error
     if not len(pixels):
         raise FormatError(f"{path} holds no image")
-    return Images(pixels, labels, name=path.stem, source=str(path), key=lambda: f"npz-{file_hashes([path])[0]}")
+    return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: f"npz-{file_hashes([path])[0]}")
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:

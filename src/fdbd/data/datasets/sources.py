@@ -210,7 +210,7 @@ def _open_stored(folder: Path) -> Images | None:
             return None
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
-        return Images(pixels, labels, source=meta["source"], key=partial(_file_key, path))
+        return Images(pixels, labels, source=meta["source"], find_key=partial(_file_key, path))
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         log.warning("the cached copy in %s is broken (%s) and is made again", folder, error)
         shutil.rmtree(folder, ignore_errors=True)
@@ -381,7 +381,7 @@ def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Imag
         raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
     rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
     key = partial(_file_key, path, f"-{severity}")
-    return Images(pixels[rows], labels[rows], source=str(path), key=key)
+    return Images(pixels[rows], labels[rows], source=str(path), find_key=key)
 
 
 def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Images:

