@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from fdbd.data.datasets import info
 from fdbd.data.preprocessing import Preprocess
@@ -19,7 +19,6 @@ from fdbd.networks.checkpoint import read_weights
 from fdbd.networks.find_head import find_heads
 from fdbd.networks.public import public_network
 from fdbd.networks.registry import Published, create, find_published, list_models
-from fdbd.networks.torch_export import load_exported
 from fdbd.networks.zoo import list_zoo, zoo, zoo_card
 from fdbd.util.devices import choose_device
 from fdbd.util.files import data_roots, downloads_allowed
@@ -56,7 +55,8 @@ def model_by_name(
     named_by: str | os.PathLike[str] | None = None,
     allow_untrained: bool = False,
 ) -> NamedModel:
-    """The model that a name stands for, with weights: the same in every command, config and guard file.
+    """The model that a name stands for, with weights: the same in every command, config and guard file. A ValueError
+    says where there is no such model, or none with weights.
 
     Args:
         name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of `fdbd.networks.public.list_public()`;
@@ -64,18 +64,13 @@ def model_by_name(
             ``NAME.WEIGHTS`` chooses among several); one of `fdbd.models.list_models()`;
             ``package.module:factory``, also from the current folder, whose factory may bring its own weights; or a
             ``.pt2`` file of `torch.export`.
-        checkpoint: weights, as `fdbd.models.load_checkpoint` reads them (never unpickled), as the path stands or below
-            a folder of ``FDBD_DATA``.
+        checkpoint: weights, as `fdbd.models.load_checkpoint` reads them, as the path stands or below ``FDBD_DATA``.
         num_classes: C; None: as the checkpoint or the published weights have it.
-        preprocess: a preset's name, fields as JSON or by name, or a `Preprocess`; None: the model's own.
+        preprocess: as for `Preprocess.parse`; None: the model's own.
         device: where the model goes, as for `choose_device`.
         trust: the user's word that code may run: for a ``.pt2`` file, and for a factory that a file names.
-        named_by: the config or guard file that holds `name`; None: the user has typed it. A file does not choose what
-            code runs.
+        named_by: the config or guard file that holds `name`, and does not choose what code runs; None: the user.
         allow_untrained: take random weights where there are no others, with a warning, instead of raising.
-
-    Raises:
-        ValueError: no such model, no weights for it, or code to run without the user's word.
     """
     if runs_code(name) and named_by is not None and not trust:
         raise ValueError(
@@ -90,10 +85,8 @@ def model_by_name(
     if found.untrained:
         if not allow_untrained:
             raise ValueError(f"{name} comes without weights: give them with --checkpoint")
-        warnings.warn(
-            f"UNTRAINED WEIGHTS: {name} has random weights, and every number from it is noise; give a checkpoint",
-            stacklevel=2,
-        )
+        said = f"{name} has random weights, and every number from it is noise; give a checkpoint"
+        warnings.warn(f"UNTRAINED WEIGHTS: {said}", stacklevel=2)
     if found.num_classes is not None:
         origin["num_classes"] = found.num_classes
     origin["weights"] = weights_hash(found.model)
@@ -114,8 +107,7 @@ def is_export(name: str) -> bool:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers by name: tells whether two models are the same, whatever file or package
-    their weights come from."""
+    """SHA-256 of all parameters and buffers by name, whatever file or package they come from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         values = tensor.detach().cpu().contiguous()
@@ -159,6 +151,42 @@ def _build(name: str, checkpoint: str | None, num_classes: int | None, trust: bo
     return NamedModel(model, weights, num_classes, own, untrained=untrained)
 
 
+def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Module:
+    """The model in a ``.pt2`` file of `torch.export.save`, with a dynamic batch size, that ends in a linear layer, as
+    ``nn.Sequential(backbone, linear head)``. Torch unpickles parts of the file: without `trust` it is refused."""
+    name = os.fspath(path)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no model at {name!r}: no such file")
+    if not trust:
+        raise ValueError(
+            f"{name!r} is a torch.export file, and torch unpickles those, which can run code: pass --trust-model if "
+            "you know where it comes from, or give a factory with a --checkpoint"
+        )
+    try:
+        program = torch.export.load(name)
+    except Exception as error:  # a damaged archive raises nearly anything
+        raise ValueError(f"{name!r} is no readable torch.export file: {one_line(error)[:200]}") from None
+    module: Any = program.module()
+    graph = fx.Graph()
+    node: Any = graph.graph_copy(module.graph, {})
+    while isinstance(node, (tuple, list)) and len(node) == 1:
+        node = node[0]
+    if not isinstance(node, fx.Node) or node.target != torch.ops.aten.linear.default:
+        what = node.target if isinstance(node, fx.Node) else type(node).__name__
+        raise ValueError(f"the exported graph ends in {what}, expected a linear layer that gives the logits")
+    features, *stored = (each for each in node.args if each is not None)
+    if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in stored):
+        raise ValueError("the exported graph's last linear layer computes its weights, expected stored ones")
+    weight, *bias = (module.get_parameter(str(each.target)).detach() for each in stored)  # type: ignore[union-attr]
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(bias), dtype=weight.dtype)
+    head.load_state_dict({"weight": weight, **({"bias": bias[0]} if bias else {})})
+    graph.output(features)
+    backbone = fx.GraphModule(module, graph)
+    graph.eliminate_dead_code()
+    backbone.recompile()
+    return nn.Sequential(backbone, head)
+
+
 def _download(published: Published) -> nn.Module:
     which, how = f"the published weights of {published.name}", f"{published.how} give the file with --checkpoint"
     if not published.is_here and not downloads_allowed():
@@ -171,11 +199,9 @@ def _download(published: Published) -> nn.Module:
 
 def _is_initial(model: nn.Module) -> bool:
     """Whether all normalisation layers are as they were made, which training changes; False where there are none."""
-    layers = [dict(m.named_parameters(recurse=False)) for m in model.modules() if "Norm" in type(m).__name__]
-    scaled = [layer for layer in layers if "weight" in layer]
-    return bool(scaled) and all(
-        len(layer["weight"].unique()) == 1 and not ("bias" in layer and layer["bias"].any()) for layer in scaled
-    )
+    norms: list[Any] = [module for module in model.modules() if "Norm" in type(module).__name__]
+    values = [(norm.weight, getattr(norm, "bias", None)) for norm in norms if getattr(norm, "weight", None) is not None]
+    return bool(values) and all(len(w.unique()) == 1 and (b is None or not b.any()) for w, b in values)
 
 
 def _find_checkpoint(path: str) -> str:

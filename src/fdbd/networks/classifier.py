@@ -1,8 +1,5 @@
-"""Classifier: any torch model, split into backbone and linear head.
-
-Finding the head is in `find_head`; here a loader's item becomes what the model takes, the model runs once per call, and
-what its head saw comes back as a Batch.
-"""
+"""Classifier: any torch model, split into backbone and linear head (found in `find_head`): a loader's item becomes
+what the model takes, the model runs once per call, and what its head saw comes back as a Batch."""
 
 from __future__ import annotations
 
@@ -110,12 +107,8 @@ class Classifier(nn.Module):
         return self.head.fingerprint()
 
     def forward(self, inputs: Inputs) -> Batch:
-        """Runs the model once.
-
-        Args:
-            inputs: what the model takes: a tensor, or a dict of keyword arguments; a loader's item with labels
-                (see `split_batch`) goes in as it is, and its labels come out. Moved to the model's device.
-        """
+        """Runs the model once, on what it takes: a tensor, or a dict of keyword arguments; a loader's item with labels
+        (see `split_batch`) goes in as it is, and its labels come out. Inputs are moved to the model's device."""
         labels = None
         if not isinstance(inputs, Tensor):
             inputs, labels = split_batch(inputs)
@@ -168,9 +161,8 @@ class Classifier(nn.Module):
             local.calls = None
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(device_of(self.model).type, self.autocast)
+        kind, precision = device_of(self.model).type, self.autocast
+        return contextlib.nullcontext() if precision is None else torch.autocast(kind, precision)
 
     def _widened(self, batch: Batch) -> Batch:
         return batch if self.autocast is None else batch.to(dtype=torch.float32)

@@ -1,7 +1,4 @@
-"""Finds the linear head of a torch model by its structure, and checks the finding against what the model gave.
-
-Running the model and capturing features is `classifier`'s part.
-"""
+"""Finds the linear head of a torch model by its structure, and checks the finding against what the model gave."""
 
 from __future__ import annotations
 
@@ -25,11 +22,8 @@ _PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.
 
 def is_linear(module: nn.Module) -> bool:
     """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
-    if isinstance(module, nn.Conv2d):
-        linear = tuple(module.kernel_size) == (1, 1) and module.groups == 1
-    else:
-        linear = isinstance(module, nn.Linear)
-    return linear and not isinstance(module.weight, nn.UninitializedParameter)
+    is_conv = isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1) and module.groups == 1
+    return (is_conv or isinstance(module, nn.Linear)) and not isinstance(module.weight, nn.UninitializedParameter)
 
 
 def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Module] | None) -> dict[str, nn.Module]:
@@ -44,12 +38,9 @@ def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Modul
         if not chosen:
             raise ValueError("head=() names no layer; leave head out or name at least one linear layer")
         return dict(_explicit(model, names, entry) for entry in chosen)
-    found = _conventional(model) or _layers_in(model)
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) that can be its head"
-        )
-    heads = {names[module]: module for module in found}
+    heads = {names[module]: module for module in _conventional(model) or _layers_in(model)}
+    if not heads:
+        raise ValueError(f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its head")
     for name in heads:
         _refuse_followers(model, name)
     return heads
@@ -131,11 +122,8 @@ def check_head(
     if given is None or given.shape != logits.shape:
         if not is_explicit or (given is not None and given.ndim == 2):
             shape = type(output).__name__ if given is None else tuple(given.shape)
-            _refuse(
-                model,
-                f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}; pass head= to "
-                "name the layer that holds the logits",
-            )
+            what = f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}"
+            _refuse(model, f"{what}; pass head= to name the layer that holds the logits")
     elif not torch.isfinite(logits).all():
         return False
     elif not is_explicit and not _is_close(given, logits):
@@ -150,17 +138,11 @@ def check_head(
             hint = f"it is that of {behind!r}: pass head={behind!r}"
         _refuse(model, f"the model's output is not that of its linear layer {name!r}; {hint}")
     if not torch.isfinite(features).all():
-        _refuse(
-            model,
-            f"the head {name!r} is applied to every token and the model does not keep one of them, expected one "
-            "prediction per sample",
-        )
+        what = "is applied to every token and the model does not keep one of them"
+        _refuse(model, f"the head {name!r} {what}, expected one prediction per sample")
     if not _is_close(head(features.float()), logits):
-        _refuse(
-            model,
-            f"the output of {name!r} is not weight · input + bias: its module computes something else, or the output "
-            "is changed in place after it; a linear head is needed",
-        )
+        why = "its module computes something else, or the output is changed in place after it"
+        _refuse(model, f"the output of {name!r} is not weight · input + bias: {why}; a linear head is needed")
     return True
 
 
@@ -216,12 +198,8 @@ def _conventional(model: nn.Module) -> list[nn.Module]:
                     f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer; create the "
                     "model with num_classes above 0, or pass head= to name another layer"
                 )
-    if found := _pair_in(model):
-        return found
-    for name in _NAMES:
-        if found := _layers_in(getattr(model, name, None)):
-            return found
-    return []
+    candidates = (_layers_in(getattr(model, name, None)) for name in _NAMES)
+    return _pair_in(model) or next(filter(None, candidates), [])
 
 
 def _layers_in(module: Any) -> list[nn.Module]:
@@ -258,12 +236,9 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
             f"{type(model).__name__} pools after {name!r}, its last linear layer, so no linear head gives one row of "
             "logits per sample: this architecture is not supported"
         )
-    _refuse(
-        model,
-        f"{type(model).__name__} does not end in a linear layer: {type(followers[0]).__name__} follows {name!r}, "
-        f"so that layer's output is not the model's; pass head={name!r} if it holds the logits all the same, or name "
-        "another layer",
-    )
+    what = f"{type(followers[0]).__name__} follows {name!r}, so that layer's output is not the model's"
+    advice = f"pass head={name!r} if it holds the logits all the same, or name another layer"
+    _refuse(model, f"{type(model).__name__} does not end in a linear layer: {what}; {advice}")
 
 
 def _refuse_sigmoid(model: nn.Module, name: str, head: Head) -> None:

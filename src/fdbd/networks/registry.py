@@ -1,8 +1,9 @@
-"""Networks by name: ours, torchvision's, timm's, or any importable factory; and what the two libraries publish of a
-model beside its code: weights, how images are prepared, class names."""
+"""Networks by name: ours, torchvision's, timm's, or any importable factory; and what the two libraries publish with a
+model: weights, how images are prepared, class names."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 import math
@@ -21,7 +22,7 @@ from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.extras import require
 from fdbd.util.imports import import_object
 
-_OURS: dict[str, Callable[[int], nn.Module]] = {
+_OURS: dict[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56, 110)},
     "resnet18": partial(ResNet, basic, (2, 2, 2, 2)),
     "resnet34": partial(ResNet, basic, (3, 4, 6, 3)),
@@ -57,38 +58,34 @@ def create(
     """
     if num_classes is not None and num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, not {num_classes}")
-    model = _build(name, num_classes, options)
-    return model if checkpoint is None else load_checkpoint(model, checkpoint)
-
-
-def _build(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
     source, _, rest = name.partition(":")
-    if rest and source not in LIBRARIES:
-        return _factory(name, num_classes, options)
-    num_classes = 10 if num_classes is None else num_classes
+    classes = {"num_classes": 10 if num_classes is None else num_classes}
+    model: nn.Module | None
     if name in _OURS:
         if options:
             raise ValueError(f"{name} takes no options, not {', '.join(options)}")
-        return _OURS[name](num_classes)
-    for library in (source,) if rest else LIBRARIES:
-        model = _from_library(library, rest or name, num_classes, options)
-        if model is not None:
-            return model
-    if rest:
+        model = _OURS[name](**classes)
+    elif rest and source not in LIBRARIES:
+        model = _factory(name, num_classes, options)
+    else:
+        found = (_from_library(each, rest or name, classes | options) for each in ([source] if rest else LIBRARIES))
+        model = next((made for made in found if made is not None), None)
+    if model is None and rest:
         raise ValueError(f"{source} has no model {rest!r}")
-    raise ValueError(
-        f"no model {name!r}: ours are {', '.join(list_models())}; torchvision and timm have none of that name"
-    )
+    if model is None:
+        ours = ", ".join(list_models())
+        raise ValueError(f"no model {name!r}: ours are {ours}; torchvision and timm have none of that name")
+    return model if checkpoint is None else load_checkpoint(model, checkpoint)
 
 
-def _from_library(library: str, name: str, num_classes: int, options: dict[str, Any]) -> nn.Module | None:
+def _from_library(library: str, name: str, options: dict[str, Any]) -> nn.Module | None:
     made: nn.Module | None = None
     if library == "torchvision":
         torchvision = require("torchvision.models", "vision")
         if name in torchvision.list_models():
-            made = torchvision.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
+            made = torchvision.get_model(name, **{"weights": None} | options)
     elif (timm := require("timm", "vision")).is_model(name):
-        made = timm.create_model(name, **{"pretrained": False, "num_classes": num_classes, **options})
+        made = timm.create_model(name, **{"pretrained": False} | options)
     return made
 
 
@@ -96,10 +93,9 @@ def _factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.
     factory = import_object(name, "model factory")
     if not callable(factory):
         raise ValueError(f"{name} is no function")
-    try:
+    parameters: list[inspect.Parameter] = []
+    with contextlib.suppress(TypeError, ValueError):  # some built-in functions have no signature
         parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
     if num_classes is not None and any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters):
         options = {"num_classes": num_classes, **options}
     model = factory(**options)
@@ -139,19 +135,12 @@ def _torchvision(name: str) -> Published | None:
         return None
     available = library.get_model_weights(name)
     if chosen and chosen not in available.__members__:
-        raise ValueError(
-            f"torchvision:{name} has no weights {chosen!r}, expected one of {', '.join(available.__members__)}"
-        )
+        known = ", ".join(available.__members__)
+        raise ValueError(f"torchvision:{name} has no weights {chosen!r}, expected one of {known}")
     weights = available[chosen or "DEFAULT"]
-    transforms = weights.transforms()
-    preprocess = Preprocess(
-        transforms.crop_size[0],
-        tuple(transforms.mean),
-        tuple(transforms.std),
-        resize=transforms.resize_size[0],
-        interpolation=transforms.interpolation.value,
-    )
-    names = tuple(weights.meta["categories"])
+    said, names = weights.transforms(), tuple(weights.meta["categories"])
+    sides, interpolation = (said.crop_size[0], said.resize_size[0]), said.interpolation.value
+    preprocess = Preprocess(sides[0], said.mean, said.std, sides[1], interpolation=interpolation)
     folder, file = Path(torch.hub.get_dir(), "checkpoints"), weights.url.rpartition("/")[2]
     how, is_here = f"put {file} from {weights.url} in {folder}, or", (folder / file).is_file()
     return Published(f"torchvision:{name}", len(names), {"weights": weights}, preprocess, names, is_here, how)
@@ -163,15 +152,8 @@ def _timm(name: str) -> Published | None:
     if config is None or not config.has_weights:
         return None
     size = config.input_size[-1]
-    squashes = config.crop_mode == "squash"
-    preprocess = Preprocess(
-        size,
-        tuple(config.mean),
-        tuple(config.std),
-        resize=None if squashes else math.floor(size / config.crop_pct),
-        crop="none" if squashes else "centre",
-        interpolation=config.interpolation,
-    )
+    cut = (None, "none") if config.crop_mode == "squash" else (math.floor(size / config.crop_pct), "centre")
+    preprocess = Preprocess(size, config.mean, config.std, cut[0], cut[1], config.interpolation)
     hub = require("huggingface_hub", "vision")
     kept = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors") if config.hf_hub_id else None
     url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url

@@ -1,13 +1,11 @@
-"""The zoo: small CIFAR-10 classifiers that come with the package, trained by `fdbd train zoo-ce` and `zoo-supcon`.
-
-A weights file says itself what it is (safetensors metadata); the text card beside it says the same to people.
-"""
+"""The zoo: small CIFAR-10 classifiers that come with the package, trained by `fdbd train zoo-ce` and `zoo-supcon`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -61,12 +59,11 @@ def zoo_card(name: str) -> ZooCard:
     if name not in list_zoo():
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _FOLDER / f"{name}.safetensors"
-    about = read_metadata(path)
-    preprocess = Preprocess(32, json.loads(about["mean"]), json.loads(about["std"]))
-    num_classes, seed, accuracy = int(about["num_classes"]), int(about["seed"]), float(about["test_accuracy"])
-    return ZooCard(
-        name, about["model"], num_classes, about["recipe"], seed, about["dataset"], accuracy, preprocess, path
-    )
+    about = read_metadata(path)  # a weights file says itself what it is; the card beside it says the same to people
+    values: dict[str, Any] = {key: about[key] for key in ("model", "recipe", "dataset")}
+    values |= {key: json.loads(about[key]) for key in ("num_classes", "seed", "test_accuracy")}
+    mean, std = (json.loads(about[key]) for key in ("mean", "std"))
+    return ZooCard(name, path=path, preprocess=Preprocess(32, mean, std), **values)
 
 
 def zoo(name: str) -> nn.Module:
