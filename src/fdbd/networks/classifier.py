@@ -161,8 +161,9 @@ class Classifier(nn.Module):
             local.calls = None
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        kind, precision = device_of(self.model).type, self.autocast
-        return contextlib.nullcontext() if precision is None else torch.autocast(kind, precision)
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device_of(self.model).type, self.autocast)
 
     def _widened(self, batch: Batch) -> Batch:
         return batch if self.autocast is None else batch.to(dtype=torch.float32)
@@ -171,11 +172,9 @@ class Classifier(nn.Module):
         for index, name in enumerate(self._names if len(calls) != len(self._watched) else ()):
             count = sum(index == call for call, _, _ in calls)
             if count != 1:
-                raise ValueError(
-                    f"the model called {name!r} {count} times in one forward pass, expected once; name a module that "
-                    "the model calls once (if the model is compiled, compile the Classifier instead); "
-                    + describe_linear_layers(self.model)
-                )
+                what = f"the model called {name!r} {count} times in one forward pass, expected once"
+                advice = "name a module that it calls once (if the model is compiled, compile the Classifier instead)"
+                raise ValueError(f"{what}; {advice}; {describe_linear_layers(self.model)}")
         seen = {index: (given, result) for index, given, result in calls}
         if self._num_heads == 1:
             features, logits = self._flat(0, *seen[0], output)
@@ -202,10 +201,10 @@ class Classifier(nn.Module):
         output = logits_of(output)
         if features.ndim == 3 and output is not None and output.shape == (features.shape[0], num_classes):
             return _kept_token(features, logits, output), output
+        expected = f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling"
         raise ValueError(
-            f"the head {self.head_name!r} saw an input of shape {tuple(features.shape)}, expected "
-            f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling; dense and "
-            "token classifiers, and heads that stand before the pooling, are not supported"
+            f"the head {self.head_name!r} saw an input of shape {tuple(features.shape)}, expected {expected}; dense "
+            "and token classifiers, and heads that stand before the pooling, are not supported"
         )
 
     def _pool(self, name: str, output: Any) -> Tensor:
@@ -312,11 +311,11 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
 
 
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
-    """Splits what a loader yields into what the model takes and labels (N,), or None where there are none.
+    """Splits what a loader yields into what the model takes and class indices (N,), or None where there are none.
 
-    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out. A dict holds keyword
-    arguments for the model, and labels under ``labels`` or ``label``. Labels are class indices; a second element
-    that is no array (None, file names) is not taken for labels. NumPy arrays become tensors.
+    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a second element that is
+    no array (None, file names) is not taken for labels. A dict holds keyword arguments for the model, and labels under
+    ``labels`` or ``label``. NumPy arrays become tensors.
 
     >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
     >>> images.shape, labels

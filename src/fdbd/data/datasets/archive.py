@@ -17,7 +17,6 @@ from fdbd.util.terminal import one_line
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 2_000_000
-_CHUNK = 1 << 20
 # RuntimeError: encrypted files and unknown methods of compression; the last three: impossible numbers and names.
 _BROKEN = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
@@ -30,11 +29,8 @@ class ArchiveError(ValueError):
 
 
 def extract(archive: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Unpacks a tar (plain, gz, bz2, xz) or zip archive into a new folder, which appears when it is whole.
-
-    Raises:
-        ArchiveError: for absolute names, names with ``..``, links, devices, broken archives, and more than `max_bytes`.
-    """
+    """Unpacks a tar (plain, gz, bz2, xz) or zip archive into a new folder, which appears when it is whole. Absolute
+    names, names with ``..``, links, devices, broken archives, and more than `max_bytes` are an ArchiveError."""
     with atomic_folder(target) as draft:
         for name, chunks in members(archive, max_bytes=max_bytes):
             path = draft.joinpath(*PurePosixPath(name).parts)
@@ -45,10 +41,7 @@ def extract(archive: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 def members(archive: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Iterator[bytes]]]:
     """The regular files of a tar or zip archive: the name of each, and its bytes in chunks, to be read before the next.
-
-    Raises:
-        ArchiveError: as `extract` does, when the offending member or byte is reached.
-    """
+    An ArchiveError, as of `extract`, comes when the offending member or byte is reached."""
     spent = 0
 
     def check(total: int) -> None:
@@ -58,7 +51,7 @@ def members(archive: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str,
     def chunks(open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
         nonlocal spent
         with _readable(archive), open_file() as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(1 << 20):
                 spent += len(chunk)  # headers are not believed: bytes are counted as they come
                 check(spent)
                 yield chunk

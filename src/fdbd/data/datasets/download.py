@@ -1,7 +1,4 @@
-"""Downloads that resume, are verified, and appear whole; and tarballs from the npm registry.
-
-Resuming, a limit of bytes and a lock between processes are why this is not pooch, whose downloads start over.
-"""
+"""Downloads that resume (which is why this is not pooch), are verified, and appear whole; and npm's tarballs."""
 
 from __future__ import annotations
 
@@ -53,19 +50,15 @@ def fetch(
     """Downloads `url` to `target` and returns `target`, which appears only when it is whole and verified.
 
     What arrived before an interruption is kept beside it and asked for no second time (HTTP ranges, valid while the
-    server's file is unchanged). Two processes that fetch the same target do it one after the other.
+    server's file is unchanged). Two processes that fetch the same target do it one after the other. Nothing is done
+    where the target exists and has the hash.
 
     Args:
         url: http or https.
-        target: the file to write; nothing is done if it exists and has the hash.
         sha256, md5: expected hash, as far as one is published; with neither, only the length that the server
             announced is checked.
         max_bytes: the most that is accepted.
         timeout: seconds without an answer.
-        progress: called as bytes arrive.
-
-    Raises:
-        DownloadError: when it cannot be had, or is not what it should be.
     """
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
@@ -140,13 +133,8 @@ def _fetch_rest(url: str, part: Path, note: Path, max_bytes: int, timeout: float
 
 
 def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
-    """The tarball of an npm package, without installing it: from the registry that npm is configured for.
-
-    Uses ``npm pack`` where npm is on the PATH, else the registry in the environment (``npm_config_registry``).
-
-    Raises:
-        DownloadError: where neither is there, or the tarball is not the one with this SHA-256.
-    """
+    """The tarball of an npm package, without installing it: by ``npm pack`` where npm is on the PATH, else from the
+    registry in the environment (``npm_config_registry``)."""
     npm, named = shutil.which("npm"), f"{package}@{version}"
     if npm is None:
         settings = {name.lower(): value for name, value in os.environ.items()}  # npm takes either case
@@ -172,8 +160,7 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
         found = list(Path(folder).glob("*.tgz"))
         if len(found) != 1:
             raise DownloadError(f"npm pack {named} left {len(found)} tarballs, expected one")
-        digest = hash_file(found[0])
-        if digest != sha256:
+        if (digest := hash_file(found[0])) != sha256:
             raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
         os.replace(found[0], target)
     return target

