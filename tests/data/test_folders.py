@@ -12,9 +12,8 @@ from PIL import Image
 
 from fdbd.data import folders
 from fdbd.data.datasets import from_folder
-from fdbd.data.datasets.collection import CHANGED
 from fdbd.data.folders import find_images
-from fdbd.data.images import ImageError, decode
+from fdbd.data.images import CHANGED, ImageError, decode
 from fdbd.data.inputs import open_images
 from fdbd.data.labels import Agreement, as_classes, class_order
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fdbd.bench.cache_entry import EntryFolder
 from fdbd.bench.extraction import Extractor, Progress, extract
-from fdbd.data.datasets.collection import Images
-from fdbd.data.decoding import Failure, cut
+from fdbd.data.decoding import Failure
 from fdbd.data.feature_set import FeatureSet
+from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.files import cache_root, lock, write_json
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fdbd.bench.cache_entry import Arrays
 from fdbd.core.batch import Batch, Head
-from fdbd.data.datasets.collection import Images
-from fdbd.data.decoding import Failure, cut, prepare
+from fdbd.data.decoding import Failure, prepare
+from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.devices import device_of
 

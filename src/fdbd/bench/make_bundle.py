@@ -22,7 +22,7 @@ from fdbd.bench.bundle import DEFAULT, FOLDER, bundle_model, encode, moment_tens
 from fdbd.bench.cache import CachedFeatures, FeatureCache
 from fdbd.core.batch import Head
 from fdbd.data.datasets import Images, load
-from fdbd.data.datasets.collection import spread_evenly
+from fdbd.data.images import spread_evenly
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks import list_zoo, zoo_card
 from fdbd.networks.by_name import model_by_name

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, import_pillow
+from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, cut, import_pillow
 from fdbd.data.npz import NpzImages
 from fdbd.data.preprocessing import Preprocess
 
@@ -34,8 +34,6 @@ _PREPARED = 3  # batches that wait for the model
 
 Sliceable = Union[Pixels, NpzImages]
 """Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
-Names = Union[range, Sequence[str]]
-"""A path below a folder for each row, or row numbers."""
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -223,12 +221,3 @@ def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Tensor:
     step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
     parts = [preprocess(pixels[part.start : part.stop]) for part in cut(rows, step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def cut(rows: range, size: int) -> list[range]:
-    """The rows in runs of `size`, the last one perhaps shorter.
-
-    >>> cut(range(10, 15), 2)
-    [range(10, 12), range(12, 14), range(14, 15)]
-    """
-    return [rows[start : start + size] for start in range(0, len(rows), size)]

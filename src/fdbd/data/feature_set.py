@@ -13,7 +13,7 @@ from torch import Tensor
 from fdbd.core.batch import Batch
 
 if TYPE_CHECKING:
-    from fdbd.data.datasets.collection import Images
+    from fdbd.data.images import Images
 
 
 @dataclass(frozen=True)

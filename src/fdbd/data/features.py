@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.decoding import Names, cut
+from fdbd.data.images import Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, stamp, stamps

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 3
 """Mismatches that a warning names."""
@@ -71,6 +73,7 @@ def as_classes(
 class Agreement:
     """How often labels and predictions agree, with the first that do not.
 
+    >>> import torch
     >>> agreement = Agreement(10)
     >>> agreement.add(torch.arange(20) % 10, torch.zeros(20, dtype=torch.long))
     >>> agreement.accuracy, agreement.warning("photos")[:64]
@@ -92,8 +95,7 @@ class Agreement:
         self.count += len(labels)
         self.right += len(labels) - int(wrong.sum())
         if (missing := SHOWN - len(self.mismatches)) > 0:
-            pairs = torch.stack([labels[wrong][:missing], predicted[wrong][:missing]], 1).tolist()
-            self.mismatches += [(label, guess) for label, guess in pairs]
+            self.mismatches += zip(labels[wrong][:missing].tolist(), predicted[wrong][:missing].tolist())
 
     @property
     def accuracy(self) -> float | None:

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.datasets import Images, info
-from fdbd.data.decoding import cut, prepare
+from fdbd.data.datasets import info
+from fdbd.data.decoding import prepare
 from fdbd.data.features import FeatureRows, Widths
-from fdbd.data.images import Pixels
+from fdbd.data.images import Images, Pixels, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.labels import Agreement, as_classes
 from fdbd.data.npz import array_names, read_array

@@ -38,8 +38,8 @@ import torch
 from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch
-from fdbd.data.decoding import Names
 from fdbd.data.features import RowBatch
+from fdbd.data.images import Names
 from fdbd.decision.answers import check_rate, discovery_cutoff
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require

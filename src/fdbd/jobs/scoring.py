@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from fdbd.data.datasets import Images
-from fdbd.data.decoding import cut, in_order, prepare
+from fdbd.data.decoding import in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
+from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard_file import OpenedGuard, open_guard

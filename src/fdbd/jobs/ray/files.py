@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fdbd.data.datasets import Images
+from fdbd.data.images import Images
 from fdbd.data.inputs import Rows
 from fdbd.decision.guard import Guard
 from fdbd.decision.guard_file import OpenedGuard
