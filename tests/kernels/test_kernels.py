@@ -60,8 +60,8 @@ def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dty
     features, logits, folded = problem(rows, width, classes, dtype, seed)
     predicted = logits.argmax(dim=1)
     how = {"predicted": predicted} if given_classes else {"logits": logits}
-    scores = kernels.folded_score(features, *folded, divide, **how)
-    expected = dispatch.plain_score(features, predicted, *folded, divide)
+    scores = kernels.folded_score(features, folded, divide, **how)
+    expected = dispatch.plain_score(features, predicted, folded, divide)
     # 1e-6 relative to the terms that are summed: their sum may be arbitrarily close to 0.
     normals, offsets, center, _ = folded
     deviation = features - center
@@ -88,9 +88,8 @@ def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype
     logits[4] = torch.arange(classes).to(dtype)
     features = torch.zeros(400, width, dtype=dtype)
     offsets = torch.arange(classes).to(dtype)
-    scores = kernels.folded_score(
-        features, torch.zeros(classes, width, dtype=dtype), offsets, features[0], features[0, 0], False, logits=logits
-    )
+    folded = (torch.zeros(classes, width, dtype=dtype), offsets, features[0], features[0, 0])
+    scores = kernels.folded_score(features, folded, False, logits=logits)
     assert torch.equal(scores.long(), logits.argmax(dim=1))
 
 
@@ -103,7 +102,7 @@ def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(monkey
     features, logits, folded = problem(20, 37, classes, dtype)
     logits[3, 0] = logits[7, classes // 2] = logits[11, classes - 1] = bad
     features[5, 0] = features[13, 36] = bad
-    scores = kernels.folded_score(features, *folded, True, logits=logits)
+    scores = kernels.folded_score(features, folded, True, logits=logits)
     assert scores.isnan().nonzero()[:, 0].tolist() == [3, 5, 7, 11, 13]
 
 
@@ -113,7 +112,7 @@ def test_a_row_whose_norm_overflows_is_nan(monkeypatch, least, dtype, huge):
     monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", least)
     features, logits, folded = problem(3, 8, 4, dtype)
     features[1, 2] = huge
-    scores = kernels.folded_score(features, *folded, True, logits=logits)
+    scores = kernels.folded_score(features, folded, True, logits=logits)
     assert scores.isnan().tolist() == [False, True, False]
 
 
@@ -124,31 +123,31 @@ def test_a_class_that_the_head_does_not_have_is_an_error(bad, rows):
     predicted = torch.zeros(rows, dtype=torch.int64)
     predicted[rows // 2] = bad
     with pytest.raises(IndexError, match=r"outside 0…3"):
-        kernels.folded_score(features, *folded, True, predicted=predicted)
+        kernels.folded_score(features, folded, True, predicted=predicted)
 
 
 def test_shapes_that_do_not_fit_are_refused_before_memory_is_touched():
     features, logits, folded = problem(5, 8, 4)
     with pytest.raises(ValueError, match=r"features have shape \(5, 7\), expected \(N, 8\)"):
-        kernels.folded_score(features[:, :7], *folded, True, logits=logits)
+        kernels.folded_score(features[:, :7], folded, True, logits=logits)
     with pytest.raises(ValueError, match=r"logits of shape \(5, 4\), got \(4, 4\)"):
-        kernels.folded_score(features, *folded, True, logits=logits[:4])
+        kernels.folded_score(features, folded, True, logits=logits[:4])
     with pytest.raises(ValueError, match=r"predicted classes of shape \(5,\), got \(4,\)"):
-        kernels.folded_score(features, *folded, True, predicted=torch.zeros(4))
+        kernels.folded_score(features, folded, True, predicted=torch.zeros(4))
     normals, offsets, center, floor = folded
     with pytest.raises(ValueError, match="offsets, center and floor"):
-        kernels.folded_score(features, normals, offsets[:3], center, floor, True, logits=logits)
+        kernels.folded_score(features, (normals, offsets[:3], center, floor), True, logits=logits)
 
 
 def test_strided_transposed_and_small_integer_inputs_score_like_their_copies(always):
     features, logits, folded = problem(30, 16, 5)
-    expected = kernels.folded_score(features, *folded, True, logits=logits)
+    expected = kernels.folded_score(features, folded, True, logits=logits)
     strided = torch.zeros(60, 32)
     strided[::2, ::2] = features
-    scores = kernels.folded_score(strided[::2, ::2], *folded, True, logits=logits.T.contiguous().T)
+    scores = kernels.folded_score(strided[::2, ::2], folded, True, logits=logits.T.contiguous().T)
     assert torch.equal(scores, expected)
     predicted = logits.argmax(dim=1).to(torch.uint8)
-    assert torch.equal(kernels.folded_score(features, *folded, True, predicted=predicted), expected)
+    assert torch.equal(kernels.folded_score(features, folded, True, predicted=predicted), expected)
 
 
 # Threads
@@ -164,7 +163,7 @@ def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
     results = []
     for count in (1, 2, 3):
         set_threads(count)
-        scores = kernels.folded_score(features, *folded, True, logits=logits)
+        scores = kernels.folded_score(features, folded, True, logits=logits)
         results.append((scores, kernels.column_sums(features)))
     for scores, sums in results[1:]:
         assert torch.equal(scores, results[0][0])
@@ -173,8 +172,8 @@ def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
 
 def test_each_row_is_scored_by_itself(always):
     features, logits, folded = problem(23, 64, 40)
-    together = kernels.folded_score(features, *folded, True, logits=logits)
-    alone = [kernels.folded_score(features[i : i + 1], *folded, True, logits=logits[i : i + 1]) for i in range(23)]
+    together = kernels.folded_score(features, folded, True, logits=logits)
+    alone = [kernels.folded_score(features[i : i + 1], folded, True, logits=logits[i : i + 1]) for i in range(23)]
     assert torch.equal(torch.cat(alone), together)
 
 
@@ -229,7 +228,7 @@ def test_eight_python_threads_at_once_get_what_one_gets(always):
 
     def work(index):
         features, logits, folded = problems[index]
-        return kernels.folded_score(features, *folded, True, logits=logits), kernels.column_sums(features)
+        return kernels.folded_score(features, folded, True, logits=logits), kernels.column_sums(features)
 
     expected = [work(index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -241,12 +240,12 @@ def test_eight_python_threads_at_once_get_what_one_gets(always):
 # What takes the definition in plain torch
 
 
-def reaches_kernel(monkeypatch, features, *others, **how):
+def reaches_kernel(monkeypatch, features, folded, **how):
     """Whether scores of these tensors come from the compiled kernel."""
     entered = []
     run = dispatch._run_score
     monkeypatch.setattr(dispatch, "_run_score", lambda *arguments: (entered.append(1), run(*arguments))[1])
-    kernels.folded_score(features, *others, True, **how)
+    kernels.folded_score(features, folded, True, **how)
     monkeypatch.setattr(dispatch, "_run_score", run)
     return bool(entered)
 
@@ -254,19 +253,19 @@ def reaches_kernel(monkeypatch, features, *others, **how):
 def test_large_plain_tensors_reach_the_kernel_and_small_ones_do_not(monkeypatch):
     rows = dispatch.WORTH_A_KERNEL // 64
     features, logits, folded = problem(rows, 64, 4)
-    assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
-    assert reaches_kernel(monkeypatch, torch.nn.Parameter(features, False), *folded, logits=logits)
-    assert not reaches_kernel(monkeypatch, features[1:], *folded, logits=logits[1:])
+    assert reaches_kernel(monkeypatch, features, folded, logits=logits)
+    assert reaches_kernel(monkeypatch, torch.nn.Parameter(features, False), folded, logits=logits)
+    assert not reaches_kernel(monkeypatch, features[1:], folded, logits=logits[1:])
 
 
 def test_tensors_that_record_gradients_do_not(monkeypatch, always):
     features, logits, folded = problem(5, 8, 4)
     features.requires_grad_()
-    assert not reaches_kernel(monkeypatch, features, *folded, logits=logits)
+    assert not reaches_kernel(monkeypatch, features, folded, logits=logits)
     with torch.no_grad():
-        assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
+        assert reaches_kernel(monkeypatch, features, folded, logits=logits)
     with torch.inference_mode():
-        assert reaches_kernel(monkeypatch, features, *folded, logits=logits)
+        assert reaches_kernel(monkeypatch, features, folded, logits=logits)
 
 
 def test_half_precision_meta_and_subclass_tensors_do_not():
@@ -287,8 +286,8 @@ def test_negated_views_are_scored_by_their_value(always):
     )  # a lazy −: the memory holds the opposite
     assert imaginary.is_neg()
     _, logits, folded = problem(4, 8, 3)
-    scores = kernels.folded_score(imaginary, *folded, True, logits=logits)
-    expected = kernels.folded_score(imaginary.resolve_neg().clone(), *folded, True, logits=logits)
+    scores = kernels.folded_score(imaginary, folded, True, logits=logits)
+    expected = kernels.folded_score(imaginary.resolve_neg().clone(), folded, True, logits=logits)
     assert torch.allclose(scores, expected)
 
 
@@ -296,10 +295,10 @@ def test_negated_views_are_scored_by_their_value(always):
 def test_recorded_graphs_hold_the_computation_and_not_its_result(always):
     features, logits, folded = problem(5, 8, 4)
     others, other_logits, _ = problem(5, 8, 4, seed=1)
-    expected = kernels.folded_score(others, *folded, True, logits=other_logits)
+    expected = kernels.folded_score(others, folded, True, logits=other_logits)
 
     def score(z, outputs):
-        return kernels.folded_score(z, *folded, True, logits=outputs)
+        return kernels.folded_score(z, folded, True, logits=outputs)
 
     for record in (
         lambda: torch.jit.trace(score, (features, logits)),
@@ -315,7 +314,7 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
     direction = torch.randn_like(features)
 
     def score(z):
-        return kernels.folded_score(z, *folded, True, logits=logits)
+        return kernels.folded_score(z, folded, True, logits=logits)
 
     gc.disable()  # torch parses its own source, and CPython 3.11 fails where a collection interrupts (gh-106905)
     try:
@@ -330,9 +329,9 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
 
 def test_the_default_device_of_the_program_does_not_matter(always):
     features, logits, folded = problem(5, 8, 4)
-    expected = kernels.folded_score(features, *folded, True, logits=logits), kernels.column_sums(features)
+    expected = kernels.folded_score(features, folded, True, logits=logits), kernels.column_sums(features)
     with torch.device("meta"):
-        assert torch.equal(kernels.folded_score(features, *folded, True, logits=logits), expected[0])
+        assert torch.equal(kernels.folded_score(features, folded, True, logits=logits), expected[0])
         assert torch.equal(kernels.column_sums(features), expected[1])
 
 
@@ -364,7 +363,7 @@ detector = fdbd.FDBD().fit(batch, fdbd.Head(torch.randn(3, 64)))
 scores = detector.score(batch)
 predicted = (batch.features @ detector.head_weight.T + detector.head_bias).argmax(dim=1)
 folded = [getattr(detector, name) for name in ("normals", "offsets", "center", "floor")]
-torch.testing.assert_close(scores, dispatch.plain_score(batch.features, predicted, *folded, True), rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(scores, dispatch.plain_score(batch.features, predicted, folded, True), rtol=1e-4, atol=1e-5)
 """
 
 

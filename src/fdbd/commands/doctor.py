@@ -86,8 +86,8 @@ def _kernels() -> str:
     predicted = torch.arange(len(features)) % classes
     folded = (torch.eye(classes, width), torch.zeros(classes), torch.zeros(width), torch.tensor(1e-6))
     try:
-        score = dispatch.folded_score(features, *folded, True, predicted=predicted)
-        expected = dispatch.plain_score(features, predicted, *folded, True)
+        score = dispatch.folded_score(features, folded, True, predicted=predicted)
+        expected = dispatch.plain_score(features, predicted, folded, True)
     except Exception as error:  # whatever a broken compiler raises
         return f"no: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return "yes" if torch.allclose(score, expected, rtol=1e-4, atol=1e-5) else "no: its results are wrong here"

@@ -180,7 +180,7 @@ class Folded:
         with a NaN or an infinity, or whose norm overflows, score NaN or −inf: `FDBD.score` decides on those."""
         logits = None if logits is None else self._real(logits)
         folded = (self.normals, self.offsets, self.center, self.floor)
-        return kernels.folded_score(self._real(features), *folded, self.divide, predicted=predicted, logits=logits)
+        return kernels.folded_score(self._real(features), folded, self.divide, predicted=predicted, logits=logits)
 
     def _real(self, values: Tensor) -> Tensor:
         """Half precision and integers in the folded dtype, which loses nothing of them."""

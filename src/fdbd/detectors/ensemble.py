@@ -15,9 +15,6 @@ from fdbd.fitting.driver import side_by_side
 from fdbd.shaping.base import Shaping
 from fdbd.util.torch_compat import undisturbed
 
-_KNOTS = 1024
-"""Calibration scores kept of each member: half are the lowest ones, where decisions are made, half spread evenly."""
-
 MOST_MEMBERS = 100
 
 
@@ -68,17 +65,14 @@ class Ensemble(Detector):
         for member in members:
             if member.needs.network:
                 raise ValueError(f"{member.label} needs the network and cannot be in an ensemble: guard it by itself")
-        needs = [member.needs for member in members]
-        if any(each.views for each in needs) and any(each.layers for each in needs):
+        needs, flags = [member.needs for member in members], ("features", "logits", "views", "labels", "heldout")
+        layers = tuple(dict.fromkeys(name for each in needs for name in each.layers))
+        if layers and any(each.views for each in needs):
             raise ValueError("one member reads views and another layers, which cannot be fitted together: use one")
         known = [each.passes for each in needs if each.passes is not None]
-        self.needs = Needs(
-            **{what: any(getattr(each, what) for each in needs) for what in ("features", "logits", "views")},
-            **{what: any(getattr(each, what) for each in needs) for what in ("labels", "heldout")},
-            layers=tuple(dict.fromkeys(name for each in needs for name in each.layers)),
-            passes=max(known) if len(known) == len(needs) else None,
-            calibration=True,
-        )
+        passes = max(known) if len(known) == len(needs) else None
+        shared = {flag: any(getattr(each, flag) for each in needs) for flag in flags}
+        self.needs = Needs(**shared, layers=layers, passes=passes, calibration=True)
         self.detectors = nn.ModuleList(members)
         self.combine = one_of("combine", combine, "harmonic", "fisher", "cauchy")
 
@@ -88,7 +82,7 @@ class Ensemble(Detector):
         return list(self.detectors)  # type: ignore[arg-type]
 
     def options(self) -> dict[str, object]:
-        return {"detectors": self.members, "combine": self.combine}
+        return {**super().options(), "detectors": self.members}
 
     def extra_repr(self) -> str:
         return f"combine={self.combine!r}"
@@ -134,9 +128,8 @@ class Ensemble(Detector):
 
     def _p_values(self, scores: Tensor) -> Tensor:
         if not self.is_calibrated:
-            raise NotFittedError(
-                "the ensemble is not calibrated: call calibrate(batches) on in-distribution data apart from the fit's"
-            )
+            data = "in-distribution data apart from the fit's"
+            raise NotFittedError(f"the ensemble is not calibrated: call calibrate(batches) on {data}")
         knots, levels = self.knots, self.levels
         if torch.compiler.is_compiling():  # ONNX has no binary search
             index = (scores.unsqueeze(2) >= knots.unsqueeze(1)).sum(dim=2)
@@ -164,11 +157,9 @@ class Ensemble(Detector):
         return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
 
 
-def _ranks(count: int) -> Tensor:
-    """Ranks, from 1, of the calibration scores to keep: all up to 1,024, else the lowest 512 and
-    512 spread over the rest."""
-    if count <= _KNOTS:
-        return torch.arange(1, count + 1)
-    half = _KNOTS // 2
-    spread = torch.linspace(half + 1, count, half, dtype=torch.float64).round().to(torch.int64)
-    return torch.cat([torch.arange(1, half + 1), spread])
+def _ranks(count: int, kept: int = 1024) -> Tensor:
+    """Ranks, from 1, of the calibration scores to keep: all where there are few, else the lowest, where decisions are
+    made, for one half of those kept, and an even spread over the rest for the other."""
+    half = kept // 2 if count > kept else count
+    spread = torch.linspace(half + 1, count, half if count > kept else 0, dtype=torch.float64)
+    return torch.cat([torch.arange(1, half + 1), spread.round().to(torch.int64)])

@@ -63,21 +63,15 @@ class FDBD(Detector):
             self.set(norms=geometry.pairwise_norms(self.head))
 
     def score(self, batch: Batch) -> Tensor:
-        if self.nearest is not None:
-            return self._score_nearest(batch)
-        # As attributes of a module they would cost a microsecond each.
-        names = ("normals", "offsets", "center", "floor")
-        folded: tuple[Any, Any, Any, Any] = tuple(self._buffers[name] for name in names)  # type: ignore[assignment]
-        return kernels.folded_score(batch.features, *folded, self.normalizer is not None, logits=batch.logits)
-
-    def _score_nearest(self, batch: Batch) -> Tensor:
+        if self.nearest is None:
+            # As attributes of a module they would cost a microsecond each.
+            folded: Any = tuple(self._buffers[name] for name in ("normals", "offsets", "center", "floor"))
+            return kernels.folded_score(batch.features, folded, self.normalizer is not None, logits=batch.logits)
         distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)
-        assert self.nearest is not None
         average = geometry.mean_of_nearest(distances, self.nearest)
         if self.normalizer is None:
             return average
-        deviation = torch.linalg.vector_norm(batch.features - self.center, dim=1)
-        return average / torch.maximum(deviation, self.floor)
+        return average / torch.maximum(torch.linalg.vector_norm(batch.features - self.center, dim=1), self.floor)
 
 
 class Deviation(Detector):

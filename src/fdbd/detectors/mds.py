@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd.core.geometry import nearest_squared_distance
-from fdbd.core.linear_algebra import in_blocks, whitener
+from fdbd.core.linear_algebra import in_blocks
 from fdbd.core.perturbation import adversarial, checked_std
 from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Paper, Passes, as_matrix, expect
 from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Together, Transformed, check_finite
@@ -74,9 +74,8 @@ class MDS(Detector):
     def passes(self, head: Head) -> Passes:
         moments = yield PartMoments(head.num_classes, self.layers)
         for part, of_part in enumerate(moments.parts):
-            whitening = whitener(of_part.within_class_covariance(), of_part.covariance().trace())
-            means = of_part.means()[of_part.counts > 0] - of_part.mean()
-            fitted = {"center": of_part.mean(), "whitener": whitening, "means": means @ whitening.T}
+            whitening, means = of_part.whitened()
+            fitted = {"center": of_part.mean(), "whitener": whitening, "means": means}
             self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
         if self.layers:
             count = len(self.layers) + 1

@@ -47,7 +47,6 @@ class NCI(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         # fDBD's kernel with the weights in place of the folded normals: the same one read of the features.
-        scores = kernels.folded_score(
-            batch.features, self.head_weight, self.offsets, self.center, self.floor, True, logits=batch.logits
-        )
+        folded = (self.head_weight, self.offsets, self.center, self.floor)
+        scores = kernels.folded_score(batch.features, folded, True, logits=batch.logits)
         return scores + self.alpha * batch.features.abs().sum(dim=1) if self.alpha else scores

@@ -28,11 +28,8 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
     >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
     (True, True, False)
     """
-    names = [
-        name
-        for name, kind in Configured.registry.items()
-        if issubclass(kind, Detector) and all(p.default is not p.empty for p in _parameters(kind).values())
-    ]
+    kinds = [kind for kind in Configured.registry.values() if issubclass(kind, Detector)]
+    names = [kind.name for kind in kinds if all(p.default is not p.empty for p in _parameters(kind).values())]
     return _matching(names + (list_shapings() if shapings else []), pattern)
 
 
@@ -72,14 +69,11 @@ def create(name: str, **options: object) -> Detector:
     for kind in kinds[:-1]:
         if not issubclass(kind, Shaping):
             raise ValueError(f"{name!r} has {kind.name!r} before a +, expected a shaping: {', '.join(list_shapings())}")
-    given = _route(name, kinds, options)
-    for index, kind in enumerate(kinds[:-1]):
-        given[index] = {**_before(kind, kinds[-1]), **given[index]}
-    detector = kinds[-1](**given[len(kinds) - 1])
-    for index in reversed(range(len(kinds) - 1)):
-        # `mean` is about the detector, hence for the shaping next to it.
-        last = index == len(kinds) - 2
-        detector = Shaped(kinds[index](**given[index]), detector, **(given[len(kinds)] if last else {}))  # type: ignore[arg-type]
+    *of_shapings, of_detector, of_shaped = _route(name, kinds, options)
+    detector: Any = kinds[-1](**of_detector)
+    for kind, given in zip(kinds[-2::-1], reversed(of_shapings)):
+        detector = Shaped(create_shaping(kind.name, kinds[-1], **given), detector, **of_shaped)
+        of_shaped = {}  # `mean` is about the detector, hence for the shaping next to it
     assert isinstance(detector, Detector)
     return detector
 
@@ -93,10 +87,12 @@ def create_shaping(shaping: Shaping | str, before: type[Configured] | None = Non
     """
     if isinstance(shaping, Shaping):
         return shaping
-    kind = _find(shaping)
+    kind, given = _find(shaping), options
     if not issubclass(kind, Shaping):
         raise ValueError(f"{shaping!r} is a detector, expected a shaping: {', '.join(list_shapings())}")
-    return kind(**{**_before(kind, before), **_route(shaping, [kind], options)[0]})
+    if before is not None and issubclass(before, FDBD) and kind.name in PERCENTILES_BEFORE_FDBD:
+        given = {"percentile": PERCENTILES_BEFORE_FDBD[kind.name], **options}
+    return kind(**_route(shaping, [kind], given)[0])
 
 
 def as_detector(value: Detector | Shaping | str) -> Detector:
@@ -110,13 +106,6 @@ def as_detector(value: Detector | Shaping | str) -> Detector:
     raise TypeError(f"a {type(value).__name__} is no detector; expected an fdbd detector or its name")
 
 
-def _before(shaping: type[Configured], detector: type[Configured] | None) -> dict[str, Any]:
-    """Defaults of a shaping that depend on the detector behind it."""
-    if detector is None or not issubclass(detector, FDBD) or shaping.name not in PERCENTILES_BEFORE_FDBD:
-        return {}
-    return {"percentile": PERCENTILES_BEFORE_FDBD[shaping.name]}
-
-
 def _find(part: str) -> type[Configured]:
     part = part.strip().lower()
     kind = Configured.registry.get(part)
@@ -128,23 +117,18 @@ def _find(part: str) -> type[Configured]:
     return kind
 
 
-def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Options by the index of the part that takes them; index len(kinds) stands for `Shaped` itself."""
-    given: dict[int, dict[str, Any]] = {index: {} for index in range(len(kinds) + 1)}
-    if not options:
-        return given
+def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The options of each part, and last those of `Shaped` itself."""
+    given: list[dict[str, Any]] = [{} for _ in range(len(kinds) + 1)]
     accepted = [set(_parameters(kind)) for kind in kinds] + [{"mean"} if len(kinds) > 1 else set()]
-    labels = [kind.name for kind in kinds] + ["shaped"]
     for option, value in options.items():
         takers = [index for index, names in enumerate(accepted) if option in names]
         if not takers:
             known = sorted(set().union(*accepted))
             raise ValueError(f"{name!r} has no option {option!r}; its options are {', '.join(known) or 'none'}")
         if len(takers) > 1:
-            who = " and ".join(labels[index] for index in takers)
-            raise ValueError(
-                f"{option!r} is an option of {who}: compose the classes instead, such as Shaped(ReAct(80), Energy())"
-            )
+            who = f"{option!r} is an option of {' and '.join(kinds[index].name for index in takers)}"
+            raise ValueError(f"{who}: compose the classes instead, such as Shaped(ReAct(80), Energy())")
         given[takers[0]][option] = value
     return given
 

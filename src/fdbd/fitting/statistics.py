@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from fdbd import kernels
 from fdbd.core.batch import Batch, Head, labels_of
+from fdbd.core.linear_algebra import whitener
 
 ROWS_AT_A_TIME = 2048
 """Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
@@ -229,6 +230,12 @@ class ClassMoments(Moments):
     def means(self) -> Tensor:
         """(C, P) class means; a class without samples has NaN."""
         return self.totals / self.counts[:, None]
+
+    def whitened(self) -> tuple[Tensor, Tensor]:
+        """What whitens differences within classes (P, P), and the means (M, P) of the classes with samples about that
+        of all, whitened by it."""
+        whitening = whitener(self.within_class_covariance(), self.covariance().trace())
+        return whitening, (self.means()[self.counts > 0] - self.average) @ whitening.T
 
     def within_class_covariance(self) -> Tensor:
         """(P, P) covariance about the class means, shared by all classes, divided by the count."""

@@ -16,81 +16,56 @@ from torch import Tensor
 from fdbd.kernels.threads import share, spans
 from fdbd.util.torch_compat import is_plain, tracing
 
+Folded = tuple[Tensor, Tensor, Tensor, Tensor]
+"""normals (C, P), offsets (C,), center (P,) and floor (), as `fdbd.geometry.Folded` has them."""
 WORTH_A_KERNEL = 1 << 19
 """Elements from which on a compiled kernel is used: below, plain torch takes less than about a millisecond."""
 OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
 """A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds out why."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
-_PARTS = 32
-"""A sum over rows is added up in at most so many parts, which depend on N and P alone: the number of threads changes no
-digit."""
 
 
 def folded_score(
-    features: Tensor,
-    normals: Tensor,
-    offsets: Tensor,
-    center: Tensor,
-    floor: Tensor,
-    divide: bool,
-    *,
-    predicted: Tensor | None = None,
-    logits: Tensor | None = None,
+    features: Tensor, folded: Folded, divide: bool, *, predicted: Tensor | None = None, logits: Tensor | None = None
 ) -> Tensor:
     """(N,) folded scores; NaN for rows with a NaN, an infinity or a norm that overflows.
 
     The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of `logits` (N, C).
     """
-    rows, (classes, width) = features.shape[0], normals.shape
+    rows, (classes, width) = features.shape[0], folded[0].shape
     if features.shape != (rows, width):
         raise ValueError(f"features have shape {tuple(features.shape)}, expected (N, {width}): the head's input")
-    if offsets.shape != (classes,) or center.shape != (width,) or floor.shape != ():
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (offsets, center, floor))
+    if (folded[1].shape, folded[2].shape, folded[3].shape) != ((classes,), (width,), ()):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in folded[1:])
         raise ValueError(f"offsets, center and floor have shapes {shapes}, expected ({classes},), ({width},), ()")
-    folded = (normals, offsets, center, floor)
-    kernel = _kernel("score_rows", features, *folded)
-    if predicted is not None:
-        if predicted.shape != (rows,):
-            raise ValueError(
-                f"{rows} rows of features need predicted classes of shape ({rows},), got {tuple(predicted.shape)}"
-            )
-        predicted = predicted.to(features.device, torch.int64)
-        if rows and not tracing() and not 0 <= int(predicted.min()) <= int(predicted.max()) < classes:
-            raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
-    else:
+    if logits is not None and logits.shape != (rows, classes):
+        raise ValueError(f"{rows} rows of features need logits of shape ({rows}, {classes}), got {tuple(logits.shape)}")
+    if predicted is None:
         assert logits is not None
-        if logits.shape != (rows, classes):
-            raise ValueError(
-                f"{rows} rows of features need logits of shape ({rows}, {classes}), got {tuple(logits.shape)}"
-            )
         predicted = argmax(logits)
+    elif predicted.shape != (rows,):
+        got = tuple(predicted.shape)
+        raise ValueError(f"{rows} rows of features need predicted classes of shape ({rows},), got {got}")
+    elif rows and not tracing() and not 0 <= int(predicted.min()) <= int(predicted.max()) < classes:
+        raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
+    predicted = predicted.to(features.device, torch.int64)
+    kernel = _kernel("score_rows", features, *folded)
     if kernel is None:
-        scores = plain_score(features, predicted, *folded, divide)
+        scores = plain_score(features, predicted, folded, divide)
     else:
         scores = _run_score(kernel, features, predicted, folded, divide)
-    if logits is not None and not _all_finite(logits):
+    # The norm tells at once whether all logits are finite; it may overflow, and no graph can look at it.
+    if logits is not None and (tracing() or not torch.isfinite(torch.linalg.vector_norm(logits.detach()))):
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
 
 
-def plain_score(
-    features: Tensor, predicted: Tensor, normals: Tensor, offsets: Tensor, center: Tensor, floor: Tensor, divide: bool
-) -> Tensor:
+def plain_score(features: Tensor, predicted: Tensor, folded: Folded, divide: bool) -> Tensor:
     """The definition of `folded_score` in plain torch: (N,) scores
-    ``(normals[k]·d + offsets[k]) / max(‖d‖, floor)`` with d = features − center and k = predicted.
-
-    NaN where d holds a NaN or an infinity, or is too large for the dtype.
-
-    Args:
-        features: (N, P).
-        predicted: (N,) class indices.
-        normals: (C, P) folded unit normals U.
-        offsets: (C,) value of the folded distance at the center.
-        center: (P,) training mean, or zeros.
-        floor: scalar, the smallest denominator.
-        divide: False leaves the denominator out.
-    """
+    ``(normals[k]·d + offsets[k]) / max(‖d‖, floor)`` with d = features − center and k = predicted (N,), without the
+    denominator where `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the dtype."""
+    normals, offsets, center, floor = folded
     deviation = features - center
     squares = deviation.square().sum(dim=1)
     score = (normals[predicted] * deviation).sum(dim=1) + offsets[predicted]
@@ -105,7 +80,7 @@ def column_sums(features: Tensor) -> Tensor:
     if kernel is None:
         return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
-    size = max(-(-rows // _PARTS), _CHUNK // max(width, 1), 1)
+    size = max(-(-rows // 32), _CHUNK // max(width, 1), 1)  # by N and P alone: the number of threads changes no digit
     values, sums = features.detach().contiguous().numpy(), np.zeros((-(-rows // size), width))
     share(spans(rows, size), lambda start, stop: kernel(values[start:stop], sums[start // size]))
     return torch.from_numpy(sums).sum(dim=0)
@@ -122,18 +97,16 @@ def compile_kernels(dtype: torch.dtype = torch.float32) -> None:
 
 
 def _run_score(
-    kernel: Callable[..., None], features: Tensor, predicted: Tensor, folded: tuple[Tensor, ...], divide: bool
+    kernel: Callable[..., None], features: Tensor, predicted: Tensor, folded: Folded, divide: bool
 ) -> Tensor:
-    normals, offsets, center, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
+    *arrays, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
     values, classes = features.detach().contiguous().numpy(), predicted.contiguous().numpy()
     out = np.empty_like(values, shape=len(values))
     overflow = values.dtype.type(OVERFLOW[features.dtype])
 
     def score(start: int, stop: int) -> None:
-        kernel(
-            values[start:stop], classes[start:stop], normals, offsets, center, floor[()], divide, overflow,
-            out[start:stop],
-        )  # fmt: skip
+        rows = slice(start, stop)
+        kernel(values[rows], classes[rows], *arrays, floor[()], divide, overflow, out[rows])
 
     share(spans(len(values), max(1, _CHUNK // max(values.shape[1], 1))), score)
     return torch.from_numpy(out)
@@ -149,11 +122,6 @@ def argmax(logits: Tensor) -> Tensor:
     parts = spans(len(values), max(1, _CHUNK // values.shape[1]))
     share(parts, lambda start, stop: np.argmax(values[start:stop], axis=1, out=out[start:stop]))
     return torch.from_numpy(out)
-
-
-def _all_finite(values: Tensor) -> bool:
-    """Whether all entries are known to be finite; False where nobody can look, or where the norm overflows."""
-    return not tracing() and bool(torch.isfinite(torch.linalg.vector_norm(values.detach())))
 
 
 def _kernel(name: str, features: Tensor, *others: Tensor) -> Callable[..., None] | None:
