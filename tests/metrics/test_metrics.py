@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fdbd import metrics
-from fdbd.metrics.counts import Counts
 from fdbd.metrics.intervals import fpr_interval
-from fdbd.metrics.points import average_precision, false_positive_rate
+from fdbd.metrics.points import Counts, average_precision, false_positive_rate
 
 INF = math.inf
 GOLDEN = Path(__file__).parents[3] / "shared" / "data" / "openood_scores" / "scale_cifar10_resnet18.npz"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fdbd.bench.results import Results
+from fdbd.bench import Results
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
 from fdbd.data.feature_set import FeatureSet

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fdbd.bench import Results
 from fdbd.bench.bundle import load_bundle
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
 from fdbd.bench.from_config import benchmark_of
-from fdbd.bench.results import Results
 from fdbd.data.datasets import info
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fdbd.bench.results import Results
+from fdbd.bench import Results
 from fdbd.bench.runner import Benchmark
 from fdbd.detectors import FDBD, MSP, Deviation
 from fdbd.metrics import as_percent

@@ -3,8 +3,7 @@
 from fdbd.bench.bundle import list_bundles, load_bundle
 from fdbd.bench.config import Config
 from fdbd.bench.from_config import benchmark_of
-from fdbd.bench.results import Results
-from fdbd.bench.runner import Benchmark, default_detectors
+from fdbd.bench.runner import Benchmark, Results, default_detectors
 from fdbd.data.feature_set import FeatureSet
 from fdbd.results.rows import Row, Setting
 

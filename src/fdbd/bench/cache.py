@@ -1,37 +1,44 @@
 """The feature cache: one forward pass per (model, dataset, preprocessing), ever.
 
-Features are written in shards as they come, so a killed run resumes, into one array that is memory-mapped. Logits are
-not stored: they are the head's, recomputed from the features.
+Features are written in shards as they come, so a killed run resumes, into one array per name that is memory-mapped.
+Logits are not stored: they are the head's, recomputed from the features.
+
+In the folder of an entry, ``about.json`` says what it is; ``manifest.json`` names the arrays and has one record per
+shard, in order: its rows, its failures, and the checksum of its part of each array. A shard counts once its record is
+written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.bench.cache_entry import EntryFolder
-from fdbd.bench.extraction import Extractor, Progress, extract
+from fdbd.bench.extraction import Arrays, Extractor, Progress, extract
+from fdbd.core.configuration import expect, one_of
 from fdbd.data.decoding import Failure
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
-from fdbd.util.files import cache_root, lock, write_json
+from fdbd.util.files import beside, cache_root, is_draft, lock, read_json, sha256_of_array, write_json
+from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
 
 SHARD_ROWS = 2048
 FORMAT = 1
+_SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -44,7 +51,7 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One cached (model, dataset, preprocessing), as `FeatureCache.list` shows it."""
+    """One cached (model, dataset, preprocessing), as `FeatureCache.list` shows it; `rows` are those of the dataset."""
 
     key: str
     path: Path
@@ -54,7 +61,6 @@ class Entry(NamedTuple):
     dataset: str
     dtype: str
     rows: int
-    """Images in the dataset."""
     created: str
 
     @property
@@ -87,10 +93,8 @@ class FeatureCache:
     """
 
     def __init__(self, root: str | Path | None = None, *, shard_rows: int = SHARD_ROWS) -> None:
-        if shard_rows < 1:
-            raise ValueError(f"shard_rows is {shard_rows}, expected at least 1")
+        self.shard_rows = expect("shard_rows", shard_rows, shard_rows >= 1, "at least 1")
         self.root = Path(root).expanduser() if root is not None else cache_root() / "features"
-        self.shard_rows = shard_rows
 
     def features(
         self,
@@ -114,10 +118,8 @@ class FeatureCache:
         Raises:
             ValueError: when no image can be decoded, or a feature does not fit into float16.
         """
-        if dtype not in ("float32", "float16"):
-            raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'float16'")
-        if isinstance(batch_size, int) and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        one_of("dtype", dtype, "float32", "float16")
+        expect("batch_size", batch_size, callable(batch_size) or batch_size >= 1, "at least 1")
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
         model = model_key(classifier)
@@ -134,7 +136,7 @@ class FeatureCache:
         parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         with lock(self._lock_path(key)) as is_locked:
-            folder = EntryFolder(self.root / key)
+            folder = _EntryFolder(self.root / key)
             if is_locked:
                 folder.clean()
             if folder.about() is None:
@@ -145,7 +147,7 @@ class FeatureCache:
             missing = folder.missing(len(shards))
             num_computed = 0
             if missing:
-                size = batch_size if isinstance(batch_size, int) else batch_size()
+                size = batch_size() if callable(batch_size) else batch_size
                 chosen = [shards[number] for number in missing]
                 found = extract(classifier, images, preprocess, chosen, size, dtype, progress)
                 for number, (arrays, failures) in zip(missing, found):
@@ -160,37 +162,35 @@ class FeatureCache:
 
         Entries that another run is writing to are passed over.
         """
-        return tuple(Problem(e.key, *problem) for e in self._unused() for problem in EntryFolder(e.path).check())
+        return tuple(Problem(e.key, *problem) for e in self._unused() for problem in _EntryFolder(e.path).check())
 
     def clear(self, keys: Iterable[str] | None = None) -> int:
         """Removes entries (default: all) that no run is writing to, and returns the bytes freed."""
-        freed = 0
-        for entry in self._unused(keys):
-            shutil.rmtree(entry.path, ignore_errors=True)
-            freed += entry.num_bytes
+        freed, wanted = 0, None if keys is None else set(keys)
+        for entry in self._unused():
+            if wanted is None or entry.key in wanted:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                freed += entry.num_bytes
         return freed
 
     def list(self) -> tuple[Entry, ...]:
         """All entries, complete or not, oldest first."""
         found = []
         for path in self.root.iterdir() if self.root.is_dir() else ():
-            folder = EntryFolder(path)
+            folder = _EntryFolder(path)
             if (about := folder.about()) is not None:
                 num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
                 rows_done = min(about["rows"], num_done * about["shard_rows"])
                 num_bytes = sum(file.stat().st_size for file in path.iterdir())
-                described = {name: about[name] for name in ("model", "dataset", "dtype", "rows", "created")}
-                found.append(Entry(path.name, path, rows_done, num_bytes, **described))
+                found.append(Entry(path.name, path, rows_done, num_bytes, **{name: about[name] for name in _SHOWN}))
         return tuple(sorted(found, key=lambda entry: (entry.created, entry.key)))
 
-    def _unused(self, keys: Iterable[str] | None = None) -> Iterator[Entry]:
-        """Entries (default: all), each locked while it is worked on, without those that another run has."""
-        wanted = None if keys is None else set(keys)
+    def _unused(self) -> Iterator[Entry]:
+        """All entries, each locked while it is worked on, without those that another run has."""
         for entry in self.list():
-            if wanted is None or entry.key in wanted:
-                with lock(self._lock_path(entry.key), wait=False) as is_locked:
-                    if is_locked is not False:
-                        yield entry
+            with lock(self._lock_path(entry.key), wait=False) as is_locked:
+                if is_locked is not False:
+                    yield entry
 
     def _lock_path(self, key: str) -> Path:
         return self.root / ".locks" / key
@@ -212,7 +212,7 @@ def model_key(classifier: Extractor) -> str:
     return digest.hexdigest()
 
 
-def _collect(images: Images, folder: EntryFolder, num_computed: int) -> CachedFeatures:
+def _collect(images: Images, folder: _EntryFolder, num_computed: int) -> CachedFeatures:
     arrays, failures = folder.read()
     rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
     if not len(rows):
@@ -231,3 +231,95 @@ def _collect(images: Images, folder: EntryFolder, num_computed: int) -> CachedFe
         failures=tuple(failures),
         num_computed=num_computed,
     )
+
+
+class _EntryFolder:
+    """One entry's files: `files` has the name of each array's file, `shards` the records of the manifest; one whose
+    sha256 is None was damaged and is struck off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        manifest = read_json(path / "manifest.json")
+        is_whole = isinstance(manifest, dict) and {"arrays", "shards"} <= set(manifest)
+        self.files: dict[str, str] = manifest["arrays"] if is_whole else {}
+        self.shards: list[dict[str, Any]] = manifest["shards"] if is_whole else []
+
+    def about(self) -> dict[str, Any] | None:
+        """What the entry is; None where `path` is no entry."""
+        about = read_json(self.path / "about.json")
+        return about if isinstance(about, dict) and set(about) >= {*_SHOWN, "shard_rows"} else None
+
+    def clean(self) -> None:
+        """Removes what a killed run left half-written. Only for the holder of the lock."""
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if is_draft(path):
+                path.unlink(missing_ok=True)
+
+    def missing(self, count: int) -> list[int]:
+        """Which of `count` shards are to be computed."""
+        return [k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None]
+
+    def check(self) -> list[tuple[int | None, str]]:
+        """Reads every byte and strikes off what is damaged: the number of each shard (None: all of them) and why."""
+        problems: list[tuple[int | None, str]] = []
+        try:
+            arrays, end = self._open(), 0
+            for number, record in enumerate(self.shards):
+                start, end = end, end + record["count"]
+                if any(len(array) < end for array in arrays.values()):
+                    raise ValueError("arrays and manifest do not agree")
+                sums = {name: sha256_of_array(array[start:end]) for name, array in arrays.items()}
+                if record["sha256"] is not None and record["sha256"] != sums:
+                    problems.append((number, "its checksum is wrong"))
+                    record["sha256"] = None
+        except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+            problems = [(None, f"manifest or arrays are damaged ({one_line(error)})")]
+            self.files, self.shards = {}, []
+        if problems:
+            self._record()
+        return problems
+
+    def write(self, number: int, arrays: Arrays, failures: Sequence[Failure], rows: int) -> None:
+        """Adds a shard, or replaces a damaged one, of an entry of at most `rows` rows.
+
+        Raises:
+            OSError: when a damaged shard is replaced and other images than before can be decoded.
+        """
+        if not self.files:
+            self._create(arrays, rows)
+        count = len(arrays["features"])
+        if number < len(self.shards) and self.shards[number]["count"] != count:
+            del self.shards[number:]
+            self._record()
+            raise OSError(f"other images can be read now than when {self.path} was written; run the command again")
+        start = sum(record["count"] for record in self.shards[:number])
+        for name, whole in self._open().items():
+            with open(self.path / self.files[name], "r+b") as file:
+                file.seek(whole.offset + start * whole[:1].nbytes)
+                file.write(arrays[name].data)
+                file.flush()
+                os.fsync(file.fileno())
+        sums = {name: sha256_of_array(array) for name, array in arrays.items()}
+        self.shards[number : number + 1] = [{"count": count, "failures": list(failures), "sha256": sums}]
+        self._record()
+
+    def read(self) -> tuple[dict[str, Tensor], list[Failure]]:
+        """The arrays as tensors over memory maps (written to in memory only), and all failures."""
+        count = sum(record["count"] for record in self.shards)
+        arrays = {name: torch.from_numpy(array[:count]) for name, array in self._open("c").items()}
+        return arrays, [Failure(*failure) for record in self.shards for failure in record["failures"]]
+
+    def _open(self, mode: Any = "r") -> dict[str, Any]:
+        return {name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()}
+
+    def _create(self, arrays: Arrays, rows: int) -> None:
+        for name, array in arrays.items():
+            self.files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(self.files)}.npy"
+            with beside(self.path / self.files[name]) as draft:
+                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:]))
+        for path in self.path.glob("*.npy"):
+            if path.name not in self.files.values():
+                path.unlink(missing_ok=True)
+
+    def _record(self) -> None:
+        write_json(self.path / "manifest.json", {"arrays": self.files, "shards": self.shards})

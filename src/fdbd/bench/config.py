@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -14,14 +14,15 @@ from fdbd.bench.detector_specs import Spec, detectors_from, runs_code
 from fdbd.data.datasets import info
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.files import parse_toml
+from fdbd.util.terminal import one_line
 
 EXAMPLE = Path(__file__).with_name("example.toml")
 """The file that `fdbd bench --init` copies."""
-_EXPECTED: dict[Any, str] = {
-    str: "a text",
-    int: "a positive whole number",
-    float: "a share of the ID images, in (0, 1)",
-    Literal["id", "ood"]: "'id' or 'ood'",
+_EXPECTED: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    str: ("a text", lambda value: isinstance(value, str)),
+    int: ("a positive whole number", lambda value: type(value) is int and value >= 1),
+    float: ("a share of the ID images, in (0, 1)", lambda value: isinstance(value, float) and 0 < value < 1),
+    Literal["id", "ood"]: ("'id' or 'ood'", lambda value: value in ("id", "ood")),
 }
 """What an entry of each type in `Config` is to be; entries of other types are checked one by one."""
 
@@ -32,6 +33,7 @@ class Config:
 
     Attributes:
         ood: what to load by name; a set that was given without a name stands under what it is loaded from.
+        groups: names of groups with the keys of `ood` in them; a file may call a set by any name that it has.
         limit, train_limit, ood_limit: at most so many images of the ID set, the training set and each OOD set; an
             `ood_limit` that is not given is `limit`.
         holdout: the share of the ID set that is scored while the rest is fitted on, where no training set is at hand.
@@ -76,7 +78,7 @@ class Config:
         try:
             values = parse_toml(source.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # those of TOML and of text encodings are ValueErrors
-            raise ValueError(f"{source} is no valid TOML: {' '.join(str(error).split())}") from None
+            raise ValueError(f"{source} is no valid TOML: {one_line(error)}") from None
         return cls.from_dict(values, source, is_file=True)
 
     @classmethod
@@ -92,10 +94,6 @@ class Config:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{source}: {error}") from None
 
-    def names_of(self, key: str) -> set[str]:
-        """What an OOD set can be called in `groups`: the name that it was given, or any that it has by itself."""
-        return _names_of(key, self.ood[key])
-
 
 def _checked(values: Any) -> dict[str, Any]:
     """The entries as `Config` keeps them."""
@@ -108,8 +106,8 @@ def _checked(values: Any) -> dict[str, Any]:
             close = difflib.get_close_matches(str(name), hints, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(hints))}"
             raise ValueError(f"unknown entry {_short(name)}; {hint}")
-        for kind, expected in _EXPECTED.items():
-            if hints[name] in (kind, kind | None) and not _fits(value, kind):
+        for kind, (expected, fits) in _EXPECTED.items():
+            if hints[name] in (kind, kind | None) and not fits(value):
                 raise ValueError(f"{name!r} is {_short(value)}, expected {expected}")
     for name in ("model", "id", "ood"):
         if not values.get(name):
@@ -123,14 +121,6 @@ def _checked(values: Any) -> dict[str, Any]:
     if "detectors" in values:
         checked["detectors"] = _detectors(values["detectors"])
     return checked
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is int:
-        return type(value) is int and value >= 1
-    if kind is float:
-        return isinstance(value, float) and 0 < value < 1
-    return isinstance(value, str) and (kind is str or value in ("id", "ood"))
 
 
 def _ood(value: Any) -> dict[str, str]:
@@ -151,15 +141,21 @@ def _ood(value: Any) -> dict[str, str]:
 
 
 def _groups(value: Any, ood: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The keys of each group's sets. A set is called by its key, or by any name that what is loaded has."""
     if not isinstance(value, dict):
         raise ValueError(f"'groups' is {_short(value)}, expected names with lists of OOD sets")
-    known = {name for key, data in ood.items() for name in _names_of(key, data)}
+    names = {
+        key: {key} if key != item else {key, _dataset(key) or Path(key).name, Path(key).stem}
+        for key, item in ood.items()
+    }
+    found = {}
     for group, members in value.items():
         if not isinstance(members, list) or not members or not all(isinstance(item, str) for item in members):
             raise ValueError(f"'groups.{group}' is {_short(members)}, expected a list of OOD sets")
-        if unknown := [member for member in members if member not in known]:
+        if unknown := [member for member in members if not any(member in known for known in names.values())]:
             raise ValueError(f"group {group!r} has {unknown[0]!r}, which is not among the OOD sets {', '.join(ood)}")
-    return {str(group): tuple(members) for group, members in value.items()}
+        found[str(group)] = tuple(key for key, known in names.items() if known & set(members))
+    return found
 
 
 def _detectors(value: Any) -> tuple[Spec, ...]:
@@ -168,10 +164,6 @@ def _detectors(value: Any) -> tuple[Spec, ...]:
         raise ValueError(f"'detectors' is {_short(value)}, expected a list of names, or tables with name and options")
     detectors_from([spec for spec in value if not runs_code(spec)])  # code waits for the user's word
     return tuple(value)
-
-
-def _names_of(key: str, data: str) -> set[str]:
-    return {key} if key != data else {key, _dataset(key) or Path(key).name, Path(key).stem}
 
 
 def _dataset(name: str) -> str | None:

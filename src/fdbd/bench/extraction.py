@@ -8,15 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fdbd.bench.cache_entry import Arrays
 from fdbd.core.batch import Batch, Head
 from fdbd.data.decoding import Failure, prepare
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
 from fdbd.util.devices import device_of
 
+Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int], None]
 """Called with the images done so far, and in all."""
 

@@ -177,7 +177,7 @@ def _groups(config: Config, ood: Mapping[str, Images], say: Say) -> dict[str, tu
     """Names of the available members of each group."""
     groups = {}
     for group, members in config.groups.items():
-        present = [images.name for key, images in ood.items() if config.names_of(key) & set(members)]
+        present = [ood[key].name for key in members if key in ood]
         if len(present) < len(members):
             say(f"group {group}: {len(members) - len(present)} of {len(members)} sets are not available")
         if present:

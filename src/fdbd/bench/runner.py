@@ -10,29 +10,28 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fdbd.bench.full_statistics import FullStatistics
 from fdbd.bench.latency import measure
-from fdbd.bench.results import Results
 from fdbd.core.batch import Batch, Head
 from fdbd.data.feature_set import FeatureSet
 from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
-from fdbd.fitting.statistics import ClassMoments
+from fdbd.detectors.mds import PartMoments
+from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together, Transformed
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
-from fdbd.report import figures
+from fdbd.report import figures, html
 from fdbd.results.rows import Latency, Row, Setting
+from fdbd.results.table import PathLike, ResultTable
+from fdbd.util.files import write_text
 from fdbd.util.progress import track
 
 BATCH_SIZES = (1, 256)
 FORWARD_SECONDS = 1.0
 """A call of the network that is timed takes about this long at most; slow networks are timed at smaller batches."""
-WARM_UP_ROWS, WARM_UP_CLASSES, WARM_UP_WIDTH = 512, 16, 64
-SHAPED = ("energy", "fdbd")
-"""Detectors that a full run also combines with every shaping."""
 
 
 def default_detectors() -> list[str]:
@@ -41,11 +40,30 @@ def default_detectors() -> list[str]:
     >>> "react+fdbd" in default_detectors()
     True
     """
-    detectors, shapings = list_detectors(shapings=False), list_shapings()
-    plain = [name for name in detectors if not Configured.registry[name].needs.network]
-    before = [name for name in shapings if not Configured.registry[name].needs.network]
-    # Scaled logits have the same argmax, so LTS leaves fDBD as it is.
-    return plain + [f"{part}+{name}" for name in SHAPED for part in before if (part, name) != ("lts", "fdbd")]
+    plain, before = (
+        [name for name in names if not Configured.registry[name].needs.network]
+        for names in (list_detectors(shapings=False), list_shapings())
+    )
+    combined = [f"{shaping}+{name}" for name in ("energy", "fdbd") for shaping in before]
+    return [name for name in plain + combined if name != "lts+fdbd"]  # scaled logits have the same argmax
+
+
+class Results(ResultTable):
+    """What `Benchmark.run` returns: rows in the order they were run, with their common setting.
+
+    ``print(results)`` shows the table; `table` gives it for rich, `to_json`, `to_csv`, `to_markdown`, `to_latex` and
+    `to_html` write files, `from_json` reads one, `to_pandas` gives one line per detector and dataset, and `compare`
+    tells whether two detectors differ.
+
+    >>> from fdbd.bench import load_bundle
+    >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)
+    >>> results.compare("fdbd", "msp").verdict()
+    'higher'
+    """
+
+    def to_html(self, path: PathLike) -> Path:
+        """The report, one self-contained page."""
+        return write_text(path, html(self))
 
 
 @dataclass(eq=False, repr=False)
@@ -155,8 +173,8 @@ class Benchmark:
 
     def _warm_up(self, detector: Detector) -> None:
         """Fit a copy on a few rows, classes and features, so that the time of the fit has no compiler in it."""
-        head = Head(self.head.weight[:WARM_UP_CLASSES, :WARM_UP_WIDTH], self.head.bias[:WARM_UP_CLASSES])
-        features = self.train.rows(slice(0, WARM_UP_ROWS)).features[:, :WARM_UP_WIDTH]
+        head = Head(self.head.weight[:16, :64], self.head.bias[:16])
+        features = self.train.rows(slice(0, 512)).features[:, :64]
         batch = Batch(features, None, head(features).argmax(dim=1))
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -172,7 +190,7 @@ class Benchmark:
         if detector.needs.heldout:
             fit_together([detector], apart, self.head)
             return False
-        full = FullStatistics(self.statistics, self.train)
+        full = _FullStatistics(self.statistics, self.train)
         fit_together([detector], self.train, self.head, full)
         if isinstance(detector, Ensemble):
             detector.calibrate(apart)
@@ -194,7 +212,7 @@ class Benchmark:
         """What all rows of the results have in common."""
         accuracy = None
         if self.test.labels is not None:
-            batches = ((self.head(b.features) if b.logits is None else b.logits) for b in self.test.batches())
+            batches = (self.head(b.features) if b.logits is None else b.logits for b in self.test.batches())
             predicted = torch.cat([logits.argmax(dim=1) for logits in batches])
             accuracy = int((predicted == self.test.labels).sum()) / max(len(self.test), 1)
         return Setting(
@@ -214,6 +232,43 @@ class Benchmark:
             class_names=tuple(self.class_names),
             samples={samples.name: samples.key for samples in (self.test, *self.ood)},
         )
+
+
+class _FullStatistics:
+    """Puts the moments of the full training set in the place of those of the bank, the samples at hand, once a fit has
+    summed them up.
+
+    Means and covariances follow from the moments, also for the members of an ensemble and behind a shaping that leaves
+    all samples of the bank as they are. Percentiles, neighbours and statistics of shaped features do not: they remain
+    the bank's, and `used_bank` says so. Without moments (None) the bank is the full set.
+    """
+
+    def __init__(self, full: ClassMoments | None, bank: FeatureSet) -> None:
+        self.full, self.bank = full, bank
+        self.used_bank = False
+
+    def __call__(self, statistic: Any) -> Any:
+        """The statistic with the sums of the full training set, where they are known."""
+        full = self.full
+        if full is None or isinstance(statistic, Count):
+            return statistic
+        if isinstance(statistic, PartMoments) and not statistic.layers:
+            statistic.parts = [full]
+        elif type(statistic) is Together:
+            statistic.parts = [self(part) for part in statistic.parts]
+        elif isinstance(statistic, Transformed) and all(
+            torch.equal(statistic.transform(batch).features, batch.features) for batch in self.bank.batches()
+        ):
+            statistic.statistic = self(statistic.statistic)
+        elif type(statistic) is Mean:
+            statistic.count, statistic.total = full.count, full.mean() * full.count
+        elif type(statistic) in (Moments, ClassMoments):
+            statistic.count, statistic.average, statistic.scatter = full.count, full.average, full.scatter
+            if isinstance(statistic, ClassMoments):
+                statistic.counts, statistic.totals = full.counts, full.totals
+        else:
+            self.used_bank = True
+        return statistic
 
 
 def _by_name(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:

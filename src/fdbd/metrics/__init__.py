@@ -4,9 +4,8 @@ Higher score = more in-distribution. Everything is a fraction in [0, 1]; `as_per
 tensors, arrays or lists; ties and ±inf are handled exactly, NaN is an error. Nothing here knows a detector.
 """
 
-from fdbd.metrics.averages import average
 from fdbd.metrics.comparison import Comparison, delong_test
-from fdbd.metrics.evaluation import Estimate, Evaluation, as_percent, evaluate
+from fdbd.metrics.evaluation import Estimate, Evaluation, as_percent, average, evaluate
 from fdbd.metrics.points import aupr, auroc, fpr_at_tpr, roc_curve
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fdbd.core.batch import ArrayLike
-from fdbd.metrics.counts import Floats, as_scores
+from fdbd.metrics.points import Floats, as_scores
 
 Verdict = Literal["higher", "lower", "undecided"]
 

@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fdbd.decision.threshold import as_decimal
-from fdbd.metrics.counts import Counts, Floats
-from fdbd.metrics.points import area, average_precision, false_positive_rate
+from fdbd.metrics.points import Counts, Floats, area, average_precision, false_positive_rate
 
 Interval = tuple[float, float]
 
@@ -83,10 +82,16 @@ def fpr_interval(
     Sets that share their positives share the drawn ranks; sets that share their negatives share the uniform number
     behind the drawn rates, as if their errors moved together, which is the widest that they can.
     """
+    from scipy.special import betaincinv
+
     tpr, rng = as_decimal(tpr), np.random.default_rng(seed)
     value = float(np.mean([false_positive_rate(counts, tpr) for counts in sets]))
-    together = shared == "negative" and len(sets) > 1
-    uniform = rng.random(draws) if together else None
+    uniform = rng.random(draws) if shared == "negative" and len(sets) > 1 else None
+
+    def beta(a: Floats, b: Floats) -> Floats:
+        """Beta numbers, drawn freely or at the quantiles `uniform`."""
+        return rng.beta(a, b) if uniform is None else betaincinv(a, b, uniform)
+
     below = None
     uppers, lowers = [], []
     for counts in sets:
@@ -94,23 +99,11 @@ def fpr_interval(
             below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
         total = counts.num_negative
         most, fewest = _accepted(counts, below), _accepted(counts, below + 1)
-        upper = _beta(most + 1, np.maximum(total - most, 1), rng, uniform)
-        lower = _beta(np.maximum(fewest, 1), total - fewest + 1, rng, uniform)
-        uppers.append(np.where(most == total, 1.0, upper))
-        lowers.append(np.where(fewest == 0, 0.0, lower))
+        uppers.append(np.where(most == total, 1.0, beta(most + 1, np.maximum(total - most, 1))))
+        lowers.append(np.where(fewest == 0, 0.0, beta(np.maximum(fewest, 1), total - fewest + 1)))
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.mean(lowers, axis=0), tail), np.quantile(np.mean(uppers, axis=0), 1 - tail)
     return _around(value, float(low), float(high))
-
-
-def _beta(a: Floats, b: Floats, rng: np.random.Generator, uniform: Floats | None) -> Floats:
-    """Beta numbers, drawn freely or at the quantiles `uniform`."""
-    if uniform is None:
-        return rng.beta(a, b)
-    from scipy.special import betaincinv
-
-    quantiles: Floats = betaincinv(a, b, uniform)
-    return quantiles
 
 
 def _accepted(counts: Counts, rank: np.ndarray) -> Floats:

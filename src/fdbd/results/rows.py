@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fdbd.metrics import Estimate, Evaluation, average, evaluate
-from fdbd.metrics.averages import Metric
 from fdbd.metrics.comparison import Influences, placements
+from fdbd.metrics.evaluation import Metric
 from fdbd.util.version import __version__
 
 _MEASURES: dict[str, Metric] = {"auroc": "auroc", "fpr95": "fpr", "aupr_in": "aupr_in", "aupr_out": "aupr_out"}
