@@ -14,7 +14,7 @@ from fdbd import cli
 from fdbd.bench import Benchmark, FeatureSet
 from fdbd.core.batch import Head
 from fdbd.metrics import delong_test
-from fdbd.results.comparing import compare_results
+from fdbd.results.table import compare_results
 
 
 def make(noise: float, samples: str = "", names: tuple[str, ...] = ("one", "two")) -> fdbd.Results:

@@ -22,7 +22,7 @@ def compare(
     """
     from fdbd.bench import Results
     from fdbd.metrics import as_percent
-    from fdbd.results.comparing import compare_results
+    from fdbd.results.table import compare_results
 
     sets, found = compare_results(Results.from_json(first), Results.from_json(second))
     if as_json:

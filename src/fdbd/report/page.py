@@ -8,8 +8,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from fdbd.report.payload import payload
-from fdbd.report.table import table
+from fdbd.report.payload import payload, table
 from fdbd.results.headline import facts, verdict
 from fdbd.results.rows import convention, machine
 from fdbd.results.table import ResultTable

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from fdbd.metrics import Comparison, Estimate
-from fdbd.metrics.comparison import compare
+from fdbd.metrics.comparison import compare, standard_error
 from fdbd.results.rows import ALL, METRICS, SMALLER_IS_BETTER, Row, Setting, machine
 from fdbd.results.text import SHOWN, latex, markdown, rich_table
 from fdbd.util.extras import require
@@ -205,6 +207,51 @@ class ResultTable:
     def to_latex(self, path: PathLike | None = None, metrics: Sequence[str] = SHOWN) -> str:
         """The table in LaTeX (booktabs), in pieces that fit a page; also written to `path` where one is given."""
         return _kept(latex(self, metrics), path)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One detector in two results, over the OOD sets that both have."""
+
+    detector: str
+    first: Estimate
+    second: Estimate
+    comparison: Comparison
+    """Of the second with the first: positive where the second is better."""
+    paired: bool
+    """Whether both scored the same samples, so that the errors that they share cancel."""
+
+
+def compare_results(first: ResultTable, second: ResultTable) -> tuple[list[str], list[Compared]]:
+    """The OOD sets that both results have, and a line for each detector that finished in both, the second's best first.
+
+    A pair of detectors is compared by DeLong's test on the same samples where both files hold scores and the keys of
+    their samples agree on all these sets, and as two independent results elsewhere.
+    """
+    sets = [name for name in first.setting.ood if name in second.setting.ood]
+    if not sets:
+        names = [", ".join(table.setting.ood) for table in (first, second)]
+        raise ValueError(f"the results have no OOD set in common: {names[0]} against {names[1]}")
+    if first.setting.positive != second.setting.positive:
+        raise ValueError("the results follow different FPR conventions: run both with the same --positive")
+    keys = [[table.setting.samples.get(name) for name in (table.setting.test[0], *sets)] for table in (first, second)]
+    agree = None not in keys[0] and keys[0] == keys[1]
+    mine = {row.name: row for row in first.finished}
+    found = [_compared(mine[row.name], row, sets, agree) for row in second.finished if row.name in mine]
+    if not found:
+        raise ValueError("the results have no detector in common")
+    return sets, sorted(found, key=lambda each: -each.second)
+
+
+def _compared(first: Row, second: Row, sets: list[str], agree: bool) -> Compared:
+    rows = first, second
+    one, other = values = [row.average(sets, "auroc") for row in rows]
+    influences = [[row.placements[name] for name in sets] if row.has_scores else [] for row in rows]
+    if agree and all(influences):
+        return Compared(second.name, one, other, compare(*reversed(influences)), paired=True)
+    known = ((value.high - value.low) / 2 / 1.96 for value in values)
+    error = math.hypot(*(standard_error(part) if part else wide for part, wide in zip(influences, known)))
+    return Compared(second.name, one, other, Comparison.of(float(other) - float(one), error), paired=False)
 
 
 def _check(setting: Setting, rows: Sequence[Row]) -> None:
