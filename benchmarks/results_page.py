@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from fdbd.bench import Config, Results, benchmark_of, load_bundle
-from fdbd.bench.detector_specs import detectors_from
+from fdbd.bench.config import detectors_from
 from fdbd.networks import list_zoo
 from fdbd.util.files import write_text
 

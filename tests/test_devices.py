@@ -18,7 +18,7 @@ import fdbd
 from fdbd.bench import benchmark_of
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
-from fdbd.paper.image_detectors import image_results
+from fdbd.paper.detector_tables import image_results
 from fdbd.paper.models import EvaluatedModel
 from fdbd.util.devices import choose_device
 

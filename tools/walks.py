@@ -96,7 +96,7 @@ def config_to_report(folder: Path) -> list[str]:
 
     from fdbd.bench import Config, benchmark_of
     from fdbd.bench.cache import FeatureCache
-    from fdbd.bench.detector_specs import detectors_from
+    from fdbd.bench.config import detectors_from
 
     pixels = np.random.default_rng(0).integers(0, 256, (160, 32, 32, 3), dtype=np.uint8)
     for index, image in enumerate(pixels):

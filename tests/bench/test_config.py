@@ -14,8 +14,7 @@ from PIL import Image
 from fdbd import cli
 from fdbd.bench import benchmark_of, from_config
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.config import EXAMPLE, Config
-from fdbd.bench.detector_specs import detectors_from
+from fdbd.bench.config import EXAMPLE, Config, detectors_from
 from fdbd.data.datasets import DatasetUnavailable, load
 
 BASE = 'model = "cifar10-ce"\nid = "cifar10"\n'

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from fdbd import cli
 from fdbd.data.datasets import info
 from fdbd.networks.registry import create
-from fdbd.paper import find, image_detectors, list_experiments, runner
+from fdbd.paper import detector_tables, find, list_experiments, runner
 
 FEWER = {
     "distance-quality": {"samples": 10, "attacked": 5, "one_by_one": 1},
@@ -88,7 +88,7 @@ def test_all_experiments_run_at_the_papers_scale(miniatures, monkeypatch, capsys
         return replace(experiment, settings=settings)
 
     monkeypatch.setattr(runner, "find", smaller)
-    monkeypatch.setattr(image_detectors, "_TIMED", 2)
+    monkeypatch.setattr(detector_tables, "_TIMED", 2)
     with pytest.raises(SystemExit) as end:
         cli.main(["paper", "all", "--scale", "paper", "--out", str(miniatures)])
     assert not end.value.code, capsys.readouterr().err

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdbd import Head
-from fdbd.paper.divergence import kl, sides
-from fdbd.paper.propositions import band, boundary_distance, cap_angle, separation_limit, simplex_etf, sphere
-from fdbd.paper.theorem import nearer_points
+from fdbd.paper.closed_form import nearer_points
+from fdbd.paper.propositions import band, boundary_distance, cap_angle, kl, separation_limit, sides, simplex_etf, sphere
 
 
 @pytest.mark.parametrize(("classes", "width"), [(2, 1), (3, 2), (10, 9), (10, 40)])

@@ -13,8 +13,7 @@ from fdbd import FDBD, metrics
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, models
-from fdbd.paper.detector_tables import beats
-from fdbd.paper.image_detectors import RotatedCSI, image_results
+from fdbd.paper.detector_tables import RotatedCSI, beats, image_results
 from fdbd.paper.models import EvaluatedModel
 from fdbd.results.rows import Latency
 

@@ -20,7 +20,7 @@ from fdbd.bench.runner import Benchmark
 from fdbd.detectors import FDBD, MSP, Deviation
 from fdbd.metrics import as_percent
 from fdbd.report import html
-from fdbd.report.numbers import accepting_score, bin_counts, score_range
+from fdbd.report.figures import accepting_score, bin_counts, score_range
 from fdbd.results.rows import METRICS, Row
 
 VOID = {"meta", "input", "br", "img", "hr", "link"}

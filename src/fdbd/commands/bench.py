@@ -57,7 +57,7 @@ def bench(
         if name not in WRITERS:
             raise ValueError(f"--format has {name!r}, expected any of {', '.join(WRITERS)}")
     from fdbd.bench import Config, benchmark_of, load_bundle
-    from fdbd.bench.detector_specs import detectors_from
+    from fdbd.bench.config import detectors_from
 
     # Everything that can be wrong is looked at before the network runs.
     described = None if config is None else Config.from_file(config)

@@ -14,7 +14,7 @@ import torch
 
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, benchmark_of, list_bundles, load_bundle
 from fdbd.bench.bundle import bundle_model
-from fdbd.bench.detector_specs import Spec, detectors_from
+from fdbd.bench.config import Spec, detectors_from
 from fdbd.bench.from_config import network_of
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess

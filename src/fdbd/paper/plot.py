@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.report.numbers import score_range
+from fdbd.report.figures import score_range
 from fdbd.util.extras import require
 
 if TYPE_CHECKING:

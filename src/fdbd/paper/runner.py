@@ -11,16 +11,13 @@ from typing import Any
 
 from fdbd.bench import bundle
 from fdbd.networks.zoo import list_zoo, zoo_card
-from fdbd.paper import across_networks, boundary_figures, propositions
-from fdbd.paper.closed_form import closed_form
+from fdbd.paper import across_networks, boundary_figures, closed_form, propositions
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
-from fdbd.paper.divergence import proposition_kl
 from fdbd.paper.experiment import Experiment, Say, find
 from fdbd.paper.models import MissingData
 from fdbd.paper.page import summary
 from fdbd.paper.result import Record, Result
-from fdbd.paper.theorem import theorem
 from fdbd.util.devices import choose_device
 from fdbd.util.files import read_json, write_text
 from fdbd.util.version import __version__
@@ -35,11 +32,11 @@ PROGRAMS: dict[str, Callable[[Result], None]] = {
     "deviation": boundary_figures.deviation,
     "distances": boundary_figures.distances,
     "nearest-k": boundary_figures.nearest_k,
-    "distance-quality": closed_form,
-    "theorem": theorem,
+    "distance-quality": closed_form.closed_form,
+    "theorem": closed_form.theorem,
     "proposition-1": propositions.proposition_1,
     "proposition-2": propositions.proposition_2,
-    "proposition-kl": proposition_kl,
+    "proposition-kl": propositions.proposition_kl,
     "complexity": complexity,
 }
 """What fills in the result of an experiment, by the `kind` that its file gives."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.decision.guard import Guard
-from fdbd.report.numbers import score_range
+from fdbd.report.figures import score_range
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 

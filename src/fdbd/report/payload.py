@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fdbd.metrics import as_percent, roc_curve
-from fdbd.report.numbers import Floats, accepting_score, bin_counts, score_range, short
+from fdbd.report.figures import Floats, accepting_score, bin_counts, score_range, short
 from fdbd.results.rows import METRICS, SMALLER_IS_BETTER, Row
 from fdbd.results.table import ResultTable
 from fdbd.results.text import TITLES, datasets, number_text
