@@ -29,11 +29,8 @@ from fdbd.data.preprocessing import Preprocess
 
 CRASHED = "the decoder crashed on it"
 TOO_LARGE = "there is not enough memory to prepare it"
-_AHEAD = 2  # spans that a process works on before they are asked for
-_PREPARED = 3  # batches that wait for the model
 
-Sliceable = Union[Pixels, NpzImages]
-"""Images in an array, or in a file that is read as it is sliced: uint8 (N, H, W, 3)."""
+Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -101,7 +98,7 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
 
 def _by_processes(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
     """After a crash the spans that were under way are decoded apart, to find the file."""
-    done, ahead = 0, _AHEAD * workers
+    done, ahead = 0, 2 * workers
     while done < len(spans):
         try:
             with _processes(decode, min(workers, len(spans) - done)) as pool:
@@ -131,8 +128,7 @@ def _processes(decode: Decode, workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, initializer=_start, initargs=(decode, os.getpid()))
 
 
-_decode: Decode
-"""What a process that decodes works with."""
+_decode: Decode  # what a process that decodes works with
 
 
 def _start(decode: Decode, parent: int) -> None:
@@ -178,42 +174,33 @@ def prepare(
     """The images of each span of rows, in order, made ahead of the one who asks for them.
 
     Args:
-        pixels: an array or `Sliceable`; or a sequence of images that are decoded when asked for, where an ImageError
-            becomes a failure.
+        pixels: `Sliceable`; or images that are decoded when asked for, where an ImageError becomes a failure.
         preprocess: what the network expects.
         spans: which rows go together.
         workers: how many decode at once; None: one per core.
         processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
         pin: into pinned memory, from which copies to CUDA go on beside the model.
     """
-    if workers is None:
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return prefetch(_prepare(pixels, preprocess, spans, workers, processes, pin), _PREPARED)
+    count = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
-
-def _prepare(
-    pixels: Sequence[Pixels] | Sliceable,
-    preprocess: Preprocess,
-    spans: Sequence[range],
-    workers: int,
-    processes: bool,
-    pin: bool,
-) -> Generator[Prepared, None, None]:
-    with contextlib.ExitStack() as opened:
-        if not isinstance(pixels, Sequence):
-            made: Iterable[tuple[Tensor, list[Failure]]] = ((_sliced(pixels, preprocess, rows), []) for rows in spans)
-        else:
-            import_pillow()  # here, so that a missing one is one sentence and no traceback of a worker's
-            decode = partial(decode_rows, pixels, preprocess)
-            if processes:
-                found = _by_processes(decode, spans, workers)
+    def made() -> Generator[Prepared, None, None]:
+        with contextlib.ExitStack() as opened:
+            if not isinstance(pixels, Sequence):
+                items: Iterable[tuple[Tensor, list[Failure]]] = ((_sliced(pixels, preprocess, r), []) for r in spans)
             else:
-                pool = opened.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode"))
-                found = in_order(pool, decode, spans, workers + 1)
-            opened.enter_context(contextlib.closing(found))
-            made = ((preprocess.normalise(images), failures) for images, failures in found)
-        for rows, (inputs, failures) in zip(spans, made):
-            yield Prepared(rows, inputs.pin_memory() if pin else inputs, failures)
+                import_pillow()  # here, so that a missing one is one sentence and no traceback of a worker's
+                decode = partial(decode_rows, pixels, preprocess)
+                if processes:
+                    found = _by_processes(decode, spans, count)
+                else:
+                    pool = opened.enter_context(ThreadPoolExecutor(count, thread_name_prefix="fdbd-decode"))
+                    found = in_order(pool, decode, spans, count + 1)
+                opened.enter_context(contextlib.closing(found))
+                items = ((preprocess.normalise(images), failures) for images, failures in found)
+            for rows, (inputs, failures) in zip(spans, items):
+                yield Prepared(rows, inputs.pin_memory() if pin else inputs, failures)
+
+    return prefetch(made(), ahead=3)
 
 
 def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Tensor:

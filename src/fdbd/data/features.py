@@ -1,8 +1,7 @@
 """Features to fit on or to score, from Parquet or NPZ, in slices; rows that hold none are named one by one.
 
-Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices; in
-Parquet the first two are lists, best of fixed size: those are read without a copy. ``label`` is read where there is no
-``y``, as version 0.1.0 did.
+Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices (or
+``label``, as in version 0.1.0); in Parquet the first two are lists, best of fixed size: read without a copy.
 """
 
 from __future__ import annotations
@@ -27,26 +26,21 @@ from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, stamp, stamps
 from fdbd.util.terminal import one_line
 
-CHUNK_ROWS = 8192
-"""Rows that are read and scored at once."""
+CHUNK_ROWS = 8192  # rows that are read and scored at once
+# How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the right width would.
 SPARE_VALUES = 1 << 26
-"""How many more numbers a Parquet row group may hold than rows of the right width would: 256 MB in float32. A group
-beyond that is refused, since it is read as a whole."""
+# A Parquet file is taken for damaged if its footer claims more than FREE_ROWS + MAX_ROWS_PER_BYTE · bytes rows: null
+# rows take almost no space, so that a small file may well hold millions.
 FREE_ROWS = 1 << 24
 MAX_ROWS_PER_BYTE = 64
-"""A Parquet file is taken for damaged if its footer claims more than ``FREE_ROWS + MAX_ROWS_PER_BYTE · size`` rows, for
-a size in bytes: null rows take almost no space, so that a small file may well hold millions."""
 
 
 class RowBatch(NamedTuple):
     """Some rows of the input, in order; those that could not be read are named in `errors`."""
 
-    names: Names
-    """Of all rows: a range of row numbers, or paths."""
-    inputs: Tensor | Batch
-    """Of the readable rows, in order: images ready for the model, or features."""
-    errors: Mapping[int, str]
-    """Why a row could not be read, by its position in `names`."""
+    names: Names  # of all rows: a range of row numbers, or paths
+    inputs: Tensor | Batch  # of the readable rows, in order: images ready for the model, or features
+    errors: Mapping[int, str]  # why a row could not be read, by its position in `names`
 
 
 class Widths(NamedTuple):
@@ -63,8 +57,7 @@ class Widths(NamedTuple):
 class FeatureRows(ABC):
     """Features of a file, in a fixed order; their names are row numbers."""
 
-    is_sequential = False
-    """Whether rows are cheap to read only in order, by one thread."""
+    is_sequential = False  # whether rows are cheap to read only in order, by one thread
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = os.fspath(path)
@@ -103,9 +96,8 @@ class FeatureRows(ABC):
 
     def _check_label(self, kind: Any, is_number: bool) -> None:
         if not is_number:
-            raise ValueError(
-                f"{self.source}: the column {self._label!r} is {kind}, expected class indices; leave it out or map it"
-            )
+            what = f"{self.source}: the column {self._label!r} is {kind}"
+            raise ValueError(f"{what}, expected class indices; leave it out or map it")
 
 
 def open_features(path: str | os.PathLike[str]) -> FeatureRows:
@@ -142,19 +134,16 @@ class NpzFeatures(FeatureRows):
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         arrays = self._open(labels)
-        if any(
-            len(array) != len(self) or len(array.shape) != 2 - (name == self._label) for name, array in arrays.items()
-        ):
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
         for name, array in arrays.items():
             is_number = array.dtype.kind in "biuf"
+            if len(array) != len(self) or len(array.shape) != 2 - (name == self._label):
+                shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+                raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
             if name == self._label:
                 self._check_label(array.dtype, is_number)
             elif not is_number or array.dtype.itemsize > 8:
-                raise ValueError(
-                    f"{self.source}: the array {name!r} is {array.dtype}, expected numbers of at most 64 bits"
-                )
+                what = f"{self.source}: the array {name!r} is {array.dtype}"
+                raise ValueError(f"{what}, expected numbers of at most 64 bits")
             else:
                 self._check_width(name, array.shape[1], widths)
 
@@ -190,10 +179,8 @@ class ParquetFeatures(FeatureRows):
         if twice := [name for name in self._names if schema.names.count(name) > 1]:
             raise ValueError(f"{self.source} has several columns called {twice[0]!r}, expected one")
         if "features" not in self._names:
-            raise ValueError(
-                f"{self.source} has no column 'features' with lists of numbers; it has "
-                f"{', '.join(schema.names) or 'none'}"
-            )
+            others = ", ".join(schema.names) or "none"
+            raise ValueError(f"{self.source} has no column 'features' with lists of numbers; it has {others}")
         self._starts = [0, *itertools.accumulate(counts)]
         size = os.path.getsize(self.source)
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
@@ -231,10 +218,8 @@ class ParquetFeatures(FeatureRows):
             width = getattr(widths, name)
             for (start, stop), count in zip(itertools.pairwise(self._starts), values):
                 if count > (stop - start) * max(1, width) + SPARE_VALUES:
-                    raise ValueError(
-                        f"{self.source}, rows {start} to {stop}: {count:,} {name} are far more than {width} per row, "
-                        "too many to be read"
-                    )
+                    what = f"{count:,} {name} are far more than {width} per row, too many to be read"
+                    raise ValueError(f"{self.source}, rows {start} to {stop}: {what}")
         if labels and self._label in self._types:
             kind = self._types[self._label]
             self._check_label(kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
@@ -302,16 +287,13 @@ def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dic
         for row in np.flatnonzero(lengths != width).tolist():
             is_null = lengths[row] < 0
             errors[row] = f"its {what} are null" if is_null else f"it has {lengths[row]} {what}, expected {width}"
-        if errors:
-            zeros = pa.array(np.zeros(width, np.float32)).cast(column.type.value_type)
-            spare = pa.ListArray.from_arrays(pa.array([0, width], pa.int32()), zeros).cast(column.type)
-            rows = [len(column) if row in errors else row for row in range(len(column))]
-            column = pa.concat_arrays([column, spare]).take(pa.array(rows))
-    values = column.flatten()
-    is_floating = pa.types.is_floating(values.type)
-    if not is_floating:
+    values = (column.filter(pa.array(lengths == width)) if errors else column).flatten()
+    if not pa.types.is_floating(values.type):
         is_small = values.type.bit_width <= 16 and not values.null_count
         values = values.cast(pa.float32() if is_small else pa.float64(), safe=False)
-    if values.null_count:
-        values = values.fill_null(float("nan"))
-    return from_dlpack(values).reshape(len(column), width), errors
+    found = from_dlpack(values.fill_null(float("nan")) if values.null_count else values).reshape(-1, width)
+    if not errors:
+        return found, errors
+    whole = found.new_zeros(len(column), width)
+    whole[torch.from_numpy(lengths == width)] = found
+    return whole, errors

@@ -24,24 +24,17 @@ UNREADABLE_FOLDER = "a folder that cannot be read"
 class Found(NamedTuple):
     """Images below a folder, at least one."""
 
-    names: list[str]
-    """Paths below the folder, with ``/``, in the order of their parts."""
+    names: list[str]  # paths below the folder, with `/`, in the order of their parts
     classes: tuple[str, ...]
-    labels: NDArray[np.int64] | None
-    """By the first folder of each path, as `classes_by_folder` has them."""
-    skipped: Counter[str]
-    """How many entries were passed over, by reason."""
+    labels: NDArray[np.int64] | None  # by the first folder of each path, as `classes_by_folder` has them
+    skipped: Counter[str]  # how many entries were passed over, by reason
 
 
 def find_images(folder: str | os.PathLike[str]) -> Found:
-    """Image files below a folder at any depth, by their ending.
+    """Image files below a folder at any depth, by their ending; a ValueError where there is none.
 
     Links to folders are followed once, so that loops end. Only regular files are read: pipes and devices, which can
-    block a reader for ever, are passed over like hidden entries. A link to an image that is not there is an image,
-    which then cannot be read.
-
-    Raises:
-        ValueError: when there is no image.
+    block a reader for ever, are passed over like hidden entries. A link to nothing is an image that cannot be read.
     """
     root = os.fspath(folder)
     names: list[str] = []
@@ -51,11 +44,11 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
     pending = [("", "folder")]
     while pending:
         name, kind = pending.pop()
-        if kind == "image":
-            names.append(name)
-            continue
         if kind not in ("folder", "link"):
-            skipped[kind] += 1
+            if kind == "image":
+                names.append(name)
+            else:
+                skipped[kind] += 1
             continue
         path = os.path.join(root, name)
         try:

@@ -24,8 +24,7 @@ from fdbd.util.terminal import one_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_PIXELS = 64_000_000
-"""The largest image that is decoded, in pixels: 192 MB as RGB."""
+MAX_PIXELS = 64_000_000  # the largest image that is decoded, in pixels: 192 MB as RGB
 
 # Raster formats only: others (EPS, say) start external programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -33,8 +32,7 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif"
 """File name endings, in lower case, that count as images in a folder."""
 
 Pixels = NDArray[np.uint8]
-Names = Union[range, Sequence[str]]
-"""A path below a folder for each row, or row numbers."""
+Names = Union[range, Sequence[str]]  # a path below a folder for each row, or row numbers
 CHANGED = "was changed or replaced during the run"
 
 
@@ -43,13 +41,10 @@ class ImageError(ValueError):
 
 
 def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Decodes one image to uint8 RGB (H, W, 3), upright.
+    """Decodes one image to uint8 RGB (H, W, 3), upright; ImageError, which calls it `name`, where it cannot be.
 
     Grey, palette, CMYK and 16-bit images are converted, an alpha channel is left out, EXIF orientation is applied,
     and an animation gives its first frame. The size is read from the header and checked before any pixel is decoded.
-
-    Raises:
-        ImageError: for anything that is not a whole, readable image; `name` is what it calls the image.
 
     >>> decode(b"GIF89a, or so they say")
     Traceback (most recent call last):
@@ -86,26 +81,19 @@ def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinea
     if image.shape[:2] == (height, width):
         return image
     pil = import_pillow()
-    known = [member.name.lower() for member in pil.Resampling]
-    if interpolation not in known:
-        raise ValueError(f"interpolation {interpolation!r} is unknown, expected one of {', '.join(known)}")
     resample = pil.Resampling[interpolation.upper()]
     return np.array(pil.fromarray(np.ascontiguousarray(image)).resize((width, height), resample), dtype=np.uint8)
 
 
-def centre_square(image: Pixels, size: int, interpolation: str = "bilinear") -> Pixels:
+def centre_square(image: Pixels, size: int) -> Pixels:
     """The largest centred square of an image, at (size, size, 3)."""
-    height, width = image.shape[:2]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return resize(image[top : top + side, left : left + side], size, size, interpolation)
+    side = min(image.shape[:2])
+    top, left = ((whole - side) // 2 for whole in image.shape[:2])
+    return resize(image[top : top + side, left : left + side], size, size)
 
 
 def thumbnail(source: str | Path | bytes | Pixels, side: int = 96) -> str:
-    """A small JPEG of an image, `side` pixels at its longer side at most, as a data address for a page.
-
-    Raises ImageError as `decode` does.
-    """
+    """A small JPEG of an image, `side` pixels at its longer side at most, as a data address for a page."""
     picture = import_pillow().fromarray(source if isinstance(source, np.ndarray) else decode(source))
     picture.thumbnail((side, side))
     buffer = io.BytesIO()
@@ -197,20 +185,14 @@ class Images:
     (5, (32, 32, 3), array([1, 0]))
     """
 
-    images: Any
-    """uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`."""
-    labels: NDArray[np.int64] | None = None
-    """Class indices (N,), from any sequence of integers; or None."""
+    images: Any  # uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
+    labels: NDArray[np.int64] | None = None  # class indices (N,), from any sequence of integers; or None
     classes: tuple[str, ...] = ()
     """Class names, perhaps none."""
-    name: str = "images"
-    """What tables call the set."""
-    source: str = "memory"
-    """Where it came from, for people."""
-    find_key: Callable[[], str] | None = None
-    """Finds the content key; None: by the images themselves."""
-    skipped: dict[str, int] = field(default_factory=dict)
-    """How many entries of a folder were passed over, by reason."""
+    name: str = "images"  # what tables call the set
+    source: str = "memory"  # where it came from, for people
+    find_key: Callable[[], str] | None = None  # finds the content key; None: by the images themselves
+    skipped: dict[str, int] = field(default_factory=dict)  # how many entries of a folder were passed over, by reason
     _content_key: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -220,10 +202,8 @@ class Images:
         if self.labels is not None:
             found = np.asarray(self.labels)
             if found.shape != (len(images),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
-                raise ValueError(
-                    f"{self.name} has labels of shape {found.shape} and dtype {found.dtype}, "
-                    f"expected {len(images)} integers"
-                )
+                what = f"{self.name} has labels of shape {found.shape} and dtype {found.dtype}"
+                raise ValueError(f"{what}, expected {len(images)} integers")
             self.labels = found.astype(np.int64)
 
     @property
@@ -256,10 +236,8 @@ class Images:
         return f"Images({self.name!r}, {len(self):,} images, from {self.source})"
 
     def content_key(self) -> str:
-        """SHA-256 that changes when an image does (files are re-read only if size or time stamp changed).
-
-        Labels are not in it: they have no part in what a model says of the images.
-        """
+        """SHA-256 that changes when an image does, not when a label does; files are re-read only if size or time stamp
+        changed."""
         if self._content_key is None:
             images = self.images
             own = images.content_key if isinstance(images, ImageFiles) else partial(sha256_of_array, images)
@@ -298,18 +276,15 @@ class Images:
         return replace(self, images=pixels, find_key=lambda: _sha256(f"{key()} at {size}"))
 
     def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
-        """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`; one
-        sentence where they cannot be."""
+        """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`."""
         if self.labels is None:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
         labels = as_classes(self.labels, self.classes, num_classes, class_names)
         if labels is None:
             if self.classes and len(self.classes) != num_classes:
                 raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
-            raise ValueError(
-                f"{self.name} has labels from {self.labels.min()} to {self.labels.max()}, "
-                f"the model has classes 0 to {num_classes - 1}"
-            )
+            found = f"labels from {self.labels.min()} to {self.labels.max()}"
+            raise ValueError(f"{self.name} has {found}, the model has classes 0 to {num_classes - 1}")
         if np.array_equal(labels, self.labels):
             return self
         names = tuple(class_names or map(str, range(num_classes)))

@@ -11,10 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHOWN = 3
-"""Mismatches that a warning names."""
-_ENOUGH = 10  # labels below which nothing is said
-_RARE = 0.01  # level of the test against guessing
+SHOWN = 3  # mismatches that a warning names
 
 
 def class_order(names: Sequence[str]) -> list[str]:
@@ -58,15 +55,13 @@ def as_classes(
     """
     if labels is None:
         return None
-    index: Sequence[int] | None = None
-    if classes:
-        if set(classes) <= set(class_names):
-            index = [list(class_names).index(name) for name in classes]
-        elif _are_integers(classes) and max(map(int, classes)) < num_classes:
-            index = [int(name) for name in classes]
-        elif len(classes) != num_classes:
-            return None
-    found = labels if index is None else np.array(index, np.int64)[labels]
+    found = labels
+    if classes and set(classes) <= set(class_names):
+        found = np.array([list(class_names).index(name) for name in classes], np.int64)[labels]
+    elif _are_integers(classes) and max(map(int, classes)) < num_classes:
+        found = np.array([int(name) for name in classes], np.int64)[labels]
+    elif classes and len(classes) != num_classes:
+        return None
     return found if not len(found) or (found.min() >= 0 and found.max() < num_classes) else None
 
 
@@ -103,28 +98,24 @@ class Agreement:
         return self.right / self.count if self.count else None
 
     def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
-        """One sentence where the accuracy is no better than guessing among the classes, else None.
-
-        That is where guesses would be right as often in more than 1 % of cases (the tail of a binomial), and fewer than
-        a quarter of what guessing misses is right: five labels alone prove nothing.
-        """
-        if self.count < _ENOUGH:
+        """One sentence where the accuracy is no better than guessing among the classes, else None: where guesses
+        would be right as often in more than 1 % of cases (the tail of a binomial), and fewer than a quarter of what
+        guessing misses is right: five labels alone prove nothing."""
+        if self.count < 10:
             return None
         from scipy.special import bdtrc  # starts a thread when it is imported, which a process that forks later minds
 
         accuracy, chance = self.right / self.count, 1 / self.num_classes
-        if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < _RARE:
+        if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < 0.01:
             return None
 
         def name(index: int) -> str:
             return f"{index} ({class_names[index]})" if index < len(class_names) else str(index)
 
+        found = f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better than guessing"
+        why = "are these the model's classes, in its order, and are images prepared as in its training?"
         first = "; ".join(f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches)
-        return (
-            f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better than guessing: are "
-            f"these the model's classes, in its order, and are images prepared as in its training? "
-            f"The first mismatches: {first}"
-        )
+        return f"{found}: {why} The first mismatches: {first}"
 
 
 def _are_integers(names: Sequence[str]) -> bool:

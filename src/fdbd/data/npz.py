@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Iterator
@@ -15,20 +16,15 @@ from fdbd.data.images import MAX_PIXELS
 from fdbd.util.files import check_unchanged, stamp
 from fdbd.util.terminal import one_line
 
-MAX_WHOLE_BYTES = 4 << 30
-"""The largest array that is read as a whole: the weight of 250,000 classes × 4,096 features in float32."""
+MAX_WHOLE_BYTES = 4 << 30  # of an array that is read as a whole: 250,000 classes × 4,096 features in float32
 _DEFLATE = 1032  # bytes that one byte can stand for
 
 
 class NpzArray:
-    """One array of an NPZ file, sliced along its first axis.
+    """One array of an NPZ file, sliced along its first axis; nothing in the file is unpickled.
 
-    A slice that starts where the last one ended costs no search. In a compressed array an earlier one costs all that
-    lies before it. Not for several threads at once; a copy by pickle opens the file anew. Nothing in the file is
-    unpickled.
-
-    A file that is changed or replaced while it is read, and has no longer the `stamp` that it had (or `expected`), is
-    an error, and never a mixture.
+    In a compressed array a slice before the last one costs all that lies before it. Not for several threads at once. A
+    file that no longer has the `stamp` that it had (or `expected`) is an error, and never a mixture.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
@@ -41,15 +37,13 @@ class NpzArray:
             version = np.lib.format.read_magic(self._file)
             reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = reader(self._file)
-        self._start = self._file.tell()
-        self.is_compressed = info.compress_type != zipfile.ZIP_STORED
+        self._start, self.is_compressed = self._file.tell(), info.compress_type != zipfile.ZIP_STORED
         self.shape, self.dtype = tuple(shape), dtype
-        self._row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=object))
+        self._row_bytes = dtype.itemsize * math.prod(shape[1:])
+        self.nbytes = dtype.itemsize * math.prod(shape)  # of the whole array
         if dtype.hasobject or not shape or (is_fortran and len(shape) > 1) or not self._row_bytes:
-            raise ValueError(
-                f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, one row per sample"
-            )
-        size = self._start + shape[0] * self._row_bytes
+            raise ValueError(f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, a row per sample")
+        size = self._start + self.nbytes
         if size != info.file_size or size > _DEFLATE * os.path.getsize(self.path):
             raise ValueError(f"{self.path}: the array {name!r} is not what its header says")
 
@@ -58,11 +52,6 @@ class NpzArray:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NpzArray, (self.path, self.name, self._stamp)  # a copy in another process opens the file for itself
-
-    @property
-    def nbytes(self) -> int:
-        """Of the whole array."""
-        return len(self) * self._row_bytes
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(len(self))
@@ -83,16 +72,11 @@ class NpzImages:
         self._array = array = NpzArray(path, "x")
         if array.dtype != np.uint8 or len(array.shape) not in (3, 4) or (*array.shape, 3)[3] != 3:
             raise ValueError(f"{array.path}: x is {array.dtype} {array.shape}, expected uint8 (N, height, width, 3)")
-        _, height, width = array.shape[:3]
+        count, height, width = array.shape[:3]
+        self.shape = (count, height, width, 3)
         if height * width > MAX_PIXELS:
-            raise ValueError(
-                f"{array.path}: the images in x have {width} × {height} pixels, more than the limit of {MAX_PIXELS:,}"
-            )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, H, W, 3)."""
-        return (*self._array.shape[:3], 3)
+            what = f"the images in x have {width} × {height} pixels"
+            raise ValueError(f"{array.path}: {what}, more than the limit of {MAX_PIXELS:,}")
 
     def __len__(self) -> int:
         return len(self._array)
@@ -112,9 +96,8 @@ def read_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
     """A whole array, of a size that its header and the file agree on, and of at most `MAX_WHOLE_BYTES`."""
     array = NpzArray(path, name)
     if array.nbytes > MAX_WHOLE_BYTES:
-        raise ValueError(
-            f"{array.path}: the array {name!r} has {array.nbytes:,} bytes, more than the limit of {MAX_WHOLE_BYTES:,}"
-        )
+        what = f"the array {name!r} has {array.nbytes:,} bytes"
+        raise ValueError(f"{array.path}: {what}, more than the limit of {MAX_WHOLE_BYTES:,}")
     return array[:]
 
 

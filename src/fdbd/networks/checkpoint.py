@@ -25,15 +25,12 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are unwrapped.
 
     path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`); two files joined by
-    ``+`` where the head is in a file of its own. Names of other implementations are translated (`under_names`).
-    Weights that do not fit are a ValueError that names the keys; half-precision weights are converted to the model's
-    type.
+    ``+`` where the head is in a file of its own. Names of other implementations are translated (`under_names`), half
+    precision becomes the model's type, and weights that do not fit are a ValueError that names the keys.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")
-    >>> save_weights(nn.Linear(3, 2), path)
-    >>> load_checkpoint(nn.Linear(3, 2), path)
-    Linear(in_features=3, out_features=2, bias=True)
+    >>> from fdbd.models import create, zoo_card
+    >>> load_checkpoint(create("resnet10_compact"), zoo_card("cifar10-ce").path).get_classifier()
+    Linear(in_features=128, out_features=10, bias=True)
     """
     path = Path(path)
     own = model.state_dict()
@@ -112,9 +109,8 @@ def save_weights(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model's weights as safetensors, beside and then renamed.
-
-    dtype: how filters and matrices are stored, half precision say; biases and batch-norm statistics stay as they are.
+    """Write a model's weights as safetensors, beside and then renamed; filters and matrices as `dtype`, half precision
+    say, where biases and batch-norm statistics stay as they are.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")

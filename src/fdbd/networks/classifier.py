@@ -22,8 +22,7 @@ from fdbd.util.devices import device_of
 Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
 HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
 """A head by its module's name or as a module; several that the model averages; None: to be found."""
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""That a model may run in under autocast, by name."""
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # that a model may run in under autocast, by name
 
 
 class Classifier(nn.Module):

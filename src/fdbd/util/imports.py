@@ -6,13 +6,8 @@ from pathlib import Path
 
 
 def import_object(name: str, what: str) -> object:
-    """The object that ``package.module:object`` names. Importing runs code: call this only for a name that the user has
-    typed or vouched for.
-
-    Args:
-        name: a module that Python finds, or that lies in the current folder, and a name in it.
-        what: what the object should be, for the error message: "model factory".
-    """
+    """The object that ``package.module:object`` names; `what` it should be, for the error message: "model factory".
+    Importing runs code: call this only for a name that the user has typed or vouched for."""
     module, _, attribute = name.partition(":")
     top = Path.cwd() / module.partition(".")[0]
     if (top.is_dir() or top.with_suffix(".py").is_file()) and str(top.parent) not in sys.path:

@@ -11,28 +11,20 @@ from fdbd.util.terminal import printable
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 2.0
-"""Work that ends sooner shows no bar."""
+QUIET_SECONDS = 2.0  # work that ends sooner shows no bar
 FIRST_LINE_SECONDS = 10.0
-LINE_SECONDS = 60.0
-"""Off a terminal: when a stage is first mentioned, and then how often."""
+LINE_SECONDS = 60.0  # off a terminal: when a stage is first mentioned, and then how often
 
 
 class Bar:
-    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds.
-
-    Where standard error is no terminal, as under cron or with ``2> log``: a line after ten seconds, one per minute,
-    and one at the end.
-    """
+    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds; off a
+    terminal, as under cron or with ``2> log``, a line after ten seconds, one per minute, and one at the end."""
 
     def __init__(self, description: str, total: int | None = None, enabled: bool = True) -> None:
-        self.description = printable(description)
-        self.total = total
-        self._enabled = enabled
+        self.description, self.total, self._enabled = printable(description), total, enabled
         self._started = time.monotonic()
         self._next_line = self._started + FIRST_LINE_SECONDS
-        self._has_lines = False
-        self._done = 0
+        self._has_lines, self._done = False, 0
         self._bar: Any = None
         self._task: Any = None
 
@@ -65,10 +57,8 @@ class Bar:
     def _line(self, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
         total = f" of {self.total:,}" if self.total else ""
-        more = f"{_duration(seconds)} so far"
-        if is_last:
-            more = f"ended after {_duration(seconds)}"
-        elif self.total and self._done:
+        more = f"ended after {_duration(seconds)}" if is_last else f"{_duration(seconds)} so far"
+        if self.total and self._done and not is_last:
             more += f", about {_duration(seconds * (self.total / self._done - 1))} left"
         print(f"fdbd: {self.description}: {self._done:,}{total}, {more}", file=sys.stderr, flush=True)
 

@@ -9,10 +9,8 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator
 
-GRACE_SECONDS = 1.0
-"""How long an interrupted run may take to stop in good order."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+GRACE_SECONDS = 1.0  # how long an interrupted run may take to stop in good order
+INTERRUPTED = 130  # exit code after Ctrl-C
 _ONE_PRESS_SECONDS = 0.3  # forked workers get the signal, too, and write to the same pipe
 _COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format (bidirectional overrides), surrogates, separators
 
@@ -43,9 +41,8 @@ def one_line(error: BaseException) -> str:
 def answer_interrupts(message: str) -> Iterator[None]:
     """While the block runs, Ctrl-C prints `message` at once, whatever the main thread is doing.
 
-    The block then gets its KeyboardInterrupt as ever. If the program has not ended after `GRACE_SECONDS`, because a
-    kernel or a worker takes its time, or at a second Ctrl-C, it is ended without cleaning up: outputs are renamed into
-    place when they are whole, so none is left half-written.
+    The block then gets its KeyboardInterrupt as ever. If the program has not ended after `GRACE_SECONDS`, or at a
+    second Ctrl-C, it is ended without cleaning up: outputs are renamed into place when they are whole.
     """
     if threading.current_thread() is not threading.main_thread() or os.name == "nt":
         try:

@@ -39,8 +39,7 @@ def is_plain(*tensors: Tensor) -> bool:
     return True
 
 
-_KINDS = ("cpu", "cuda")
-"""Devices that autocast is known for."""
+_KINDS = ("cpu", "cuda")  # devices that autocast is known for
 
 
 def autocasts() -> bool:

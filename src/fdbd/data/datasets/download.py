@@ -15,8 +15,7 @@ from pathlib import Path
 from fdbd.util.files import downloads_allowed, hash_file, lock, read_json, write_json
 from fdbd.util.terminal import one_line
 
-Progress = Callable[[int, "int | None"], None]
-"""Called with the bytes so far and the bytes in all, or None where the server does not say."""
+Progress = Callable[[int, "int | None"], None]  # bytes so far, and in all, or None where the server does not say
 
 TIMEOUT_SECONDS = 30.0
 MAX_BYTES = 64 << 30

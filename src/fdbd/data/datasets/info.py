@@ -1,7 +1,4 @@
-"""What is known of each dataset: where it comes from, how large it is, who may use it, and how to get it.
-
-The descriptions themselves stand in ``datasets.toml``.
-"""
+"""What ``datasets.toml`` says of each dataset: where it comes from, how large it is, and how to get it."""
 
 from __future__ import annotations
 
@@ -45,38 +42,24 @@ class Archive:
 class DatasetInfo:
     """One dataset, as the tables show it."""
 
-    name: str
-    """What `load` takes; one with a colon is the form of many names."""
-    title: str
-    """For people."""
-    licence: str
-    """A note, not legal advice."""
-    how: str
-    """One line that says how to get it where no source works."""
-    home: str = ""
-    """Where it is described."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """Official image count by split."""
-    aliases: tuple[str, ...] = ()
-    """Other names that `load` takes."""
-    num_classes: int | None = None
-    """None where labels play no part."""
+    name: str  # what `load` takes; one with a colon is the form of many names
+    title: str  # for people
+    licence: str  # a note, not legal advice
+    how: str  # one line that says how to get it where no source works
+    home: str = ""  # where it is described
+    counts: Mapping[str, int] = field(default_factory=dict)  # official image count by split
+    aliases: tuple[str, ...] = ()  # other names that `load` takes
+    num_classes: int | None = None  # None where labels play no part
     classes: tuple[str, ...] = ()
     """Class names in label order, where they are few."""
-    image_size: str = "varies"
-    """Such as ``"32×32"``."""
-    megabytes: float | None = None
-    """Size of the download; None: nothing is downloaded."""
-    preprocess: str = "cifar10"
-    """The `Preprocess` preset that its usual models take."""
-    local: tuple[tuple[str, str], ...] = ()
-    """Where it may lie below ``FDBD_DATA``: pairs of format and path (``{split}`` is replaced)."""
-    torchvision: str | None = None
-    """The torchvision class that downloads it."""
+    image_size: str = "varies"  # such as `"32×32"`
+    megabytes: float | None = None  # size of the download; None: nothing is downloaded
+    preprocess: str = "cifar10"  # the `Preprocess` preset that its usual models take
+    local: tuple[tuple[str, str], ...] = ()  # format and path where it may lie below FDBD_DATA ({split} is replaced)
+    torchvision: str | None = None  # the torchvision class that downloads it
     archive: Archive | None = None
     npm: Npm | None = None
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Known hashes by file name (of the unpacked file for ``.gz``)."""
+    sha256: Mapping[str, str] = field(default_factory=dict)  # by file name; of the unpacked file for `.gz`
 
 
 def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
@@ -101,10 +84,7 @@ def list_datasets() -> list[DatasetInfo]:
 
 
 def info(name: str) -> DatasetInfo:
-    """What is known of a dataset.
-
-    Raises:
-        ValueError: for a name that is unknown, with the nearest that is not.
+    """What is known of a dataset; a ValueError names the nearest where there is none.
 
     >>> info("cifar10").counts["test"], info("cifar10-c:fog:3").title
     (10000, 'CIFAR-10-C, fog at severity 3')
@@ -125,8 +105,7 @@ def parse_corruption(name: str) -> tuple[str, int]:
     parts = name.split(":")
     known = (*CORRUPTIONS, "frost", "mixed")
     if len(parts) != 3 or parts[1] not in known or parts[2] not in map(str, SEVERITIES):
-        raise ValueError(
-            f"{name!r} is no corrupted set, expected cifar10-c:CORRUPTION:SEVERITY with a severity from 1 to 5 and "
-            f"one of {', '.join(known)} ({', '.join(FAMILIES)} together make mixed)"
-        )
+        form = "cifar10-c:CORRUPTION:SEVERITY with a severity from 1 to 5"
+        which = f"{', '.join(known)} ({', '.join(FAMILIES)} together make mixed)"
+        raise ValueError(f"{name!r} is no corrupted set, expected {form} and one of {which}")
     return parts[1], int(parts[2])
