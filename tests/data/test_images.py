@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdbd.data.images import ImageError, centre_square, decode, resize
+from fdbd.data.images import ImageError, centre_square, decode
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -158,8 +158,3 @@ def test_centre_square_cuts_the_longer_side() -> None:
     pixels = gradient(4, 8)
     np.testing.assert_array_equal(centre_square(pixels, 4), pixels[:, 2:6])
     assert centre_square(pixels, 3).shape == (3, 3, 3)
-
-
-def test_resize_names_the_filters_it_knows() -> None:
-    with pytest.raises(ValueError, match="bicubic"):
-        resize(gradient(), 3, 3, "cubic")

@@ -72,9 +72,8 @@ class Preprocess:
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
         if self.resize is not None and (self.crop != "centre" or self.resize < self.size):
-            raise ValueError(
-                f"resize is {self.resize} with crop {self.crop!r}, expected crop 'centre' and at least size {self.size}"
-            )
+            what = f"resize is {self.resize} with crop {self.crop!r}"
+            raise ValueError(f"{what}, expected crop 'centre' and at least size {self.size}")
 
     @classmethod
     def preset(cls, name: str) -> Preprocess:
@@ -118,11 +117,8 @@ class Preprocess:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def fit(self, image: Pixels) -> Pixels:
-        """One image (H, W, 3) to (size, size, 3), still uint8.
-
-        Raises:
-            ImageError: a long and narrow image has more than MAX_PIXELS when its short side is brought to size.
-        """
+        """One image (H, W, 3) to (size, size, 3), still uint8. A long and narrow one that has more than MAX_PIXELS when
+        its short side is brought to size is an ImageError."""
         height, width = image.shape[:2]
         size = self.size
         if self.crop == "tf":
@@ -134,10 +130,8 @@ class Preprocess:
         short = size if self.resize is None else self.resize
         target = (short, int(short * width / height)) if height <= width else (int(short * height / width), short)
         if target[0] * target[1] > MAX_PIXELS:
-            raise ImageError(
-                f"the image has {width} × {height} pixels and, resized to a short side of {short}, more than the limit "
-                f"of {MAX_PIXELS:,}"
-            )
+            what = f"the image has {width} × {height} pixels and, resized to a short side of {short}"
+            raise ImageError(f"{what}, more than the limit of {MAX_PIXELS:,}")
         image = resize(image, *target, self.interpolation)
         top, left = (round((side - size) / 2) for side in image.shape[:2])
         return image[top : top + size, left : left + size]

@@ -70,9 +70,6 @@ def _count_blocks(network: str, depth: int, others: int) -> int:
     return (depth - others) // 6
 
 
-# ── residual networks (He et al., 2016) ────────────────────────────────────────────────────────────────────────────
-
-
 class Residual(nn.Module):
     """Convolutions with batch norms, ``(width, kernel, stride)`` each, beside a shortcut; None: a projection where the
     shape changes."""
@@ -200,9 +197,6 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     weight.copy_(torch.cat([filters, -filters]))
     assert model.stem.bias is not None
     model.stem.bias.zero_()
-
-
-# ── pre-activation: blocks that normalise and rectify first ────────────────────────────────────────────────────────
 
 
 class PreActivated(Network):

@@ -306,9 +306,6 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
     )
 
 
-# ── what a loader yields and a model takes ─────────────────────────────────────────────────────────────────────────
-
-
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     """Splits what a loader yields into what the model takes and class indices (N,), or None where there are none.
 

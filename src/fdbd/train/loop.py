@@ -1,8 +1,5 @@
-"""The training loop: one for every objective, one or many processes, resumable bit for bit.
-
-All randomness of a step is seeded by (seed, step), so a checkpoint holds no generator state and a run that was killed
-goes on exactly as if it had not been.
-"""
+"""The training loop: one for every objective, one or many processes. All randomness of a step is seeded by (seed,
+step), so a checkpoint holds no generator state and a run that was killed goes on exactly as if it had not been."""
 
 from __future__ import annotations
 
@@ -74,8 +71,7 @@ def train(
     test_set = None if test is None else Images(test, config.num_classes, config.image_size)
     if config.batch_size > len(train_set):
         raise ValueError(f"a batch of {config.batch_size} is larger than the {len(train_set)} images given")
-    folder = None if out is None else Path(out)
-    if folder is not None:
+    if (folder := None if out is None else Path(out)) is not None:
         folder.mkdir(parents=True, exist_ok=True)
     where = choose_device(device)
     if where.type == "cuda" and where.index is None:  # pragma: no cover - GPU; under torchrun each process has its own
@@ -122,11 +118,9 @@ class _Run:
         self.rank, self.processes = world()
         self.rows = rows_of(self.rank, self.processes, config.batch_size)
         self.epoch_steps = len(data) // config.batch_size
-        self.total = self.epoch_steps * config.epochs
-        self.step = 0
+        self.step, self.total = 0, self.epoch_steps * config.epochs
         self.order, self.ordered = torch.empty(0), -1  # the images' order in epoch `ordered`
-        self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
-        self.seconds = 0.0
+        self.sums, self.seconds = torch.zeros(2), 0.0  # loss and accuracy, summed over this epoch's steps
         self.history: list[Row] = []
         self.has_head = False  # of a contrastive objective
 
@@ -156,13 +150,10 @@ class _Run:
         self.scaler = torch.amp.GradScaler(device.type, enabled=half)
         self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
         if self.processes > 1:
-            self.forward = nn.parallel.DistributedDataParallel(
-                self.objective, device_ids=[device.index] if device.type == "cuda" else None
-            )
+            devices = [device.index] if device.type == "cuda" else None
+            self.forward = nn.parallel.DistributedDataParallel(self.objective, devices)
         if device.type == "cuda":  # pragma: no cover - GPU
             self.forward = torch.compile(self.forward)
-
-    # -- one step ------------------------------------------------------------------------------------------------
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """This process's part of the next joint batch: `views` copies of its images, normalised, and the labels."""
@@ -214,8 +205,6 @@ class _Run:
         new = self.model.state_dict()
         for key, average in self.kept.state_dict().items():
             average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(new[key])
-
-    # -- many steps ----------------------------------------------------------------------------------------------
 
     def fit(self, log_kind: str, checkpoint_steps: int) -> None:
         """From where it stands to the end."""
@@ -285,8 +274,6 @@ class _Run:
             models.save_weights(model, path, metadata=said)
         return Trained(model.eval(), self.history, accuracy, config, path)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
-
     def _parts(self) -> dict[str, Any]:
         """What has weights or moments of its own."""
         parts = {"objective": self.objective, "optimizer": self.optimizer, "scaler": self.scaler}
@@ -329,12 +316,10 @@ def _describe(config: Preset) -> str:
 
 def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:
     parameters = [p for p in module.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
+    decayed = [p for p in parameters if config.decay_all or p.ndim > 1]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": config.weight_decay}]
     if not config.decay_all:
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)

