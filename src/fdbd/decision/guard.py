@@ -23,8 +23,7 @@ from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
-from fdbd.fitting import distributed
-from fdbd.fitting.driver import fit_together
+from fdbd.fitting.driver import fit_together, over_processes
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, rows_finite, split_batch
@@ -132,7 +131,7 @@ class Guard(nn.Module):
             progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
-        combine = distributed.combine if distributed.is_active() else None
+        combine = over_processes()
         head = self.head
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))

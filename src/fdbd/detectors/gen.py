@@ -8,9 +8,6 @@ from fdbd.detectors.base import Batch, Detector, Needs, Paper, at_least_one, log
 from fdbd.detectors.softmax import bound_, gaps
 from fdbd.util.torch_compat import is_plain, tracing
 
-_NEARLY_UNDERFLOWS = {torch.float32: -60.0, torch.float64: -600.0}
-"""Logarithms of sums from which on down the bounds on exponents are felt."""
-
 
 class GEN(Detector):
     """Negative generalised entropy of the largest probabilities (Liu et al., 2023).
@@ -48,7 +45,7 @@ class GEN(Detector):
         others = -below.mul_(weights).sum(dim=1, keepdim=True)
         total = others + shared
         rest_of_largest = (others + (shared - 1)).log()
-        is_tiny = rest_of_largest < _NEARLY_UNDERFLOWS[gap.dtype]
+        is_tiny = rest_of_largest < (-60 if gap.dtype == torch.float32 else -600)  # the bounds on exponents are felt
         if tracing() or is_tiny.any():
             exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(dim=1, keepdim=True)
             rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
@@ -14,11 +16,8 @@ from fdbd.core.perturbation import adversarial, checked_std
 from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Paper, Passes, as_matrix, expect
 from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Together, Transformed, check_finite
 
-ADVERSARIAL_STEP = 0.05
-"""Step of the adversarial samples that weigh the layers, in [0, 1] pixel units."""
-
-_ADVERSARIAL = "adversarial:"
-"""Prefix of the names under which layers of adversarial copies stand in Batch.layers; their features are a view."""
+ADVERSARIAL_STEP = 0.05  # of the samples that weigh the layers, in [0, 1] pixel units
+_ADVERSARIAL = "adversarial:"  # before the names of adversarial copies' layers in Batch.layers; features are a view
 
 
 class MDS(Detector):
@@ -85,16 +84,16 @@ class MDS(Detector):
             self.set(weights=torch.full((count,), 1 / count, dtype=torch.float64), intercept=torch.zeros(()))
             if moments.has_adversarial:
                 bank = yield Bank(value=self._clean_and_adversarial)
-                self._weigh(*bank.samples().double().chunk(2, dim=1))
+                self._weigh(bank.samples().double().numpy())
 
-    def _weigh(self, clean: Tensor, perturbed: Tensor) -> None:
-        """Weigh the layers by a logistic regression of clean against adversarially perturbed samples, (N, L + 1) each,
-        with scikit-learn's default penalty."""
+    def _weigh(self, scores: NDArray[np.float64]) -> None:
+        """Weigh the layers by a logistic regression of clean against adversarially perturbed samples, (N, 2L + 2) of
+        both side by side, with scikit-learn's default penalty."""
         from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-        is_clean = torch.arange(2 * len(clean)) < len(clean)
+        is_clean = np.arange(2 * len(scores)) < len(scores)
         regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
-        regression.fit(torch.cat([clean, perturbed]).numpy(), is_clean.numpy())
+        regression.fit(np.concatenate(np.split(scores, 2, axis=1)), is_clean)
         self.set(weights=torch.as_tensor(regression.coef_[0]), intercept=torch.as_tensor(regression.intercept_[0]))
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
@@ -107,8 +106,8 @@ class MDS(Detector):
         return batch._replace(layers={**(batch.layers or {}), **copies}, views=moved.features[None])
 
     def example(self) -> Batch:
-        widths = [getattr(self, buffer_name("means", part)).shape[1] for part in range(1, len(self.layers) + 1)]
-        layers = {name: self.means.new_zeros(2, width) for name, width in zip(self.layers, widths)}
+        means = [getattr(self, buffer_name("means", part)) for part in range(1, len(self.layers) + 1)]
+        layers = {name: part.new_zeros(2, part.shape[1]) for name, part in zip(self.layers, means)}
         return super().example()._replace(layers=layers or None)
 
     def buffer_shape(self, name: str) -> str | None:
@@ -135,8 +134,7 @@ class MDS(Detector):
 
     def _clean_and_adversarial(self, batch: Batch) -> Tensor:
         """(N, 2L + 2) standardised scores of each sample and of its adversarial copy."""
-        assert batch.layers is not None
-        assert batch.views is not None
+        assert batch.layers is not None and batch.views is not None  # noqa: PT018
         perturbed = Batch(batch.views[0], layers={name: batch.layers[_ADVERSARIAL + name] for name in self.layers})
         pair = [self.standardised(part.to(dtype=self.means.dtype)) for part in (batch, perturbed)]
         for what, scores in zip(("clean", "perturbed"), pair):
@@ -171,7 +169,7 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
         )
     parts = [batch.features, *((batch.layers or {})[name] for name in layers)]
     for name, part in zip(layers, parts[1:]):
-        if part.ndim != 2 or part.shape[0] != batch.features.shape[0]:
+        if part.ndim != 2 or part.shape[0] != batch.features.shape[0]:  # `len` would fix the batch size of a graph
             expected = f"({batch.features.shape[0]}, P): one row per sample"
             raise ValueError(f"layer {name!r} has shape {tuple(part.shape)}, expected {expected}")
     return parts

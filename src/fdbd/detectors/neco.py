@@ -8,7 +8,6 @@ from torch import Tensor
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
 from fdbd.fitting.statistics import Moments
 
-_AUTHORS_DIMENSION = 100  # of the authors' code, for 1,000 classes
 _NEGLIGIBLE = 1e-9  # a spread below this share of the largest is rounding, not variation
 
 
@@ -48,7 +47,7 @@ class NECO(Detector):
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
-        dimension = self.dimension or max(1, min(_AUTHORS_DIMENSION, head.num_classes, width - 1))
+        dimension = self.dimension or max(1, min(100, head.num_classes, width - 1))
         if dimension > width:
             raise ValueError(f"dimension is {dimension}, but features have only {width}: expected at most {width}")
         moments = yield Moments(width)

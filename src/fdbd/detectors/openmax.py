@@ -12,9 +12,6 @@ from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import ClassMeans, in_float64, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
 
-_CERTAIN = 20.0  # exp(−exp(20)) is 0 in float64
-_FAR = 1e3  # in scales: further away nothing is more extreme
-
 
 class OpenMax(Detector):
     """Odds of the known classes against an unknown one that extreme-value theory adds (Bendale & Boult, 2016).
@@ -75,9 +72,9 @@ class OpenMax(Detector):
         squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
         distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
         location, inverse_scale, shape = self.laws[top.indices].unbind(dim=2)
-        relative = ((distance - location) * inverse_scale).clamp(torch.finfo(logits.dtype).eps - 1, _FAR)
+        relative = ((distance - location) * inverse_scale).clamp(torch.finfo(logits.dtype).eps - 1, 1e3)
         log = 2 * torch.atanh(relative / (2 + relative))  # log(1 + relative), whose small values ONNX would round away
-        extreme = 1 - (-(shape * log).clamp_max(_CERTAIN).exp()).exp()
+        extreme = 1 - (-(shape * log).clamp_max(20).exp()).exp()  # exp(−exp(20)) is 0 in float64
         extreme = torch.where(self.seen[top.indices], extreme, 1.0)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
         moved = top.values * extreme * (1 - ranks / top.values.shape[1])

@@ -75,11 +75,8 @@ class SSD(Detector):
         (self._set_shared if shared else self._set_own)(summed.statistic)
 
     def _set_shared(self, moments: ClassMoments) -> None:
-        whitening = whitener(moments.within_class_covariance(), moments.covariance().trace())
-        means = moments.means()[moments.counts > 0] - moments.mean()
-        self.set(
-            center=moments.mean(), whitener=whitening, means=means @ whitening.T, shrinkages=means.new_ones(len(means))
-        )
+        whitening, means = moments.whitened()
+        self.set(center=moments.mean(), whitener=whitening, means=means, shrinkages=torch.ones(len(means)))
 
     def _set_own(self, moments: ClusterMoments) -> None:
         seen = [part for part in moments.parts if part.count]

@@ -13,8 +13,6 @@ from fdbd.fitting.statistics import Sum, in_float64, with_logits
 
 INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 """Grid of 1/T on which the likelihood is summed: T from 64 down to 1/64."""
-_NEIGHBOURHOOD = 1.05  # the second pass looks this far to either side of the first pass's minimum
-_ELEMENTS_AT_A_TIME = 1 << 19  # float64 logits that are worked on at once: 4 MB
 
 
 class TemperatureScaling(Detector):
@@ -49,13 +47,14 @@ class TemperatureScaling(Detector):
         self.scale = one_of("scale", scale, "log", "probability")
 
     def passes(self, head: Head) -> Passes:
-        coarse = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=INVERSE_TEMPERATURES)), head)
-        best, inside = minimum(INVERSE_TEMPERATURES, coarse.sum())
-        is_found = not inside
-        while not is_found:  # where a cubic describes the likelihood badly, the next pass looks around its end
-            around = (best / _NEIGHBOURHOOD, best, best * _NEIGHBOURHOOD)
-            fine = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=around)), head)
-            best, is_found = minimum(around, fine.sum())
+        grid = INVERSE_TEMPERATURES
+        while True:
+            sums = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=grid)), head)
+            best, is_inside = minimum(grid, sums.sum())
+            if is_inside != (grid is INVERSE_TEMPERATURES):  # found around the cubic's minimum, or at the grid's end
+                break
+            # Where a cubic describes the likelihood badly, the pass after looks around the end of these.
+            grid = (best / 1.05, best, best * 1.05)
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
     def score(self, batch: Batch) -> Tensor:
@@ -72,7 +71,7 @@ def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
     """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope over b:
     logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
     given = logits_of(batch)
-    rows = max(1, _ELEMENTS_AT_A_TIME // given.shape[1])
+    rows = max(1, (1 << 19) // given.shape[1])  # 4 MB of float64 at once
     pieces = []
     for logits, own in zip(in_float64(given, rows), torch.split(labels_of(batch), rows)):
         logits = logits - logits.amax(dim=1, keepdim=True)
@@ -91,13 +90,11 @@ def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
     """Where a convex function is least, given its values and slopes (2, G) at ascending points: the minimum of the
     cubic through the two points between which the slope changes sign, and True; an end point and False where the slope
     keeps its sign."""
-    values, slopes = sums.tolist()
-    after = next((index for index, slope in enumerate(slopes) if slope > 0), len(points))
-    if after in (0, len(points)):
-        return points[min(after, len(points) - 1)], False
-    left, right = after - 1, after
-    width = points[right] - points[left]
-    bend = slopes[left] + slopes[right] - 3 * (values[right] - values[left]) / width
-    root = (bend * bend - slopes[left] * slopes[right]) ** 0.5
-    share = (slopes[right] + root - bend) / (slopes[right] - slopes[left] + 2 * root)
-    return points[right] - width * share, True
+    right = int((sums[1] <= 0).long().cumprod(0).sum())  # the first slope that is positive
+    if right in (0, len(points)):
+        return points[min(right, len(points) - 1)], False
+    (value, end_value), (slope, end_slope) = sums[:, right - 1 : right + 1].tolist()
+    width = points[right] - points[right - 1]
+    bend = slope + end_slope - 3 * (end_value - value) / width
+    root = (bend * bend - slope * end_slope) ** 0.5
+    return points[right] - width * (end_slope + root - bend) / (end_slope - slope + 2 * root), True

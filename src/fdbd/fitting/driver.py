@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
+import torch.distributed
 
 from fdbd.core.batch import Batch, Head, as_batch, as_matrix, as_tensor
 from fdbd.core.configuration import Needs, Passes
@@ -43,7 +44,7 @@ def fit_together(
         detectors: unfitted or fitted before; all are fitted anew.
         batches: one Batch, or an iterable that starts anew with each pass.
         head: the linear head.
-        combine: merges a statistic over processes that each see a shard of the data (`fdbd.fitting.distributed`).
+        combine: merges a statistic over processes that each see a shard of the data (`over_processes`).
     """
     data = [batches] if isinstance(batches, Batch) else batches
     iterator = iter(data)
@@ -116,6 +117,23 @@ def side_by_side(programs: Sequence[Passes]) -> Passes:
             with suppress(StopIteration):
                 asked[number] = programs[number].send(summed)
         sums = dict(zip(asked, (yield Together(asked.values(), tuple(asked))).parts)) if asked else {}
+
+
+def over_processes() -> Callable[[Any], Any] | None:
+    """Under torchrun, what merges a statistic over all processes in the order of their ranks, so that each gets the
+    same; None for a process alone."""
+    group = torch.distributed
+    if not (group.is_available() and group.is_initialized() and group.get_world_size() > 1):
+        return None
+
+    def combine(statistic: Any) -> Any:
+        shards: list[Any] = [None] * group.get_world_size()
+        group.all_gather_object(shards, statistic)
+        for shard in shards[1:]:
+            shards[0].merge(shard)
+        return shards[0]
+
+    return combine
 
 
 def update_all(

@@ -53,18 +53,13 @@ class Sketch:
 
 def sample_hashes(inputs: Any) -> Tensor:
     """(N,) int64, one hash per sample of a batch; empty where there is no tensor in it."""
-    tensor = _first_tensor(inputs)
-    if tensor is None or not tensor.ndim or not tensor.shape[0]:
-        return torch.zeros(0, dtype=torch.int64, device="cpu")
-    rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
-    step = max(1, rows.shape[1] // _VALUES)
-    return row_hashes(rows[:, ::step].cpu())
-
-
-def _first_tensor(inputs: Any) -> Tensor | None:
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    values = values if isinstance(inputs, (Mapping, tuple, list)) else (inputs,)
-    found = next((value for value in values if isinstance(value, (Tensor, np.ndarray))), None)
+    parts = (
+        inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
+    )
+    found = next((part for part in parts if isinstance(part, (Tensor, np.ndarray))), None)
     if isinstance(found, np.ndarray):
-        return torch.from_numpy(found) if found.dtype.kind in "biuf" else None
-    return found
+        found = torch.from_numpy(found) if found.dtype.kind in "biuf" else None
+    if found is None or not found.ndim or not found.shape[0]:
+        return torch.zeros(0, dtype=torch.int64, device="cpu")
+    rows = found.detach().flatten(1) if found.ndim > 1 else found.detach()[:, None]
+    return row_hashes(rows[:, :: max(1, rows.shape[1] // _VALUES)].cpu())
