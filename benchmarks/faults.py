@@ -746,13 +746,11 @@ def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: No
                 dataset = ray.data.from_arrow([table.slice(start, 2500) for start in range(0, ROWS, 2500)])
                 found = [row["score"] for row in on_ray.score(guard, dataset, workers=pool).iter_rows()]
             else:
-                opened, rows = (
-                    scoring.open_guard(place / "guard.safetensors"),
-                    scoring.open_rows(place / "today.parquet"),
-                )
-                parts = list(enumerate(rows.spans(1000)))
-                tables = on_ray.file_tables(opened, rows, parts, pool)
-                found = [score for _, _, table in tables for score in table.scores.tolist()]
+                opened = scoring.open_guard(place / "guard.safetensors")
+                rows = scoring.open_rows(str(place / "today.parquet"))
+                work, parts = scoring.Scoring(opened, rows).part, list(enumerate(rows.spans(1000)))
+                tables = [table for _, some in pool.run(opened.guard, work, parts) for table in some]
+                found = [score for table in tables for score in table.columns["score"].tolist()]
             expect(len(found) == ROWS, f"{len(found)} rows of {ROWS}")
             expect(np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores")
         except BaseException as error:

@@ -25,7 +25,7 @@ from PIL import Image
 import fdbd
 from fdbd import networks as models
 from fdbd.jobs.fitting import fit_files
-from fdbd.jobs.scoring import score_files
+from fdbd.jobs.scoring import Engine, score_files
 from fdbd.networks.by_name import model_by_name
 
 MODEL = "cifar10-ce"
@@ -59,8 +59,8 @@ def peak_memory(guard: Path, data: Path, out: Path, batch_size: int) -> int:
     """Bytes at the peak of a process that scores `data` (Linux). Not ``ru_maxrss``, which starts at the peak of the
     process that started it."""
     code = (
-        "import sys; from fdbd.jobs.scoring import score_files; "
-        "score_files(*sys.argv[1:4], batch_size=int(sys.argv[4]), progress=False); "
+        "import sys; from fdbd.jobs.scoring import Engine, score_files; "
+        "score_files(*sys.argv[1:4], Engine(batch_size=int(sys.argv[4]), progress=False)); "
         "print(*[line for line in open('/proc/self/status') if line.startswith('VmHWM')])"
     )
     command = [sys.executable, "-c", code, *map(str, (guard, data, out, batch_size))]
@@ -72,9 +72,8 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     guard = folder / "images.safetensors"
     for size in (count // 10, count):
         make_images(folder, size)
-    fit_files(
-        model_by_name(MODEL), str(folder / f"png-{count // 10}"), network_never_saw_data=True, progress=False
-    ).guard.save(guard)
+    engine = Engine(batch_size=batch_size, progress=False)
+    fit_files(model_by_name(MODEL), str(folder / f"png-{count // 10}"), None, engine, holdout=0.2).guard.save(guard)
     kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -82,7 +81,7 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     for _ in range(rounds):
         for kind, name in kinds.items():
             data = str(folder / name.format(count))
-            summary = score_files(guard, data, folder / "out.parquet", batch_size=batch_size, progress=False)
+            summary = score_files(guard, data, folder / "out.parquet", engine)
             bare.append(bare_model(count, batch_size))
             alone = (bare[-2] + bare[-1]) / 2  # the machine drifts: the model's time before and after
             rates[kind].append(summary.rate)
@@ -119,10 +118,10 @@ def features(folder: Path, count: int, width: int, rounds: int) -> str:
     guard = fdbd.Guard(fdbd.Head(torch.randn(10, width), torch.zeros(10)))
     guard.fit(fdbd.Batch(torch.randn(5000, width))).calibrate(fdbd.Batch(torch.randn(1000, width)))
     guard.save(guard_path)
-    reads, scores, shares = [], [], []
+    reads, scores, shares, quiet = [], [], [], Engine(progress=False)
     for _ in range(rounds):
         reads.append(seconds_of(lambda: pq.read_table(path, columns=["features"])))
-        scores.append(seconds_of(lambda: score_files(guard_path, str(path), folder / "out.parquet", progress=False)))
+        scores.append(seconds_of(lambda: score_files(guard_path, str(path), folder / "out.parquet", quiet)))
         shares.append(reads[-1] / scores[-1])
     share = statistics.median(shares)
     row = [seconds_text(statistics.median(reads)), seconds_text(statistics.median(scores)), f"{share:.2f}"]

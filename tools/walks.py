@@ -17,6 +17,14 @@ from types import FrameType
 from typing import Any
 
 
+class InThisThread:
+    """In place of a cluster: parts are decided here, where they can be watched."""
+
+    def run(self, guard: Any, work: Callable[[Any], Any], pieces: Any) -> Iterator[Any]:
+        for piece in pieces:
+            yield piece, work(piece)
+
+
 @contextmanager
 def watched() -> Iterator[list[str]]:
     """Modules of fdbd whose functions run inside the block, in the order of their first call, threads included."""
@@ -64,14 +72,9 @@ def image_to_row(folder: Path) -> list[str]:
     rows = open_rows(str(folder / "images"))
     output = Output(folder / "scores.parquet", rows.names)
     opened.guard(inputs[:1])
-    with watched() as found:  # decoded by threads of this process, where they can be watched
-        scoring._write_parts(
-            output,
-            {},
-            rows,
-            lambda todo: scoring.image_tables(opened, rows, 16, 1, False, todo, processes=False),
-            False,
-        )
+    with watched() as found:
+        engine = scoring.Engine(batch_size=16, progress=False)
+        scoring.Scoring(opened, rows, engine).write(output, InThisThread())  # type: ignore[arg-type]
     return found
 
 

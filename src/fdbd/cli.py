@@ -25,6 +25,7 @@ from fdbd.commands.score import score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts
+from fdbd.util.version import __version__
 
 COMMANDS = (bench, compare, fit, score, gallery, explain, export, serve, paper, data, cache, train, doctor)
 """In the order of `fdbd --help`."""
@@ -55,13 +56,8 @@ app = typer.Typer(
 def _options(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
-    if context.invoked_subcommand is None and not version:
-        typer.echo(FIRST_STEPS)
-        raise typer.Exit
-    if version:
-        from fdbd.util.version import __version__
-
-        typer.echo(__version__)
+    if version or context.invoked_subcommand is None:
+        typer.echo(__version__ if version else FIRST_STEPS)
         raise typer.Exit
 
 
@@ -70,10 +66,8 @@ for _command in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program. Bad input ends in one line on standard error and exit code 2; FDBD_DEBUG=1 shows where.
-
-    Warnings are a line each, too.
-    """
+    """Run the program. Bad input and warnings are a line each on standard error, the former with exit code 2;
+    FDBD_DEBUG=1 shows where."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         warnings.simplefilter("default", UserWarning)

@@ -33,10 +33,8 @@ class Problem(NamedTuple):
 
 
 def check_detector(detector: Detector | Shaping | str) -> None:
-    """Run every check on a detector, on a shaping (before Energy) or on what a name stands for.
-
-    Raises an AssertionError where the detector breaks a promise. The detector itself is left as it is. `torch.export`
-    is tried on what works on features alone; `check_onnx` is apart, since it takes seconds and an extra.
+    """Run every check on a detector, on a shaping (before Energy) or on what a name stands for; it is left as it is. An
+    AssertionError tells of a broken promise. `check_onnx` is apart, since it takes seconds and an extra.
 
     >>> from fdbd import MSP
     >>> check_detector(MSP())
@@ -78,18 +76,14 @@ def fitted(detector: Detector, problem: Problem, batches: Any = None) -> Detecto
     """A copy of the detector, fitted, and calibrated where it needs that."""
     detector = copy.deepcopy(detector)
     fit_together([detector], [problem.train] if batches is None else batches, problem.head)
-    return _calibrated(detector, problem)
+    if isinstance(detector, Ensemble):
+        detector.calibrate(problem.train)
+    return detector
 
 
 def _solved(detector: Detector, dtype: torch.dtype = torch.float64, views: bool = True) -> tuple[Problem, Detector]:
     problem = make_problem(detector, dtype, views=views)
     return problem, fitted(detector, problem)
-
-
-def _calibrated(detector: Detector, problem: Problem) -> Detector:
-    if isinstance(detector, Ensemble):
-        detector.calibrate(problem.train)
-    return detector
 
 
 def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: float = 1e-6) -> None:
@@ -166,7 +160,9 @@ def check_merging(detector: Detector) -> None:
             total = pickle.loads(pickle.dumps(parts[0]))
             for part in parts[1:]:
                 total.merge(part)
-        found = _calibrated(learner, problem).score(problem.queries)
+        if isinstance(learner, Ensemble):
+            learner.calibrate(problem.train)
+        found = learner.score(problem.queries)
         _assert_close(found, expected, "merged statistics give other scores than one pass")
 
 
@@ -186,12 +182,12 @@ def check_fails_closed(detector: Detector) -> None:
     """A NaN or an infinity in anything that a score reads gives −inf, and leaves the other rows alone."""
     problem, learner = _solved(detector, torch.float32)
     needs, queries = detector.needs, problem.queries._replace(logits=None)
-    read = [
-        *(["features"] if needs.features or needs.logits else []),
-        *(["logits"] if needs.logits else []),
-        *(["views"] if needs.views and queries.views is not None else []),
-        *needs.layers,
-    ]
+    is_read = {
+        "features": needs.features or needs.logits,
+        "logits": needs.logits,
+        "views": needs.views and queries.views is not None,
+        **dict.fromkeys(needs.layers, True),
+    }
 
     def spoilt(name: str, bad: float) -> Batch:
         """The queries with a number in place of one entry of each of the first three rows, in all views."""
@@ -202,7 +198,7 @@ def check_fails_closed(detector: Detector) -> None:
         part[..., [0, 1, 2], [0, part.shape[-1] // 2, -1]] = bad
         return queries._replace(**{"layers": {**layers, name: part}} if name in layers else {name: part})
 
-    for name in read:
+    for name in filter(is_read.get, is_read):
         clean = learner.score(spoilt(name, 0.5))
         for bad in (math.nan, math.inf, -math.inf):
             scores = learner.score(spoilt(name, bad))
@@ -251,10 +247,8 @@ def check_dtypes(detector: Detector) -> None:
         assert scores.dtype == torch.float32, f"{dtype} features have scores of {scores.dtype}, expected torch.float32"
         _assert_close(scores, learner.score(given.to(dtype=torch.float32)), f"{dtype} features score otherwise", 1e-4)
     array: Any = problem.queries.features.numpy()
-    scores = learner.score(problem.queries)
-    _assert_close(
-        learner.score(problem.queries._replace(features=array)), scores, "arrays score otherwise than tensors"
-    )
+    scores, of_array = learner.score(problem.queries), learner.score(problem.queries._replace(features=array))
+    _assert_close(of_array, scores, "arrays score otherwise than tensors")
     if not detector.needs.network:  # a step along a gradient's sign has no digits to agree in
         exact_problem, exact = _solved(detector)
         _assert_close(scores, exact.score(exact_problem.queries), "float32 scores are not those of float64", 2e-3)
@@ -306,10 +300,8 @@ def check_leaves_inputs_alone(detector: Detector) -> None:
 def check_fitting_again(detector: Detector) -> None:
     """A second fit forgets the first."""
     problem, learner = _solved(detector)
-    again = fitted(detector, make_problem(detector, seed=1))
-    fit_together([again], [problem.train], problem.head)
-    found = _calibrated(again, problem).score(problem.queries)
-    _assert_close(found, learner.score(problem.queries), "a second fit remembers the first")
+    again = fitted(fitted(detector, make_problem(detector, seed=1)), problem)
+    _assert_close(again.score(problem.queries), learner.score(problem.queries), "a second fit remembers the first")
 
 
 def check_saving(detector: Detector) -> None:

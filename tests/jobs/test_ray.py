@@ -29,7 +29,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
-from fdbd.data.datasets import Images  # noqa: E402
+from fdbd.data.images import Images  # noqa: E402
 from fdbd.decision.guard_file import OpenedGuard  # noqa: E402
 from fdbd.jobs import ray as on_ray  # noqa: E402
 from fdbd.jobs import scoring  # noqa: E402
@@ -453,7 +453,8 @@ def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
     model, inputs = nn.Sequential(nn.Flatten(), nn.Linear(48, 4)).eval(), torch.rand(50, 3, 4, 4)
     guard = fdbd.Guard(model).fit([inputs[:25]]).calibrate([inputs[25:]])
     rows = Images(Deadly(), source="deadly")
-    tables = on_ray.file_tables(OpenedGuard(guard, Preprocess(4), ()), rows, on_ray.Workers(1), False, [(0, range(1))])
+    work = scoring.Scoring(OpenedGuard(guard, Preprocess(4), ()), rows).part
+    tables = on_ray.Workers(1).run(guard, work, [(0, range(1))])
     with pytest.raises(RuntimeError, match="a worker died 4 times over the same piece of work"):
         list(tables)
 

@@ -66,14 +66,16 @@ def slow_job(tmp_path, monkeypatch) -> Path:
         Image.fromarray(image).save(folder / f"{number:03d}.png")
     (folder / "150.png").write_bytes(b"broken")
     built = model_by_name("slowmodel:slow", preprocess='{"size": 4}')
-    fit_files(built, "images", network_never_saw_data=True, batch_size=64, workers=1).guard.save("guard.safetensors")
+    engine = scoring.Engine(batch_size=64, workers=1)
+    fit_files(built, "images", None, engine, holdout=0.2).guard.save("guard.safetensors")
     return tmp_path
 
 
 def start(folder: Path, out: str) -> subprocess.Popen[bytes]:
     code = (
         "import fdbd.jobs.scoring as s; s.PART_ROWS = 16; "
-        f"s.score_files('guard.safetensors', 'images', {out!r}, model='slowmodel:slow', batch_size=4, workers=1)"
+        "engine = s.Engine(batch_size=4, workers=1); "
+        f"s.score_files('guard.safetensors', 'images', {out!r}, engine, 'slowmodel:slow')"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), PACKAGE]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment)
@@ -88,9 +90,8 @@ def kill_when_some_are_done(process: subprocess.Popen[bytes], parts: Path, count
 
 
 def score(out: str, **options) -> scoring.Summary:
-    return scoring.score_files(
-        "guard.safetensors", "images", out, model="slowmodel:slow", batch_size=4, workers=1, **options
-    )
+    engine = scoring.Engine(batch_size=4, workers=1)
+    return scoring.score_files("guard.safetensors", "images", out, engine, "slowmodel:slow", **options)
 
 
 def test_a_killed_run_goes_on_and_ends_like_one_that_was_left_alone(slow_job) -> None:
@@ -135,7 +136,7 @@ def test_other_data_do_not_mix_with_what_an_earlier_run_left(slow_job) -> None:
 def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fdbd.jobs.output.PATIENCE_SECONDS", 0.0)
     first, second = (Output(tmp_path / "out.parquet", range(0)) for _ in range(2))
-    with first.hold({}, {}), pytest.raises(RuntimeError, match="another run"), second.hold({}, {}):
+    with first.hold({}, 1), pytest.raises(RuntimeError, match="another run"), second.hold({}, {}):
         pass
 
 
@@ -146,7 +147,7 @@ def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> No
     (tmp_path / "out.parquet.parts").mkdir()
     for path in (*drafts, *others):
         path.touch()
-    with Output(out, range(0)).hold({}, {}):
+    with Output(out, range(0)).hold({}, 1):
         assert [path.exists() for path in (*drafts, *others)] == [False, False, True, True, True]
 
 
@@ -214,8 +215,8 @@ def test_memory_is_the_same_for_ten_times_the_images(slow_job) -> None:
     # Not ru_maxrss, which starts at the peak of the process that started it: this one's.
     code = """
 import json, sys
-from fdbd.jobs.scoring import score_files
-summary = score_files("guard.safetensors", sys.argv[1], sys.argv[2], model="fastmodel:fast", workers=1)
+from fdbd.jobs.scoring import Engine, score_files
+summary = score_files("guard.safetensors", *sys.argv[1:3], Engine(workers=1), "fastmodel:fast")
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([summary.rows, int(peak)]))
 """

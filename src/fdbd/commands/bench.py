@@ -6,7 +6,7 @@ import json
 import time
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,33 +14,27 @@ from fdbd.commands import options
 from fdbd.commands.options import arg, opt
 
 if TYPE_CHECKING:
-    from fdbd.bench import Benchmark, Results
+    from fdbd.bench import Results
 
 WRITERS = {"html": "to_html", "json": "to_json", "csv": "to_csv", "md": "to_markdown", "tex": "to_latex"}
 """Methods of `Results` by format."""
-SHORT = 5
-"""Detectors in the table, and fDBD, unless all are asked for."""
 Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
 
 
 def bench(
-    config: Annotated[Path | None, arg("A .toml file; left out, the features in the package are used.")] = None,
-    model: Annotated[str, opt("Which of the package's models, where there is no config.")] = "imagenet-resnet50",
-    detectors: Annotated[
-        str | None, opt("Comma-separated names: fdbd, knn, react+energy, package.module:Class, …; default: all.")
-    ] = None,
-    positive: Annotated[Positive | None, opt("FPR convention: id (the paper's, default) or ood (OpenOOD's).")] = None,
-    out: Annotated[Path, opt("Folder for report.html and results.json.")] = Path("."),
-    formats: Annotated[
-        str, opt("Files to write: any of html,json,csv,md,tex, comma-separated.", "--format")
-    ] = "html,json",
-    latency: Annotated[bool, opt("Time the score stage of each detector.")] = True,
-    device: options.Device = "auto",
-    autocast: options.Autocast = False,
-    trust_model: options.TrustModel = False,
-    show_all: Annotated[bool, opt("Print every detector and column that fits, not only the best.", "--all")] = False,
-    as_json: Annotated[bool, opt("Print the results as JSON instead of a table.", "--json")] = False,
-    init: Annotated[Path | None, opt("Write an example config there and exit.")] = None,
+    config: Path | None = arg(None, "A .toml file; left out, the features in the package are used."),
+    model: str = opt("imagenet-resnet50", "Which of the package's models, where there is no config."),
+    detectors: str | None = opt(None, "Comma-separated: fdbd, knn, react+energy, package.module:Class; default: all."),
+    positive: Positive | None = opt(None, "FPR convention: id (the paper's, default) or ood (OpenOOD's)."),
+    out: Path = opt(Path("."), "Folder for report.html and results.json."),
+    formats: str = opt("html,json", "Files to write: any of html,json,csv,md,tex, comma-separated.", "--format"),
+    latency: bool = opt(True, "Time the score stage of each detector."),
+    device: str = options.DEVICE,
+    autocast: bool = options.AUTOCAST,
+    trust_model: bool = options.TRUST_MODEL,
+    show_all: bool = opt(False, "Print every detector and column that fits, not only the best.", "--all"),
+    as_json: bool = opt(False, "Print the results as JSON instead of a table.", "--json"),
+    init: Path | None = opt(None, "Write an example config there and exit."),
 ) -> None:
     """Compare detectors on the same features: what was found, report.html and results.json.
 
@@ -50,7 +44,15 @@ def bench(
     Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`, `fdbd bench my.toml`
     """
     if init is not None:
-        _write_example(init)
+        from fdbd.bench.config import EXAMPLE
+        from fdbd.util.files import write_text
+
+        if init.suffix != ".toml":
+            raise ValueError(f"--init writes TOML, but {str(init)!r} does not end in .toml")
+        if init.exists():
+            raise FileExistsError(f"{str(init)!r} exists already; choose another name or remove it")
+        write_text(init, EXAMPLE.read_text(encoding="utf-8"))
+        typer.echo(f"wrote {init}; run: fdbd bench {init}")
         return
     suffixes, started = _names(formats), time.perf_counter()
     for name in suffixes:
@@ -73,7 +75,11 @@ def bench(
         benchmark = benchmark_of(described, device=device, trust=trust_model, autocast=precision)
     if positive is not None:
         benchmark.positive = "id" if positive is Positive.id else "ood"
-    typer.echo(f"fdbd: {_about(benchmark)}", err=True)
+    typer.echo(
+        f"fdbd: {benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
+        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed",
+        err=True,
+    )
     results = benchmark.run(chosen, latency=latency)
     out.mkdir(parents=True, exist_ok=True)
     written = [out / ("report.html" if suffix == "html" else f"results.{suffix}") for suffix in suffixes]
@@ -96,14 +102,6 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _about(benchmark: Benchmark) -> str:
-    """What happens next, in one line."""
-    return (
-        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
-        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed"
-    )
-
-
 def _show(results: Results, written: list[Path], seconds: float, show_all: bool) -> None:
     """What matters first, in a few lines; then the table."""
     from rich.console import Console
@@ -120,18 +118,6 @@ def _show(results: Results, written: list[Path], seconds: float, show_all: bool)
         console.print(f"[bold]{escape(sentence.subject)}[/]{escape(sentence.rest)}")
     files = ", ".join(map(str, written))
     console.print(f"[bold]Written[/] {escape(files)} in {seconds:.0f} s." if written else f"[dim]{seconds:.0f} s[/]")
-    table = results.table(width=console.width, top=None if show_all else SHORT)
+    table = results.table(width=console.width, top=None if show_all else 5)
     table.title = None  # stands above
     console.print(table)
-
-
-def _write_example(path: Path) -> None:
-    from fdbd.bench.config import EXAMPLE
-    from fdbd.util.files import write_text
-
-    if path.suffix != ".toml":
-        raise ValueError(f"--init writes TOML, but {str(path)!r} does not end in .toml")
-    if path.exists():
-        raise FileExistsError(f"{str(path)!r} exists already; choose another name or remove it")
-    write_text(path, EXAMPLE.read_text(encoding="utf-8"))
-    typer.echo(f"wrote {path}; run: fdbd bench {path}")

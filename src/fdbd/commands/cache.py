@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
 
 import typer
 
-from fdbd.commands.options import Json, answer, arg
+from fdbd.commands.options import JSON, answer, arg
 
 Action = Enum("Action", {"list": "list", "verify": "verify", "clear": "clear"}, type=str)
 
 
 def cache(
-    action: Annotated[Action, arg("list, verify or clear.", show_default=True)] = Action.list,
-    keys: Annotated[list[str] | None, arg("Only these entries, for clear.")] = None,
-    as_json: Json = False,
+    action: Action = arg(Action.list, "list, verify or clear.", show_default=True),
+    keys: list[str] | None = arg(None, "Only these entries, for clear."),
+    as_json: bool = JSON,
 ) -> None:
     """Look after cached features: one forward pass for each model, dataset and preprocessing.
 

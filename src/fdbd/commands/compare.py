@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from fdbd.commands.options import Json, answer, arg, print_table
+from fdbd.commands.options import JSON, answer, arg, print_table
 
 
 def compare(
-    first: Annotated[Path, arg("A results.json of fdbd bench.")],
-    second: Annotated[Path, arg("Another.")],
-    as_json: Json = False,
+    first: Path = arg(..., "A results.json of fdbd bench."),
+    second: Path = arg(..., "Another."),
+    as_json: bool = JSON,
 ) -> None:
     """Compare two results: AUROC of each detector in both, over the OOD sets that both have, and whether they differ.
 
@@ -27,14 +26,8 @@ def compare(
     sets, found = compare_results(Results.from_json(first), Results.from_json(second))
     if as_json:
         lines = [
-            {
-                "detector": each.detector,
-                "first": each.first.to_dict(),
-                "second": each.second.to_dict(),
-                **each.comparison._asdict(),
-                "paired": each.paired,
-                "verdict": each.comparison.verdict(),
-            }
+            {"detector": each.detector, "first": each.first.to_dict(), "second": each.second.to_dict()}
+            | {**each.comparison._asdict(), "paired": each.paired, "verdict": each.comparison.verdict()}
             for each in found
         ]
         answer({"ood": sets, "detectors": lines}, as_json)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from fdbd.commands.options import Json, answer, arg, opt, print_table
+from fdbd.commands.options import JSON, answer, arg, opt, print_table
 
 
 def data(
-    name: Annotated[str | None, arg("A dataset, or public:NETWORK for its weights; left out, all are listed.")] = None,
-    split: Annotated[str, opt("train or test.")] = "test",
-    verify: Annotated[bool, opt("Compare what is here with the known SHA-256 sums.", "--verify")] = False,
-    as_json: Json = False,
+    name: str | None = arg(None, "A dataset, or public:NETWORK for its weights; left out, all are listed."),
+    split: str = opt("test", "train or test."),
+    verify: bool = opt(False, "Compare what is here with the known SHA-256 sums.", "--verify"),
+    as_json: bool = JSON,
 ) -> None:
     """List datasets, or fetch one, or the weights of a public network, into the cache.
 
@@ -21,12 +21,34 @@ def data(
     """
     if name is None:
         _list(as_json)
-    elif name.startswith("public:"):
-        _fetch_network(name, as_json)
+    elif name.startswith("public:"):  # building the network fetches its weights and compares them with their SHA-256
+        from fdbd.networks.public import public_network
+
+        network = public_network(name.removeprefix("public:"))
+        network.build()
+        found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
+        answer(found, as_json, f"{name}: {network.file} from {network.source}")
     elif verify:
-        _verify(name, split, as_json)
+        from fdbd.data import datasets
+
+        problems = datasets.verify(name, split)
+        lines = problems or [f"{name} {split}: as it should be"]
+        answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
+        if problems:
+            raise typer.Exit(1)
     else:
-        _fetch(name, split, as_json)
+        from fdbd.data.datasets import load
+        from fdbd.util.progress import Bar
+
+        with Bar(f"fetching {name}") as bar:
+
+            def progress(done: int, total: int | None) -> None:
+                bar.total = total
+                bar.update(done)
+
+            images = load(name, split, progress=progress)
+        fetched = {"name": images.name, "split": split, "images": len(images), "source": images.source}
+        answer(fetched, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}")
 
 
 def _list(as_json: bool) -> None:
@@ -59,38 +81,3 @@ def _list(as_json: bool) -> None:
     print_table([*titles.values(), "here"], cells)
     for row in rows:  # beneath, since no column is wide enough
         Console().print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
-
-
-def _fetch(name: str, split: str, as_json: bool) -> None:
-    from fdbd.data.datasets import load
-    from fdbd.util.progress import Bar
-
-    with Bar(f"fetching {name}") as bar:
-
-        def progress(done: int, total: int | None) -> None:
-            bar.total = total
-            bar.update(done)
-
-        images = load(name, split, progress=progress)
-    found = {"name": images.name, "split": split, "images": len(images), "source": images.source}
-    answer(found, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}")
-
-
-def _fetch_network(name: str, as_json: bool) -> None:
-    """Building the network fetches its weights and compares them with their SHA-256."""
-    from fdbd.networks.public import public_network
-
-    network = public_network(name.removeprefix("public:"))
-    network.build()
-    found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
-    answer(found, as_json, f"{name}: {network.file} from {network.source}")
-
-
-def _verify(name: str, split: str, as_json: bool) -> None:
-    from fdbd.data.datasets import verify
-
-    problems = verify(name, split)
-    lines = problems or [f"{name} {split}: as it should be"]
-    answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
-    if problems:
-        raise typer.Exit(1)

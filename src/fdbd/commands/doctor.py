@@ -7,10 +7,9 @@ import platform
 import shutil
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from fdbd.commands.options import Json, answer
+from fdbd.commands.options import JSON, answer
 
 EXTRAS = {
     "vision": ("torchvision", "timm", "PIL"),
@@ -23,14 +22,16 @@ EXTRAS = {
 """Modules of each extra."""
 
 
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: bool = JSON) -> None:
     """Say what is installed, which extras are missing, which devices there are, and where files are kept.
 
     Example: `fdbd doctor`
     """
     found = examine()
-    lines = [[title, *(f"  {name:<14} {value}" for name, value in part.items())] for title, part in found.items()]
-    answer(found, as_json, *(line for part in lines for line in part))
+    lines = []
+    for title, part in found.items():
+        lines += [title, *(f"  {name:<14} {value}" for name, value in part.items())]
+    answer(found, as_json, *lines)
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -52,25 +53,16 @@ def examine() -> dict[str, dict[str, Any]]:
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
         extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
+    cache = cache_root()
+    size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    state = f"{size / 1e9:.2f} GB{'' if os.access(cache, os.W_OK) else ', cannot be written'}"
     folders = {
-        "cache": _folder(cache_root()),
+        "cache": f"{cache}, {state if cache.is_dir() else 'not there yet'}",
         "data": ", ".join(map(str, data_roots())) or "none: FDBD_DATA names none",
-        "free here": _gigabytes(shutil.disk_usage(".").free),
+        "free here": f"{shutil.disk_usage('.').free / 1e9:.2f} GB",
     }
     kernels = {"compiled": _kernels()}
     return {"Versions": versions, "Devices": devices, "Extras": extras, "Folders": folders, "Kernels": kernels}
-
-
-def _folder(path: Path) -> str:
-    if not path.is_dir():
-        return f"{path}, not there yet"
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    writable = "" if os.access(path, os.W_OK) else ", cannot be written"
-    return f"{path}, {_gigabytes(size)}{writable}"
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
 
 
 def _kernels() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import answer, arg, opt, print_table, say
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
 
 
 def explain(
-    guard: options.GuardFile,
-    images: Annotated[list[Path], arg("One or more image files.")],
-    out: Annotated[
-        Path | None, opt("Also draw a picture: .png, .svg or .pdf; for several images, a folder for them.")
-    ] = None,
-    top: Annotated[int, opt("How many boundaries to show, the nearest first.")] = 10,
-    model: options.Model = None,
-    checkpoint: options.Checkpoint = None,
-    device: options.Device = "auto",
-    trust_model: options.TrustModel = False,
-    as_json: options.Json = False,
+    guard: Path = options.GUARD,
+    images: list[Path] = arg(..., "One or more image files."),
+    out: Path | None = opt(None, "Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."),
+    top: int = opt(10, "How many boundaries to show, the nearest first.", min=1),
+    model: str | None = options.MODEL,
+    checkpoint: Path | None = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    trust_model: bool = options.TRUST_MODEL,
+    as_json: bool = options.JSON,
 ) -> None:
     """Show where an image stands: the distance to each class's boundary, and its score among the calibration scores.
 
@@ -35,8 +33,6 @@ def explain(
     from fdbd.decision.guard_file import open_guard
     from fdbd.report.explanation import draw, sample_of
 
-    if top < 1:
-        raise ValueError(f"--top is {top}, expected at least 1 boundary")
     pictures = _pictures(out, images, guard)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
     if opened.preprocess is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import opt
@@ -14,29 +14,22 @@ if TYPE_CHECKING:
     from fdbd.core.batch import Batch
     from fdbd.decision.guard_file import OpenedGuard
 
-ROWS = 4
-"""Samples that the graph is verified on."""
+ROWS = 4  # that the graph is verified on
 
 
 def export(
-    guard: options.GuardFile,
-    out: Annotated[Path, opt("An .onnx file; or an .xml file, for OpenVINO.")] = Path("guard.onnx"),
-    example: Annotated[
-        Path | None, opt("An image, or an .npz or .parquet of features, to verify the graph on; default: noise.")
-    ] = None,
-    features: Annotated[bool, opt("A graph that takes features, without the model.", "--features")] = False,
-    int8: Annotated[bool, opt("Run the network in 8 bits; asks for --calibration.", "--int8")] = False,
-    calibration: Annotated[
-        str | None, opt("With --int8: data to set ranges and threshold on, which the network and the fit never saw.")
-    ] = None,
-    max_disagreement: Annotated[
-        float, opt("With --int8: share of them whose label or decision may differ from the guard's.")
-    ] = 0.05,
-    opset: Annotated[int | None, opt("Version of the ONNX operators; default: 18.")] = None,
-    model: options.Model = None,
-    checkpoint: options.Checkpoint = None,
-    trust_model: options.TrustModel = False,
-    as_json: Annotated[bool, opt("Print what the file says of itself, as JSON.", "--json")] = False,
+    guard: Path = options.GUARD,
+    out: Path = opt(Path("guard.onnx"), "An .onnx file; or an .xml file, for OpenVINO."),
+    example: Path | None = opt(None, "An image, or an .npz or .parquet of features, to verify it on; default: noise."),
+    features: bool = opt(False, "A graph that takes features, without the model.", "--features"),
+    int8: bool = opt(False, "Run the network in 8 bits; asks for --calibration.", "--int8"),
+    calibration: str | None = opt(None, "With --int8: data for ranges and threshold, seen by neither network nor fit."),
+    max_disagreement: float = opt(0.05, "With --int8: share whose label or decision may differ from the guard's."),
+    opset: int | None = opt(None, "Version of the ONNX operators; default: 18."),
+    model: str | None = options.MODEL,
+    checkpoint: Path | None = options.CHECKPOINT,
+    trust_model: bool = options.TRUST_MODEL,
+    as_json: bool = opt(False, "Print what the file says of itself, as JSON.", "--json"),
 ) -> None:
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before it appears.
 
@@ -70,34 +63,26 @@ def export(
         size = f" and {path.with_suffix('.bin').name}: OpenVINO"
     else:
         if calibration is not None:
-            verified = _export_int8(opened, out, given, calibration, version, max_disagreement)
+            from fdbd.data.inputs import open_rows
+            from fdbd.deploy.int8 import export_int8
+            from fdbd.jobs.fitting import Loader
+            from fdbd.jobs.scoring import Engine
+
+            rows = open_rows(calibration, "test")
+            data = Loader(rows, opened.guard.head, opened.class_names, opened.preprocess, Engine())
+            shift = export_int8(
+                opened.guard, out, given, data, class_names=names, opset=version, disagreement=max_disagreement
+            )
+            verified = (
+                f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
+                f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label "
+                f"or decision differ on {shift.disagree:.1%}"
+            )
         else:
             export_onnx(opened.guard, out, given, class_names=names, opset=version)
         about = metadata(out)
         size = f": {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}"
     options.answer({"out": str(path), **about}, as_json, f"{path}{size}, {opened.guard.detector.label}, {verified}")
-
-
-def _export_int8(
-    opened: OpenedGuard, out: Path, example: Any, calibration: str, opset: int, disagreement: float
-) -> str:
-    """Write the graph in 8 bits, and say what it does to the calibration data."""
-    import numpy as np
-
-    from fdbd.data.inputs import open_rows
-    from fdbd.deploy.int8 import export_int8
-    from fdbd.jobs.fitting import Loader
-
-    rows, names = open_rows(calibration, "test"), opened.class_names
-    data = Loader(rows, np.ones(len(rows), bool), opened.guard.detector.head, names, opened.preprocess, 128, None)
-    shift = export_int8(
-        opened.guard, out, example, data, class_names=names or None, opset=opset, disagreement=disagreement
-    )
-    return (
-        f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
-        f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label or "
-        f"decision differ on {shift.disagree:.1%}"
-    )
 
 
 def _example(opened: OpenedGuard, source: Path | None) -> Tensor | Batch:

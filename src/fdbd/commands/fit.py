@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from fdbd.commands import options
 from fdbd.commands.options import arg, opt
@@ -21,31 +20,29 @@ NEVER_SAW = "Your word that no network was trained on DATA; without --calibratio
 
 
 def fit(
-    model: Annotated[str, arg(MODEL)],
-    data: Annotated[str | None, arg(DATA)] = None,
-    out: Annotated[Path, opt("The guard's file.")] = Path("guard.safetensors"),
-    checkpoint: Annotated[Path | None, opt("The model's weights: .safetensors, or a state dict by torch.save.")] = None,
-    num_classes: Annotated[int | None, opt("Classes of the model, where the checkpoint does not tell.")] = None,
-    head: Annotated[str | None, opt(HEAD)] = None,
-    preprocess: Annotated[str | None, opt("How images are prepared: cifar10, imagenet, …, or fields as JSON.")] = None,
-    detector: Annotated[str, opt("A detector's name, such as fdbd, knn, react+energy.")] = "fdbd",
-    shaping: Annotated[str | None, opt("An activation shaping before it: react, ash-s, scale, …")] = None,
-    tpr: Annotated[float | None, opt("Share of the calibration data to accept; default: 0.95, without alpha.")] = None,
-    alpha: Annotated[float | None, opt("Instead: the largest share of false alarms (conformal).")] = None,
-    per_class: Annotated[bool, opt("A threshold for each predicted class.", "--per-class")] = False,
-    calibration: Annotated[
-        str | None, opt("Data for the threshold, seen by neither the network's training nor the fit.")
-    ] = None,
-    network_never_saw_data: Annotated[bool, opt(NEVER_SAW, "--network-never-saw-data")] = False,
-    holdout: Annotated[float | None, opt("That part, as a share; default: 0.2.")] = None,
-    engine: options.EngineName = options.Engine.local,
-    address: options.Address = None,
-    batch_size: options.BatchSize = 128,
-    workers: options.Workers = None,
-    device: options.Device = "auto",
-    autocast: options.Autocast = False,
-    trust_model: options.TrustModel = False,
-    as_json: options.Json = False,
+    model: str = arg(..., MODEL),
+    data: str | None = arg(None, DATA),
+    out: Path = opt(Path("guard.safetensors"), "The guard's file."),
+    checkpoint: Path | None = opt(None, "The model's weights: .safetensors, or a state dict by torch.save."),
+    num_classes: int | None = opt(None, "Classes of the model, where the checkpoint does not tell."),
+    head: str | None = opt(None, HEAD),
+    preprocess: str | None = opt(None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."),
+    detector: str = opt("fdbd", "A detector's name, such as fdbd, knn, react+energy."),
+    shaping: str | None = opt(None, "An activation shaping before it: react, ash-s, scale, …"),
+    tpr: float | None = opt(None, "Share of the calibration data to accept; default: 0.95, without alpha."),
+    alpha: float | None = opt(None, "Instead: the largest share of false alarms (conformal)."),
+    per_class: bool = opt(False, "A threshold for each predicted class.", "--per-class"),
+    calibration: str | None = opt(None, "Data for the threshold, seen by neither the network's training nor the fit."),
+    network_never_saw_data: bool = opt(False, NEVER_SAW, "--network-never-saw-data"),
+    holdout: float | None = opt(None, "That part, as a share; default: 0.2."),
+    engine: options.Engine = options.ENGINE,
+    address: str | None = options.ADDRESS,
+    batch_size: int = options.BATCH_SIZE,
+    workers: int | None = options.WORKERS,
+    device: str = options.DEVICE,
+    autocast: bool = options.AUTOCAST,
+    trust_model: bool = options.TRUST_MODEL,
+    as_json: bool = options.JSON,
 ) -> None:
     """Fit a guard, calibrate it on separate data, and save it.
 
@@ -57,7 +54,9 @@ def fit(
     `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`
     """
     from fdbd.core.batch import Head
+    from fdbd.decision.threshold import Target
     from fdbd.jobs.fitting import HOLDOUT, RULE, fit_files, read_head
+    from fdbd.jobs.scoring import Engine
     from fdbd.networks.by_name import NamedModel, model_by_name
     from fdbd.util.files import check_place, refuse_overlap
 
@@ -70,6 +69,9 @@ def fit(
     refuse_overlap(out, [model, data, calibration, checkpoint, head])
     if holdout is not None and (calibration is not None or not network_never_saw_data):
         raise ValueError("--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone")
+    if network_never_saw_data and calibration is None and holdout is None:
+        holdout = HOLDOUT
+    where = Engine(engine.value, address, device, batch_size, workers)
     source: NamedModel | Head
     if head is not None and head.lower().endswith((".npz", ".safetensors")):
         if data is not None:
@@ -78,57 +80,42 @@ def fit(
     else:
         if data is None:
             raise ValueError(f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE")
-        home = "cpu" if engine is options.Engine.ray else device  # on Ray it goes to its device in the workers
         source = model_by_name(
-            model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=home
+            model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=where.home
         )
+    detector = f"{shaping}+{detector}" if shaping else detector
+    target = Target(tpr=tpr, alpha=alpha, per_class=per_class)
     fitted = fit_files(
-        source,
-        data,
-        calibration=calibration,
-        network_never_saw_data=network_never_saw_data,
-        holdout=HOLDOUT if holdout is None else holdout,
-        head=head,
-        detector=detector,
-        shaping=shaping,
-        tpr=tpr,
-        alpha=alpha,
-        per_class=per_class,
-        engine=engine.value,
-        address=address,
-        device=device,
-        autocast=autocast,
-        batch_size=batch_size,
-        workers=workers,
+        source, data, calibration, where, holdout=holdout, head=head, detector=detector, autocast=autocast, **target
     )
     guard, threshold = fitted.guard, fitted.guard.threshold
     assert threshold is not None
     guard.save(out)
-    found = {
-        "guard": str(out),
-        "detector": guard.detector.label,
-        "fit_rows": fitted.fit_rows,
-        "calibration_rows": fitted.calibration_rows,
-        "calibration": guard.about["calibration"],
-        "fit_accuracy": fitted.fit_accuracy,
-        "calibration_accuracy": fitted.calibration_accuracy,
-        "left_out": len(fitted.errors),
-        "threshold": threshold.value.tolist(),
-        "guarantee": threshold.guarantee,
-        "cautions": fitted.cautions,
-    }
-    where = "held out, which the network never saw by your word" if fitted.is_held_out else f"of {calibration}"
-    shown = {"fit data": fitted.fit_accuracy, "calibration data": fitted.calibration_accuracy}
-    accuracies = [f"{100 * value:.2f} % on the {name}" for name, value in shown.items() if value is not None]
+    accuracy = {stage: found.accuracy for stage, found in guard.agreement.items()}
+    fit_rows, calibration_rows = fitted.training.num_given, fitted.calibrating.num_given
+    errors = [*fitted.training.errors, *fitted.calibrating.errors]
+    where_from = "held out, which the network never saw by your word" if holdout else f"of {calibration}"
+    accuracies = [f"{100 * value:.2f} % on the {stage} data" for stage, value in accuracy.items() if value is not None]
     options.answer(
-        found,
+        {
+            "guard": str(out),
+            "detector": guard.detector.label,
+            "fit_rows": fit_rows,
+            "calibration_rows": calibration_rows,
+            "calibration": guard.about["calibration"],
+            "fit_accuracy": accuracy.get("fit"),
+            "calibration_accuracy": accuracy.get("calibration"),
+            "left_out": len(errors),
+            "threshold": threshold.value.tolist(),
+            "guarantee": threshold.guarantee,
+            "cautions": fitted.cautions,
+        },
         as_json,
-        f"{out}: {guard.detector.label} fitted on {fitted.fit_rows:,} rows, calibrated on "
-        f"{fitted.calibration_rows:,} {where}. {threshold.guarantee} What it promises for new data rests on this: "
-        f"{RULE}.",
+        f"{out}: {guard.detector.label} fitted on {fit_rows:,} rows, calibrated on {calibration_rows:,} {where_from}. "
+        f"{threshold.guarantee} What it promises for new data rests on this: {RULE}.",
         *([f"The model's accuracy: {', '.join(accuracies)}."] if accuracies else []),
     )
     for caution in fitted.cautions:
         options.note(f"caution: {caution}")
-    if fitted.errors:
-        options.note(f"{len(fitted.errors)} rows were left out, the first: {fitted.errors[0]}")
+    if errors:
+        options.note(f"{len(errors)} rows were left out, the first: {errors[0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -11,11 +10,11 @@ from fdbd.commands.options import arg, opt
 
 
 def gallery(
-    scores: Annotated[Path, arg("What fdbd score wrote: .parquet, .csv or a folder of parts.")],
-    images: Annotated[Path | None, opt("The folder of images that was scored, for thumbnails.")] = None,
-    out: Annotated[Path, opt("The page.")] = Path("gallery.html"),
-    thumbnails: Annotated[int, opt("Thumbnails inside the page, of the most suspicious samples.", min=0)] = 2000,
-    title: Annotated[str | None, opt("The page's title; default: the file's name.")] = None,
+    scores: Path = arg(..., "What fdbd score wrote: .parquet, .csv or a folder of parts."),
+    images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
+    out: Path = opt(Path("gallery.html"), "The page."),
+    thumbnails: int = opt(2000, "Thumbnails inside the page, of the most suspicious samples.", min=0),
+    title: str | None = opt(None, "The page's title; default: the file's name."),
 ) -> None:
     """Write one self-contained page to review what was scored: the most suspicious samples first, with filters.
 

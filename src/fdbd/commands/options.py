@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,29 +14,29 @@ from fdbd.util.terminal import printable
 Engine = Enum("Engine", {"local": "local", "ray": "ray"}, type=str)
 
 
-def opt(text: str, *names: str, **limits: Any) -> Any:
-    """An option with this help; with names, a flag."""
-    return typer.Option(*names, help=text, **limits)
+def opt(default: Any, text: str, *names: str, **limits: Any) -> Any:
+    """An option with this default and help; with names, a flag."""
+    return typer.Option(default, *names, help=text, **limits)
 
 
-def arg(text: str, show_default: bool = False) -> Any:
-    """An argument with this help."""
-    return typer.Argument(help=text, show_default=show_default)
+def arg(default: Any, text: str, show_default: bool = False) -> Any:
+    """An argument with this default (``...``: none) and help."""
+    return typer.Argument(default, help=text, show_default=show_default)
 
 
-GuardFile = Annotated[Path, arg("A guard's file, as fdbd fit writes it.")]
-Model = Annotated[str | None, opt("The model, where the guard's file does not name it or names code.")]
-Checkpoint = Annotated[Path | None, opt("Where the model's weights are now.")]
-TRUST = "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config."
-TrustModel = Annotated[bool, opt(TRUST, "--trust-model")]
-Device = Annotated[str, opt("Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")]
-AUTOCAST = "Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."
-Autocast = Annotated[bool, opt(AUTOCAST, "--autocast")]
-BatchSize = Annotated[int, opt("Images that the model sees at once.")]
-Workers = Annotated[int | None, opt("Processes that decode images (with ray: tasks at once); default: by the machine.")]
-EngineName = Annotated[Engine, opt("local, or ray for a cluster.", "--engine")]
-Address = Annotated[str | None, opt("Ray's address; default: Ray on this machine.")]
-Json = Annotated[bool, opt("Print JSON.", "--json")]
+GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
+MODEL = opt(None, "The model, where the guard's file does not name it or names code.")
+CHECKPOINT = opt(None, "Where the model's weights are now.")
+_TRUST = "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config."
+TRUST_MODEL = opt(False, _TRUST, "--trust-model")
+DEVICE = opt("auto", "Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")
+_AUTOCAST = "Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."
+AUTOCAST = opt(False, _AUTOCAST, "--autocast")
+BATCH_SIZE = opt(128, "Images that the model sees at once.")
+WORKERS = opt(None, "Processes that decode images (with ray: tasks at once); default: by the machine.")
+ENGINE = opt(Engine.local, "local, or ray for a cluster.", "--engine")
+ADDRESS = opt(None, "Ray's address; default: Ray on this machine.")
+JSON = opt(False, "Print JSON.", "--json")
 
 
 def say(line: str, err: bool = False) -> None:

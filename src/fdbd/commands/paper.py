@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from fdbd.commands.options import Device, Json, answer, arg, opt, print_table
+from fdbd.commands.options import DEVICE, JSON, answer, arg, opt, print_table
 
 SCALES = "small: features in the package; public: public networks and images; paper: its own networks and data."
 
 
 def paper(
-    name: Annotated[str | None, arg("An experiment, your own .toml file, or all; left out, they are listed.")] = None,
-    out: Annotated[Path, opt("Folder for tables and figures.")] = Path("paper"),
-    scale: Annotated[str, opt(SCALES)] = "small",
-    fresh: Annotated[bool, opt("With all: run finished experiments again, too.", "--fresh")] = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    name: str | None = arg(None, "An experiment, your own .toml file, or all; left out, they are listed."),
+    out: Path = opt(Path("paper"), "Folder for tables and figures."),
+    scale: str = opt("small", SCALES),
+    fresh: bool = opt(False, "With all: run finished experiments again, too.", "--fresh"),
+    device: str = DEVICE,
+    as_json: bool = JSON,
 ) -> None:
     """List the experiments of the fDBD paper, or run them: a table, a figure, and whether the claim holds here.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from fdbd.commands import options
 from fdbd.commands.options import answer, arg, opt
@@ -13,24 +12,22 @@ FDR = "Also write which rows are OOD at this false discovery rate, such as 0.1: 
 
 
 def score(
-    guard: options.GuardFile,
-    data: Annotated[str, arg(DATA)],
-    out: Annotated[Path, opt("A .parquet or .csv file, or a folder for Parquet parts.")] = Path("scores.parquet"),
-    engine: options.EngineName = options.Engine.local,
-    address: options.Address = None,
-    batch_size: options.BatchSize = 128,
-    workers: options.Workers = None,
-    split: Annotated[str, opt("Which part of a dataset by name.")] = "test",
-    model: options.Model = None,
-    checkpoint: options.Checkpoint = None,
-    device: options.Device = "auto",
-    trust_model: options.TrustModel = False,
-    restart: Annotated[bool, opt("Throw unfinished scores of other data away.", "--restart")] = False,
-    nearest: Annotated[
-        bool, opt("Also write the class beyond the nearest decision boundary of each row.", "--nearest")
-    ] = False,
-    fdr: Annotated[float | None, opt(FDR)] = None,
-    as_json: Annotated[bool, opt("Print the summary as JSON.", "--json")] = False,
+    guard: Path = options.GUARD,
+    data: str = arg(..., DATA),
+    out: Path = opt(Path("scores.parquet"), "A .parquet or .csv file, or a folder for Parquet parts."),
+    engine: options.Engine = options.ENGINE,
+    address: str | None = options.ADDRESS,
+    batch_size: int = options.BATCH_SIZE,
+    workers: int | None = options.WORKERS,
+    split: str = opt("test", "Which part of a dataset by name."),
+    model: str | None = options.MODEL,
+    checkpoint: Path | None = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    trust_model: bool = options.TRUST_MODEL,
+    restart: bool = opt(False, "Throw unfinished scores of other data away.", "--restart"),
+    nearest: bool = opt(False, "Also write the class beyond the nearest decision boundary of each row.", "--nearest"),
+    fdr: float | None = opt(None, FDR),
+    as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
     """Score images or features: one row of output for each row of input, in order. A killed run goes on where it ended.
 
@@ -39,24 +36,11 @@ def score(
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
     from fdbd.data.folders import describe_skipped
-    from fdbd.jobs.scoring import score_files
+    from fdbd.jobs.scoring import Engine, score_files
 
+    where = Engine(engine.value, address, device, batch_size, workers)
     summary = score_files(
-        guard,
-        data,
-        out,
-        engine=engine.value,
-        address=address,
-        model=model,
-        checkpoint=checkpoint,
-        trust=trust_model,
-        device=device,
-        split=split,
-        batch_size=batch_size,
-        workers=workers,
-        restart=restart,
-        nearest=nearest,
-        fdr=fdr,
+        guard, data, out, where, model, checkpoint, trust_model, split=split, restart=restart, nearest=nearest, fdr=fdr
     )
     rows = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
     before = summary.rows - summary.computed

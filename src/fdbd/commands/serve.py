@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from fdbd.commands import options
 from fdbd.commands.options import arg, opt
 
 
 def serve(
-    guard: Annotated[Path, arg("A guard's file, or an .onnx file of fdbd export.")],
-    host: Annotated[str, opt("The address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, opt("The port to listen on; 0: any free one.")] = 8000,
-    token_file: Annotated[
-        Path | None, opt("A file with the token that clients must send as Authorization: Bearer.")
-    ] = None,
-    workers: Annotated[int, opt("Processes, each with its own copy of the guard.", min=1)] = 1,
-    max_workers: Annotated[
-        int | None, opt("With --engine ray: replicas under load; default: always --workers.", min=1)
-    ] = None,
-    engine: options.EngineName = options.Engine.local,
-    address: options.Address = None,
-    name: Annotated[str, opt("The model's name in the Open Inference Protocol.")] = "guard",
-    batch_size: Annotated[int, opt("Rows that go through the model together at most.", min=1)] = 32,
-    delay: Annotated[float, opt("Milliseconds that a batch waits for company at least; 0: none waits.", min=0)] = 1.0,
-    queue: Annotated[int, opt("Rows that may wait; more are answered with 503.", min=1)] = 1024,
-    timeout: Annotated[float, opt("Seconds that a request may take.", min=0.001)] = 30.0,
-    max_body: Annotated[int, opt("Megabytes of a request's body.", min=1)] = 32,
-    state: Annotated[
-        Path | None, opt("A folder for the monitor's state; default: GUARD.state beside the guard.")
-    ] = None,
-    no_state: Annotated[bool, opt("Keep no state across restarts.", "--no-state")] = False,
-    no_samples: Annotated[bool, opt("Keep no thumbnails of rejected images.", "--no-samples")] = False,
-    delta: Annotated[float, opt("Probability of a false drift alarm per horizon.")] = 0.01,
-    window: Annotated[int, opt("Number of latest samples in the rolling OOD rate.", min=1)] = 1000,
-    webhook: Annotated[str | None, opt("An address that gets a POST when drift is found.")] = None,
-    model: options.Model = None,
-    checkpoint: options.Checkpoint = None,
-    device: options.Device = "auto",
-    trust_model: options.TrustModel = False,
+    guard: Path = arg(..., "A guard's file, or an .onnx file of fdbd export."),
+    host: str = opt("127.0.0.1", "The address to listen on; 0.0.0.0 for all."),
+    port: int = opt(8000, "The port to listen on; 0: any free one."),
+    token_file: Path | None = opt(None, "A file with the token that clients must send as Authorization: Bearer."),
+    workers: int = opt(1, "Processes, each with its own copy of the guard.", min=1),
+    max_workers: int | None = opt(None, "With --engine ray: replicas under load; default: always --workers.", min=1),
+    engine: options.Engine = options.ENGINE,
+    address: str | None = options.ADDRESS,
+    name: str = opt("guard", "The model's name in the Open Inference Protocol."),
+    batch_size: int = opt(32, "Rows that go through the model together at most.", min=1),
+    delay: float = opt(1.0, "Milliseconds that a batch waits for company at least; 0: none waits.", min=0),
+    queue: int = opt(1024, "Rows that may wait; more are answered with 503.", min=1),
+    timeout: float = opt(30.0, "Seconds that a request may take.", min=0.001),
+    max_body: int = opt(32, "Megabytes of a request's body.", min=1),
+    state: Path | None = opt(None, "A folder for the monitor's state; default: GUARD.state beside the guard."),
+    no_state: bool = opt(False, "Keep no state across restarts.", "--no-state"),
+    no_samples: bool = opt(False, "Keep no thumbnails of rejected images.", "--no-samples"),
+    delta: float = opt(0.01, "Probability of a false drift alarm per horizon."),
+    window: int = opt(1000, "Number of latest samples in the rolling OOD rate.", min=1),
+    webhook: str | None = opt(None, "An address that gets a POST when drift is found."),
+    model: str | None = options.MODEL,
+    checkpoint: Path | None = options.CHECKPOINT,
+    device: str = options.DEVICE,
+    trust_model: bool = options.TRUST_MODEL,
 ) -> None:
     """Answer over HTTP: the Open Inference Protocol, POST /decide, Prometheus metrics and a page.
 

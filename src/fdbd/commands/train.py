@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fdbd.commands.options import Device, Json, answer, arg, opt
+from fdbd.commands.options import DEVICE, JSON, answer, arg, opt
 
 
 def train(
-    preset: Annotated[str | None, arg("A recipe; left out, all are listed.")] = None,
-    out: Annotated[Path | None, opt("Folder for checkpoint, log and weights; default runs/PRESET.")] = None,
-    override: Annotated[
-        list[str] | None, opt("Change a field of the recipe: --set epochs=2 (repeatable).", "--set")
-    ] = None,
-    log: Annotated[str, opt("csv or tensorboard.")] = "csv",
-    resume: Annotated[bool, opt("Go on from the folder's checkpoint, where there is one.")] = True,
-    checkpoint_steps: Annotated[int, opt("Steps between checkpoints, besides those of each epoch; 0: none.")] = 0,
-    device: Device = "auto",
-    as_json: Json = False,
+    preset: str | None = arg(None, "A recipe; left out, all are listed."),
+    out: Path | None = opt(None, "Folder for checkpoint, log and weights; default runs/PRESET."),
+    override: list[str] | None = opt(None, "Change a field of the recipe: --set epochs=2 (repeatable).", "--set"),
+    log: str = opt("csv", "csv or tensorboard."),
+    resume: bool = opt(True, "Go on from the folder's checkpoint, where there is one."),
+    checkpoint_steps: int = opt(0, "Steps between checkpoints, besides those of each epoch; 0: none."),
+    device: str = DEVICE,
+    as_json: bool = JSON,
 ) -> None:
     """Train a classifier: cross-entropy, SupCon or CSI, the paper's settings or a small version that runs in minutes.
 

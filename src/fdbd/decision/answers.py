@@ -64,26 +64,17 @@ class Decision(NamedTuple):
         >>> Decision(torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5).discoveries(0.1)
         tensor([ True,  True, False, False])
         """
-        from scipy.stats import false_discovery_control  # slow to import, and starts a thread
-
-        check_rate(q)
-        p_values = self.p_values.detach().double().cpu().numpy()
-        if not len(p_values):
-            return torch.zeros(0, dtype=torch.bool, device=self.p_values.device)
-        return torch.from_numpy(_at_most(false_discovery_control(p_values), q)).to(self.p_values.device)
+        p_values = self.p_values.detach().double()
+        return p_values <= discovery_cutoff(*np.unique(p_values.cpu().numpy(), return_counts=True), q)
 
 
 def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q: float) -> float:
     """The largest p-value that Benjamini and Hochberg's procedure names at the false discovery rate `q`; −1: none.
-
-    Args:
-        p_values: the distinct ones, ascending.
-        counts: how many samples have each.
-        q: the rate.
-    """
+    p-values are the distinct ones, ascending, `counts` how many samples have each."""
     check_rate(q)
     below = counts.cumsum()
-    named = np.flatnonzero(_at_most(p_values * below[-1:] / below, q))
+    # p-values are ratios of integers: one that is equal to its limit must not be above it by its last bit.
+    named = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
     return float(p_values[named[-1]]) if len(named) else -1.0
 
 
@@ -91,12 +82,6 @@ def check_rate(q: float) -> None:
     """One sentence where a false discovery rate is none."""
     if not 0 < q < 1:
         raise ValueError(f"the false discovery rate is {q}, expected a fraction between 0 and 1")
-
-
-def _at_most(adjusted: NDArray[np.float64], q: float) -> NDArray[np.bool_]:
-    """p-values are ratios of integers: one that is equal to q must not be above it by its last bit."""
-    found: NDArray[np.bool_] = adjusted <= q * (1 + 1e-6)
-    return found
 
 
 class Explanation(NamedTuple):
@@ -125,9 +110,13 @@ class Explanation(NamedTuple):
 
 def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Threshold) -> Explanation:
     """Where the samples of a decision stand, by the batch that the detector scored. Distances are those of the features
-    after shaping where there is one."""
+    after shaping where there is one; the predicted class is that of the score."""
     with full_precision():
-        distances = _distances(batch, detector)
+        head, batch = detector.head, detector.prepare(batch)
+        while isinstance(detector, Shaped):
+            batch, detector = detector.shape(batch), detector.detector
+        logits = None if batch.logits is None else batch.logits.to(batch.features.dtype)
+        distances = geometry.distances(batch.features, head, logits=logits)
     nearest_distance, nearest = geometry.nearest_boundary(distances)
     is_there = torch.isfinite(distances)
     reachable = torch.where(is_there, distances, 0)
@@ -136,13 +125,3 @@ def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Thr
     shares = reachable / reachable.sum(dim=1, keepdim=True)
     standing = threshold.standing(decision.scores, decision.labels)
     return Explanation(decision, distances, nearest, nearest_distance, shares, standing)
-
-
-def _distances(batch: Batch, detector: Detector) -> Tensor:
-    """(N, C) from the features as they are scored; the predicted class is that of the score."""
-    head = detector.head
-    batch = detector.prepare(batch)
-    while isinstance(detector, Shaped):
-        batch, detector = detector.shape(batch), detector.detector
-    logits = batch.logits
-    return geometry.distances(batch.features, head, logits=None if logits is None else logits.to(batch.features.dtype))

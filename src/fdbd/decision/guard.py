@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -61,9 +61,7 @@ class CalibrationScores(NamedTuple):
 
 
 class Guard(nn.Module):
-    """A classifier that knows what it does not know.
-
-    Everything runs on the model's device; batches move there by themselves.
+    """A classifier that knows what it does not know. It runs on the model's device; batches move there by themselves.
 
     Args:
         model: any ``nn.Module`` with a linear head that gives each sample one of C classes, a `Classifier`, or a bare
@@ -99,17 +97,15 @@ class Guard(nn.Module):
             raise ValueError(f"{detector.label} perturbs the images by itself: leave perturb out")
         if perturb is not None and detector.needs.calibration:
             raise ValueError("an ensemble's p-values are those of plain images: leave perturb out")
+        if model is not None and not isinstance(model, (nn.Module, Head)):
+            raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
+        if isinstance(model, nn.Module) and not isinstance(model, Classifier):
+            model = Classifier(model, head, layers or detector.needs.layers)
         self.detector: Detector = detector
         self.perturb = perturb
         self.threshold: Threshold | None = None
         self._head = model if isinstance(model, Head) else None
-        self.classifier: Classifier | None = None
-        if isinstance(model, Classifier):
-            self.classifier = model
-        elif isinstance(model, nn.Module):
-            self.classifier = Classifier(model, head, layers or detector.needs.layers)
-        elif model is not None and not isinstance(model, Head):
-            raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
+        self.classifier = model if isinstance(model, Classifier) else None
         self.about: dict[str, object] = {}
         """What else the file should say, as JSON values: where the model comes from, class names, how the guard was
         calibrated. Saved and loaded."""
@@ -118,16 +114,14 @@ class Guard(nn.Module):
         self.seen: Sketch | None = None
         """Which samples the fit saw, so that `calibrate` notices them; None: not known."""
 
-    # ── fit and calibrate ──────────────────────────────────────────────────────────────────────────────────────────
-
     def fit(self, data: Data, *, progress: bool = True) -> Self:
-        """Show the guard its training data once.
+        """Show the guard its training data, in one streaming pass of the network; a detector that needs several passes
+        gets the features from a temporary file. Under torchrun each process gives its shard, and all end with the same
+        detector.
 
         Args:
             data: what a data loader yields: tensors or arrays, (inputs, labels) or dicts, or `Batch`es of features; one
-                batch alone will do. One streaming pass of the network; a detector that needs several passes gets the
-                features from a temporary file. Under torchrun each process gives its shard, and all end with the same
-                detector.
+                batch alone will do.
             progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
@@ -157,20 +151,17 @@ class Guard(nn.Module):
         per_class: bool = False,
         progress: bool = True,
     ) -> Self:
-        """Set the threshold from in-distribution data.
-
-        Calibration data are seen by neither the network's training nor the fit: scores on data that either has seen are
-        too good, and the threshold then raises more false alarms than asked for. The guard warns about data of its own
-        fit (where the fit saw many more than 4,096 samples that is an estimate, which a small calibration set can
-        escape); what the network was trained on it cannot know.
+        """Set the threshold from in-distribution data, which are seen by neither the network's training nor the fit:
+        scores on data that either has seen are too good, and the threshold then raises more false alarms than asked
+        for. The guard warns about data of its own fit (where that saw many more than 4,096 samples, a small calibration
+        set can escape); what the network was trained on it cannot know.
 
         Args:
-            data: as for `fit`.
+            data, progress: as for `fit`.
             tpr: fraction of in-distribution samples to accept; 0.95 where neither is given.
             alpha: instead, the largest fraction of false alarms: a conformal threshold, whose promise holds on average
                 over the draw of the calibration data.
             per_class: a threshold for each predicted class.
-            progress: show a bar when it takes more than two seconds.
         """
         check_target(tpr, alpha)
         self.require_fitted()
@@ -181,9 +172,8 @@ class Guard(nn.Module):
 
     def calibrate_on(self, found: Iterable[CalibrationScores], **target: Unpack[Target]) -> None:
         """`calibrate`, on the `calibration_scores` of all batches."""
-        known = Sketch()
+        known, scores, predicted = Sketch(), [], []
         self.agreement.pop("calibration", None)
-        scores, predicted = [], []
         for batch in found:
             known.add_hashes(batch.hashes)
             scores.append(batch.scores)
@@ -191,7 +181,12 @@ class Guard(nn.Module):
             self._compare("calibration", batch.labels, batch.predicted)
         if not scores:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
-        self.warn_if_seen(known)
+        if self.seen is not None and known.overlap(self.seen) > 0.5:
+            _warn(
+                "the calibration data were also used for the fit: scores on them are too good, and the threshold will "
+                "raise more false alarms than asked for; calibrate on data that neither the fit nor the network's "
+                "training has seen"
+            )
         self.warn_of_labels("calibration")
         self.set_threshold(torch.cat(scores), torch.cat(predicted), **target)
 
@@ -206,15 +201,6 @@ class Guard(nn.Module):
         if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
             _warn(text)
 
-    def warn_if_seen(self, calibration: Sketch) -> None:
-        """Warn where most of these calibration samples were also used for the fit."""
-        if self.seen is not None and calibration.overlap(self.seen) > 0.5:
-            _warn(
-                "the calibration data were also used for the fit: scores on them are too good, and the threshold will "
-                "raise more false alarms than asked for; calibrate on data that neither the fit nor the network's "
-                "training has seen"
-            )
-
     def set_threshold(self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]) -> None:
         """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are predicted classes."""
         threshold = Threshold.of(scores, labels, num_classes=len(self.detector.head_weight), **target)
@@ -222,8 +208,6 @@ class Guard(nn.Module):
             _warn(caution)
         self.threshold = threshold
         self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
-
-    # ── ask ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(self, images: Inputs | Batch) -> Decision:
         """The decision on a batch of whatever the model takes."""
@@ -234,8 +218,7 @@ class Guard(nn.Module):
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
-        decision: Decision = self(as_batch(batch))
-        return decision
+        return cast(Decision, self(as_batch(batch)))
 
     def score(self, images: Inputs | Batch) -> Tensor:
         """(N,) scores alone; needs no calibration."""
@@ -243,10 +226,7 @@ class Guard(nn.Module):
             return self.scores_of(self.observe(images))
 
     def explain(self, images: Inputs | Batch) -> Explanation:
-        """Where the samples stand: images, or a `Batch` of features.
-
-        Distances are those of the features that the detector scores, so after shaping where there is one.
-        """
+        """Where the samples stand: images, or a `Batch` of features. Distances are after shaping where there is one."""
         with torch.no_grad():
             observed = self.observe(images)
             decision = self.decision(observed.logits, self.scores_of(observed))
@@ -280,9 +260,8 @@ class Guard(nn.Module):
         if isinstance(images, Batch):
             batch = self.features_alone(images)
             return Observation(self._logits(batch), batch, None)
-        classifier, detector = self._require_classifier(), self.detector
-        inputs = split_batch(images)[0]
-        finite = rows_finite(inputs)
+        classifier, detector, inputs = self._require_classifier(), self.detector, split_batch(images)[0]
+        finite = rows_finite(inputs)  # before the network, which may write to them
         if self.perturb is None:
             plain = scored = detector.observe(inputs if detector.needs.network else images, classifier)
         else:
@@ -307,8 +286,7 @@ class Guard(nn.Module):
                 "the guard has no threshold: call calibrate(loader, tpr=0.95) on in-distribution data, or use score()"
             )
         labels = logits.argmax(dim=1)
-        predicted = labels if self.threshold.per_class else None
-        return Decision(logits, labels, scores, *self.threshold.decide(scores, predicted))
+        return Decision(logits, labels, scores, *self.threshold.decide(scores, labels))
 
     def training_batch(self, item: Inputs | Batch) -> tuple[Batch, Tensor]:
         """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are plain:
@@ -317,9 +295,8 @@ class Guard(nn.Module):
             batch = self.features_alone(item)
             return batch, sample_hashes(batch.features)
         inputs, labels = split_batch(item)
-        finite = rows_finite(inputs)
-        if finite is not None and not finite.all():
-            row = int((~finite).int().argmax())
+        if (finite := rows_finite(inputs)) is not None and not finite.all():
+            row = int(finite.int().argmin())
             raise ValueError(f"row {row} of a training batch holds NaN or infinity; leave such samples out of the fit")
         batch = self.detector.observe(inputs, self._require_classifier(), labels)
         if labels is not None:
@@ -330,10 +307,9 @@ class Guard(nn.Module):
         """A training batch, whose samples and labels the guard will remember at the calibration."""
         assert self.seen is not None
         self.seen.add_hashes(hashes)
-        head, logits = self.head, batch.logits
-        if logits is None and "fit" not in self.agreement:
-            # A product that the fit itself may not need: the first batch is enough.
-            logits = head(batch.features.to(head.weight))
+        logits = batch.logits
+        if logits is None and "fit" not in self.agreement:  # the first batch is enough: a fit may not need the product
+            logits = self.head(batch.features.to(self.head.weight))
         if logits is not None and len(logits):
             self._compare("fit", batch.labels, logits.argmax(dim=1))
         return batch
@@ -353,10 +329,8 @@ class Guard(nn.Module):
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
         batch = batch.to(self.detector.head_weight.device if self.detector.is_fitted else None)
         head = self.detector.head if self.detector.is_fitted else self.head
-        for what, part, width in (
-            ("features", batch.features, head.num_features),
-            ("logits", batch.logits, head.num_classes),
-        ):
+        for what, width in (("features", head.num_features), ("logits", head.num_classes)):
+            part = getattr(batch, what)
             if part is not None and (part.ndim != 2 or part.shape[1] != width):
                 raise ValueError(f"{what} have shape {tuple(part.shape)}, expected (N, {width}) as the head has it")
         return batch
@@ -367,13 +341,12 @@ class Guard(nn.Module):
         return self.detector.head(batch.features.to(self.detector.head_weight.dtype))
 
     def _require_classifier(self) -> Classifier:
-        classifier = self.classifier
-        if classifier is None:
+        if self.classifier is None:
             raise ValueError(
                 "the guard has no model, so it takes features: call decide(fdbd.Batch(features)), or give the model to "
                 "fdbd.Guard(model) or fdbd.load(path, model)"
             )
-        return classifier
+        return self.classifier
 
     # ── save and export ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -415,17 +388,12 @@ def _warn(text: str) -> None:
 
 def _items(data: Data) -> Iterable[Any]:
     """What to iterate over: a loader as it is, one batch as a list of one."""
-    if isinstance(data, (Tensor, np.ndarray, Batch, Mapping)) or _is_labelled_batch(data):
+    is_batch, pair = isinstance(data, (Tensor, np.ndarray, Batch, Mapping)), cast(Any, data)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(d, (Tensor, np.ndarray)) for d in data):
+        inputs, labels = pair  # or two batches: labels have one number per row of the inputs
+        is_batch = inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)
+    if is_batch:
         return [data]
     if not isinstance(data, Iterable):
         raise TypeError(f"data are a {type(data).__name__}, expected a data loader or another iterable of batches")
     return data
-
-
-def _is_labelled_batch(data: object) -> bool:
-    """Whether data are (inputs, labels) and not two batches: the second part has one number per row of the first."""
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
-        return False
-    inputs, labels = data
-    are_arrays = isinstance(inputs, (Tensor, np.ndarray)) and isinstance(labels, (Tensor, np.ndarray))
-    return are_arrays and inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)

@@ -28,8 +28,7 @@ from fdbd.util.devices import device_of
 class OpenedGuard(NamedTuple):
     """A guard with its model, ready to be asked; what `open_guard` gives.
 
-    >>> opened = OpenedGuard(Guard(Head(torch.eye(2))), None, ("cat", "dog"))
-    >>> opened.class_names
+    >>> OpenedGuard(Guard(Head(torch.eye(2))), None, ("cat", "dog")).class_names
     ('cat', 'dog')
     """
 
@@ -54,7 +53,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
     >>> fdbd.load(path).threshold
     Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
-    return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
+    return run_apart(lambda: _assemble(path, *artifact.read(path), model, head))
 
 
 def from_hub(
@@ -70,7 +69,7 @@ def from_hub(
     Args:
         repo: "owner/name", or a folder.
         model, head: as for `fdbd.load`.
-        revision: a branch, tag or commit; a commit is the same for ever.
+        revision: a branch, tag or commit, which alone is the same for ever.
         token: of the Hub; None: the one that you are logged in with.
 
     >>> import fdbd, tempfile
@@ -93,53 +92,63 @@ def open_guard(
     features: bool = False,
 ) -> OpenedGuard:
     """A guard from its file, around the model that the file names; without a model where it was fitted on features.
+    ArtifactError: the weights are not those of the fit, or the file is no guard.
 
     Args:
         path: what `fdbd fit` or `Guard.save` wrote.
-        model: another name for the model, as for `model_by_name`. Needed where the file names none (images are then
-            prepared as the model itself says), and where it names a factory or a ``.pt2`` file: those run code, and a
-            file does not choose what code runs.
+        model: another name for the model. Needed where the file names none (images are then prepared as the model
+            itself says), and where it names a factory or a ``.pt2`` file: a file does not choose what code runs.
         checkpoint: where the weights lie now. Without it: where they lay at the fit, or beside the guard.
         trust, device: as for `model_by_name`.
         features: leave the model out, for a guard that takes features.
-
-    Raises:
-        ArtifactError: the weights are not those of the fit, or the file is no guard.
     """
     description, tensors = run_apart(lambda: artifact.read(path))
-    origin, preprocess, class_names = _about_model(description, path)
+    about = description.get("about") or {}
+    try:
+        origin, fields = about.get("model"), about.get("preprocess")
+        if origin is not None and not isinstance(origin["name"], str):
+            raise TypeError("the model's name is no text")
+        preprocess = None if fields is None else Preprocess.from_dict(fields)
+        class_names = tuple(map(str, about.get("class_names") or ()))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
     if features or (origin is None and model is None):
-        guard = run_apart(lambda: _assemble(path, description, tensors))
-        return OpenedGuard(guard, None, class_names, description["sha256"])
-    origin = origin or {}
-    if model is None:
-        model = str(origin["name"])
-        if runs_code(model):
+        found, preprocess = None, None
+    else:
+        origin = origin or {}
+        name = str(origin["name"]) if model is None else model
+        if model is None and runs_code(name):
             raise ValueError(
-                f"{os.fspath(path)!r} names the model {model}, which is code to run; if you trust it, say so with "
-                f"--model {model}"
+                f"{os.fspath(path)!r} names the model {name}, which is code to run; if you trust it, say so with "
+                f"--model {name}"
             )
-    if checkpoint is None and origin.get("checkpoint"):
-        checkpoint = _find(str(origin["checkpoint"]), Path(path))
-    found = model_by_name(model, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device)
-    if origin.get("weights") not in (None, found.origin["weights"]):
+        if checkpoint is None and (then := origin.get("checkpoint")):
+            places = (Path(str(then)), Path(path).resolve().parent / Path(str(then)).name)
+            checkpoint = next((place for place in places if place.is_file()), None)
+            if checkpoint is None:
+                raise FileNotFoundError(
+                    f"the weights of the model, {then!r}, are neither there nor beside the guard; say with "
+                    "--checkpoint where they are"
+                )
+        found = model_by_name(name, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device)
+        if origin.get("weights") not in (None, found.origin["weights"]):
+            raise artifact.ArtifactError(
+                f"the weights of {os.fspath(checkpoint or name)!r} are not those that {os.fspath(path)!r} was fitted "
+                "with: give the right --checkpoint, or fit a new guard"
+            )
+        preprocess = preprocess or found.preprocess
+        if preprocess is None:
+            raise ValueError(
+                f"neither {os.fspath(path)!r} nor {name} says how images are prepared; fit the guard with fdbd fit, "
+                "and say there with --preprocess"
+            )
+    around = None if found is None else found.model
+    guard = run_apart(lambda: _assemble(path, description, tensors, around))
+    if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
         raise artifact.ArtifactError(
-            f"the weights of {os.fspath(checkpoint or model)!r} are not those that {os.fspath(path)!r} was fitted "
-            "with: give the right --checkpoint, or fit a new guard"
+            f"{os.fspath(path)!r} names {len(class_names)} classes, and its head has {classes}: fit a new guard"
         )
-    preprocess = preprocess or found.preprocess
-    if preprocess is None:
-        raise ValueError(
-            f"neither {os.fspath(path)!r} nor {model} says how images are prepared; fit the guard with fdbd fit, and "
-            "say there with --preprocess"
-        )
-    guard = _beside_model(run_apart(lambda: _assemble(path, description, tensors, found.model)))
-    if class_names and len(class_names) != guard.head.num_classes:
-        raise artifact.ArtifactError(
-            f"{os.fspath(path)!r} names {len(class_names)} classes, its head has {guard.head.num_classes}: fit a new "
-            "guard"
-        )
-    return OpenedGuard(guard, preprocess, class_names or found.class_names, description["sha256"])
+    return OpenedGuard(guard, preprocess, class_names or (found.class_names if found else ()), description["sha256"])
 
 
 def _assemble(
@@ -184,11 +193,6 @@ def _assemble(
             f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
             "load it with the model that it was fitted on, or fit a new guard"
         )
-    return guard
-
-
-def _beside_model(guard: Guard) -> Guard:
-    """The guard with all of it on its model's device."""
     return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
 
 
@@ -205,29 +209,3 @@ def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Thres
         answers += threshold.decide(answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1]))
     if any(answer.shape != (2,) for answer in answers):
         raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
-
-
-def _about_model(
-    description: dict[str, Any], path: str | os.PathLike[str]
-) -> tuple[dict[str, Any] | None, Preprocess | None, tuple[str, ...]]:
-    """What a guard's file says of its model: origin, preprocessing and class names."""
-    about = description.get("about") or {}
-    try:
-        origin, fields = about.get("model"), about.get("preprocess")
-        if origin is not None and not isinstance(origin["name"], str):
-            raise TypeError("the model's name is no text")
-        preprocess = None if fields is None else Preprocess.from_dict(fields)
-        return origin, preprocess, tuple(map(str, about.get("class_names") or ()))
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
-
-
-def _find(checkpoint: str, guard: Path) -> Path:
-    places = (Path(checkpoint), guard.resolve().parent / Path(checkpoint).name)
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"the weights of the model, {checkpoint!r}, are neither there nor beside the guard; say with --checkpoint "
-            "where they are"
-        )
-    return found

@@ -23,7 +23,7 @@ FILE = "guard.safetensors"
 
 
 def write_folder(guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None) -> Path:
-    """Write what a repository holds, the guard's file and its card, into a folder, which `fdbd.from_hub` reads too."""
+    """What a repository holds, the guard's file and its card, in a folder, which `fdbd.from_hub` reads too."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     guard.save(place / FILE)
@@ -40,27 +40,21 @@ def push(
     token: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Put the guard's file and a card into a repository of the Hugging Face Hub; `fdbd.from_hub` reads it.
+    """Put the guard's file and a card into a repository of the Hugging Face Hub, "owner/name", made where there
+    is none; `fdbd.from_hub` reads it. Returns the address of the commit.
 
     Args:
-        guard: fitted.
-        repo: "owner/name"; it is made where there is none.
-        metrics: what you measured, by name, for the card. The card also has the threshold's promise.
+        metrics: what you measured, by name, for the card, which also has the threshold's promise.
         private: whether a new repository is.
         token: of the Hub; None: the one that you are logged in with.
         message: of the commit.
-
-    Returns:
-        The address of the commit.
     """
-    hub = require("huggingface_hub", "hub")
+    interface = require("huggingface_hub", "hub").HfApi(token=token)
+    message = message or f"A guard of fdbd {__version__}"
     with tempfile.TemporaryDirectory() as folder:
         write_folder(guard, folder, metrics)
-        interface = hub.HfApi(token=token)
         interface.create_repo(repo, private=private, exist_ok=True)
-        commit = interface.upload_folder(
-            repo_id=repo, folder_path=folder, commit_message=message or f"A guard of fdbd {__version__}"
-        )
+        commit = interface.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
     return str(commit.commit_url)
 
 
@@ -71,8 +65,7 @@ def fetch(repo: str, revision: str | None = None, token: str | None = None) -> P
         if not path.is_file():
             raise FileNotFoundError(f"the folder {repo!r} holds no {FILE}: was it written by push_to_hub?")
         return path
-    hub = require("huggingface_hub", "hub")
-    return Path(hub.hf_hub_download(repo, FILE, revision=revision, token=token))
+    return Path(require("huggingface_hub", "hub").hf_hub_download(repo, FILE, revision=revision, token=token))
 
 
 def card(guard: Guard, metrics: Mapping[str, float]) -> str:

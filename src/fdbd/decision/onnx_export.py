@@ -35,16 +35,12 @@ if TYPE_CHECKING:
 
 OPSET = 18
 """The ONNX operator set of exported graphs, unless another is asked for."""
-
 TOLERANCE = 1e-4
 """Largest difference to torch that `export` accepts, absolute or relative to torch's value."""
-
 OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 """Names of the graph's outputs, in order."""
-
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 """From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
-
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
 
 
@@ -75,7 +71,7 @@ def export(
     Args:
         guard: fitted and calibrated. Detectors that perturb the images by a gradient (ODIN, AdaSCALE, a guard with
             `perturb`) cannot be exported, nor can approximate indices of the nearest-neighbour family.
-        path: where the file appears once it has been verified; whatever was there before stays until then.
+        path: where the file appears once it has been verified.
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
             or an `fdbd.Batch` for a graph that takes features. Realistic, since the graph is verified on it and on
             noisy copies. All sizes but the first are fixed by it; of token ids and masks (N, T), the length T is not.
@@ -97,12 +93,26 @@ def export(
     for module in ("onnxscript", "onnxruntime"):
         require(module, "onnx")
     _check(guard, example, class_names)
-    graph = _Graph(guard, example)
+    graph = Graph(guard, example)
     with beside(path) as temporary:  # first, so that a missing folder is told before the work
-        model = _trace(graph, opset)
-        onnx.helper.set_model_props(model, _metadata(graph, class_names, opset))
+        model, threshold = _trace(graph, opset), graph.guard.threshold
+        assert threshold is not None
+        description = {
+            "version": __version__,
+            "opset": opset,
+            "detector": guard.detector.to_config(),
+            "head": guard.detector.head.fingerprint(),
+            "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
+            "class_names": None if class_names is None else [str(name) for name in class_names],
+            "calibration": base64.b64encode(np.sort(threshold.calibration.double().numpy()).tobytes()).decode(),
+            "promise": threshold.guarantee,
+            "preprocess": guard.about.get("preprocess"),
+            "p_value_resolution": 0.0,
+        }
+        texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
+        onnx.helper.set_model_props(model, texts)
         onnx.save_model(model, os.fspath(temporary))
-        _verify(graph, runtime(temporary), "ONNX Runtime")
+        verify(graph, runtime(temporary), "ONNX Runtime")
     return Path(path)
 
 
@@ -117,17 +127,16 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     Traceback (most recent call last):
     FileNotFoundError: no ONNX file at 'missing.onnx': no such file
     """
-    onnx = require("onnx", "onnx")
-    source = Path(path)
-    if not source.is_file():
-        raise FileNotFoundError(f"no ONNX file at {str(source)!r}: no such file")
+    onnx, name = require("onnx", "onnx"), os.fspath(path)
+    if not os.path.isfile(name):
+        raise FileNotFoundError(f"no ONNX file at {name!r}: no such file")
     try:
-        properties = onnx.load_model(os.fspath(source), load_external_data=False).metadata_props
+        properties = onnx.load_model(name, load_external_data=False).metadata_props
         found = {p.key[5:]: json.loads(p.value) for p in properties if p.key.startswith("fdbd.")}
     except Exception as error:  # protobuf has no common class for what a damaged file raises
-        raise ValueError(f"{str(source)!r} is no ONNX file: {error}") from None
+        raise ValueError(f"{name!r} is no ONNX file: {error}") from None
     if "version" not in found:
-        raise ValueError(f"{str(source)!r} is an ONNX file, but was not exported by fdbd")
+        raise ValueError(f"{name!r} is an ONNX file, but was not exported by fdbd")
     return found
 
 
@@ -143,13 +152,7 @@ def runtime(path: Path) -> Run:
     return lambda given: session.run(list(OUTPUTS), given)
 
 
-def verify(guard: Guard, run: Run, name: str, example: Inputs | Batch) -> None:
-    """Raise ExportError unless the runtime of this name gives torch's answers on the example, as `export` asks of ONNX
-    Runtime."""
-    _verify(_Graph(guard, example), run, name, lengths=False)
-
-
-class _Graph(nn.Module):
+class Graph(nn.Module):
     """The guard as a function of tensors alone, on the CPU, with the example to trace and verify it on."""
 
     def __init__(self, guard: Guard, example: Inputs | Batch) -> None:
@@ -168,25 +171,19 @@ class _Graph(nn.Module):
         self.names = list(map(str, named))
         self.example = tuple(tensor.detach().cpu()[places].contiguous() for tensor in tensors)
         self.guard = copy.deepcopy(guard).cpu().eval()
-        self.shorter = self._shorter()
+        self.shorter: tuple[Tensor, ...] | None = None
+        """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes
+        any length; None: all sizes but the first are fixed."""
+        shape, kinds = self.example[0].shape, {(t.shape, t.is_floating_point()) for t in self.example}
+        if kinds == {(shape, False)} and len(shape) == 2 and shape[1] > 3:
+            shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
+            with contextlib.suppress(Exception), torch.no_grad():  # a model of one length raises what it likes
+                self(*shorter)
+                self.shorter = shorter
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given: Any = dict(zip(self.names, inputs)) if self.by_name else inputs[0]
         return tuple(self.guard(Batch(given) if self.takes_features else given))
-
-    def _shorter(self) -> tuple[Tensor, ...] | None:
-        """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes
-        any length; None: all sizes but the first are fixed."""
-        shape = self.example[0].shape
-        if any(tensor.is_floating_point() or tensor.ndim != 2 or tensor.shape != shape for tensor in self.example):
-            return None
-        shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
-        try:
-            with torch.no_grad():
-                self(*shorter)
-        except Exception:  # a model of one length raises what it likes
-            return None
-        return shorter if shape[1] > 3 else None
 
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
@@ -227,7 +224,7 @@ def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | N
         )
 
 
-def _trace(graph: _Graph, opset: int) -> Any:
+def _trace(graph: Graph, opset: int) -> Any:
     """The model as ONNX's protobuf, without the exporter's notes: stack traces with the paths of this machine, larger
     than the graph itself."""
     sizes = {0: torch.export.Dim("N"), **({} if graph.shorter is None else {1: torch.export.Dim("T")})}
@@ -261,25 +258,8 @@ def _trace(graph: _Graph, opset: int) -> Any:
     return model
 
 
-def _metadata(graph: _Graph, class_names: Sequence[str] | None, opset: int) -> dict[str, str]:
-    guard, threshold = graph.guard, graph.guard.threshold
-    assert threshold is not None
-    description = {
-        "version": __version__,
-        "opset": opset,
-        "detector": guard.detector.to_config(),
-        "head": guard.detector.head.fingerprint(),
-        "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
-        "class_names": None if class_names is None else [str(name) for name in class_names],
-        "calibration": base64.b64encode(np.sort(threshold.calibration.double().numpy()).tobytes()).decode(),
-        "promise": threshold.guarantee,
-        "preprocess": guard.about.get("preprocess"),
-        "p_value_resolution": 0.0,
-    }
-    return {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
-
-
-def _verify(graph: _Graph, run: Run, name: str, lengths: bool = True) -> None:
+def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
+    """Raise ExportError unless the runtime of this name gives torch's answers; `lengths`: of shorter sequences, too."""
     threshold = graph.guard.threshold
     assert threshold is not None
     for what, tensors in _trials(graph, lengths):
@@ -292,7 +272,7 @@ def _verify(graph: _Graph, run: Run, name: str, lengths: bool = True) -> None:
         _compare(dict(zip(OUTPUTS, map(torch.from_numpy, results))), expected, threshold, f"{what} ({name})")
 
 
-def _trials(graph: _Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another length."""
     generator = torch.Generator().manual_seed(0)
     inputs = graph.example
@@ -320,15 +300,12 @@ def _trials(graph: _Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, .
 def _compare(got: dict[str, Tensor], expected: dict[str, Tensor], threshold: Threshold, what: str) -> None:
     """Logits and scores against torch's; label, p-value and decision against what they follow from, since a rounding
     error next to a threshold or between two equal logits moves them by a step."""
-    for name in OUTPUTS:
-        if got[name].shape != expected[name].shape:
-            raise ExportError(
-                f"{name} differs on {what}: shape {tuple(got[name].shape)}, torch has {tuple(expected[name].shape)}"
-            )
+    shapes = [{name: tuple(tensor.shape) for name, tensor in answers.items()} for answers in (got, expected)]
+    if shapes[0] != shapes[1]:
+        raise ExportError(f"shapes differ on {what}: {shapes[0]}, torch has {shapes[1]}")
     readable = torch.isfinite(expected["logits"]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
     same = (got["label"] == expected["label"]) | ~readable
-    predicted = got["label"] if threshold.per_class else None
-    p_values, is_ood = threshold(got["score"], predicted)
+    p_values, is_ood = threshold(got["score"], got["label"])
     for name, actual, wanted in (
         ("logits", got["logits"][readable], expected["logits"][readable]),
         ("label", got["label"][readable], got["logits"][readable].argmax(dim=1)),

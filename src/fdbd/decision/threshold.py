@@ -18,9 +18,6 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
 
-_WIDE = 2.5
-"""A threshold that may well reject more than so many times the share that was asked for draws a caution."""
-
 Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
@@ -36,12 +33,10 @@ class Target(TypedDict, total=False):
 class Threshold(nn.Module):
     """Decides which scores are out-of-distribution, by the scores of a calibration sample.
 
-    Made by `Threshold.quantile` or `Threshold.conformal`; both also by predicted class. Every state is a buffer, so it
-    moves between devices, is saved, compiled and exported. Its dtype is that of the calibration scores and stays so
-    when the module around it is cast to another: a rounded threshold is another threshold.
-
-    The calibration samples are in-distribution, and seen by neither the network's training nor the fit. Their scores
-    are finite; a score that is not (−inf, +inf, NaN) is always out-of-distribution.
+    Made by `Threshold.quantile` or `Threshold.conformal`; both also by predicted class. The calibration samples are
+    in-distribution, and seen by neither the network's training nor the fit. Their scores are finite; a score that is
+    not (−inf, +inf, NaN) is always out-of-distribution. The dtype is that of the calibration scores, and stays so when
+    the module around it is cast to another: a rounded threshold is another threshold.
 
     Attributes:
         kind: "quantile" or "conformal".
@@ -82,24 +77,22 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """The largest threshold that accepts at least a share `tpr` of the calibration scores.
-
-        Of new samples it accepts somewhat less on average, since the threshold is one of the scores: with n of them,
-        k/(n + 1) where k of n are accepted (see `acceptance`). `conformal` gives a bound on new samples instead.
+        """The largest threshold that accepts at least a share `tpr` of the n calibration scores. Of new samples it
+        accepts k/(n + 1) on average, where k of n are accepted (see `acceptance`); `conformal` gives a bound instead.
 
         Args:
             scores: (n,) finite scores of in-distribution samples; tensor, array or list.
             tpr: the share to accept, a fraction in (0, 1].
             labels: (n,) predicted classes of these samples, read only by class.
-            per_class: one threshold for each predicted class, from the samples predicted so. A class that has none
-                takes the threshold of all samples together, with a warning.
+            per_class: one threshold for each predicted class. A class without samples takes the threshold of all
+                samples together, with a warning.
             num_classes: C; None is the largest label plus one.
 
         >>> Threshold.quantile([1.0, 2.0, 3.0, 4.0], tpr=0.75).value
         tensor([2.], dtype=torch.float64)
         """
-        tpr = _checked_tpr(tpr)
-        threshold = cls("quantile", tpr, *_runs(scores, labels, per_class, num_classes), per_class=per_class)
+        runs = _runs(scores, labels, per_class, num_classes)
+        threshold = cls("quantile", _fraction("tpr", tpr), *runs, per_class)
         if empty := (threshold.offsets.diff() == 0).nonzero().flatten().tolist():
             warnings.warn(
                 f"{len(empty)} of {threshold.num_classes} classes have no calibration samples and take the threshold "
@@ -117,25 +110,21 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is at most `alpha`.
+        """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is at most `alpha`, a
+        fraction in (0, 1).
 
         If the calibration samples and a new in-distribution sample are exchangeable, the new sample is flagged with
         probability at most `alpha`, whatever the scores' distribution; the probability is over the draw of the
         calibration samples too. By class, the same holds among the samples predicted as each class. It takes
         1/alpha − 1 calibration samples (of each class) at least. Vovk, Gammerman & Shafer, "Algorithmic Learning in a
-        Random World", 2005.
-
-        Args:
-            scores, labels, per_class, num_classes: as for `quantile`, but every class needs its own samples.
-            alpha: the share of false alarms allowed, a fraction in (0, 1).
+        Random World", 2005. Other arguments are those of `quantile`.
 
         >>> threshold = Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
         >>> scores = torch.tensor([0.5, 1.0])
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
-        alpha = _checked_alpha(alpha)
-        return cls("conformal", alpha, *_runs(scores, labels, per_class, num_classes), per_class=per_class)
+        return cls("conformal", _fraction("alpha", alpha), *_runs(scores, labels, per_class, num_classes), per_class)
 
     @classmethod
     def of(
@@ -168,11 +157,8 @@ class Threshold(nn.Module):
         return ~((scores >= value) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), of either kind of threshold.
-
-        Small means out-of-distribution; scores that are not finite have the smallest, 1 / (n + 1). The dtype is that of
-        the calibration scores.
-        """
+        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), of either kind of threshold: small means
+        out-of-distribution. Scores that are not finite have the smallest, 1 / (n + 1)."""
         count, size = self._count(scores, predicted, or_equal=True)
         return (count + 1).to(self.calibration.dtype) / (size + 1)
 
@@ -229,7 +215,7 @@ class Threshold(nn.Module):
         """One sentence where the calibration samples are few for what is asked of them; None where they are not."""
         asked = self.expected_rate
         _, low, high = self.acceptance()
-        if 1 - low <= max(_WIDE * asked, 0.01):
+        if 1 - low <= max(2.5 * asked, 0.01):
             return None
         where = " for the rarest predicted class" if self.per_class else ""
         return (
@@ -239,7 +225,7 @@ class Threshold(nn.Module):
         )
 
     def to_config(self) -> dict[str, object]:
-        """What `from_state` needs beside ``state_dict()``, as plain JSON values."""
+        """What `from_state` needs beside ``state_dict()``, as JSON values."""
         return {name: getattr(self, name) for name in _CONFIG}
 
     @classmethod
@@ -272,10 +258,19 @@ class Threshold(nn.Module):
         return f"{self.kind}, {name}={self.target:g}, {self.count} calibration scores{classes}"
 
     def _derive(self) -> None:
-        """Check calibration scores and offsets, and register what follows from them."""
+        """Check calibration scores and offsets, which may come from a corrupt file, and register what follows."""
         calibration, offsets = self.calibration, self.offsets
-        _check_runs(calibration, offsets, self.per_class)
+        if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration):
+            raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
+        if len(offsets) < 2 or (not self.per_class and len(offsets) != 2):
+            raise ValueError(f"the threshold's state has {len(offsets)} offsets")
         self.count, own = len(calibration), offsets.diff()
+        if offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
+            raise ValueError(f"the threshold's offsets do not run from 0 to its {self.count} calibration scores")
+        if not torch.isfinite(calibration).all():
+            raise ValueError("the threshold's calibration scores are not finite")
+        if any((run.diff() < 0).any() for run in calibration.split(own.tolist())):
+            raise ValueError("the threshold's calibration scores are not sorted")
         pooled = calibration.sort().values
         runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
         marks = [self._mark(size, index) for index, size in enumerate(own.tolist())]
@@ -293,8 +288,7 @@ class Threshold(nn.Module):
     def _mark(self, size: int, index: int) -> int:
         """Which of a class's ascending calibration scores is its threshold."""
         if self.kind == "quantile":
-            size = size or self.count
-            return size - count_to_accept(size, self.target)
+            return (size or self.count) - count_to_accept(size or self.count, self.target)
         flagged = count_to_flag(size, self.target)
         if flagged == 0:
             who = f"class {index} has" if self.per_class else "there are"
@@ -366,7 +360,7 @@ def count_to_accept(count: int, tpr: float) -> int:
     >>> count_to_accept(100, 0.95), count_to_accept(10, 0.95)
     (95, 10)
     """
-    tpr = _checked_tpr(tpr)
+    tpr = _fraction("tpr", tpr)
     k = math.ceil(tpr * count)
     while (k - 1) / count >= tpr:
         k -= 1
@@ -379,7 +373,7 @@ def count_to_flag(count: int, alpha: float) -> int:
     >>> count_to_flag(19, 0.05), count_to_flag(18, 0.05)
     (1, 0)
     """
-    alpha = _checked_alpha(alpha)
+    alpha = _fraction("alpha", alpha)
     k = math.floor(alpha * (count + 1)) + 1
     while k / (count + 1) > alpha:
         k -= 1
@@ -406,16 +400,11 @@ def as_decimal(fraction: float) -> float:
     return rounded if abs(rounded - fraction) <= 2.3e-16 else fraction
 
 
-def _checked_tpr(tpr: float) -> float:
-    if not 0 < tpr <= 1:
-        raise ValueError(f"tpr is {tpr}, expected a fraction above 0 and at most 1")
-    return as_decimal(tpr)
-
-
-def _checked_alpha(alpha: float) -> float:
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha is {alpha}, expected a fraction between 0 and 1")
-    return as_decimal(alpha)
+def _fraction(name: str, value: float) -> float:
+    if not 0 < value <= 1 or (name == "alpha" and value == 1):
+        expected = "between 0 and 1" if name == "alpha" else "above 0 and at most 1"
+        raise ValueError(f"{name} is {value}, expected a fraction {expected}")
+    return as_decimal(value)
 
 
 def _runs(
@@ -438,37 +427,18 @@ def _runs(
         )
     if not per_class:
         return values.sort().values, torch.tensor([0, len(values)], device="cpu").to(values.device)
-    classes = _as_labels(labels, values, num_classes)
-    order = values.argsort()
-    order = order[classes[order].argsort(stable=True)]
-    counts = torch.bincount(classes, minlength=num_classes or 0)
-    return values[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _as_labels(labels: ArrayLike | None, scores: Tensor, num_classes: int | None) -> Tensor:
     if labels is None:
         raise ValueError("a threshold by predicted class needs the predicted classes: pass labels")
-    indices = as_tensor(labels).detach().to(scores.device)
-    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
-        raise TypeError(f"labels are {indices.dtype}, expected integer class indices")
-    if indices.shape != scores.shape:
-        raise ValueError(f"labels have shape {tuple(indices.shape)}, scores {tuple(scores.shape)}")
-    least, most = int(indices.min()), int(indices.max())
+    classes = as_tensor(labels).detach().to(values.device)
+    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
+        raise TypeError(f"labels are {classes.dtype}, expected integer class indices")
+    if classes.shape != values.shape:
+        raise ValueError(f"labels have shape {tuple(classes.shape)}, scores {tuple(values.shape)}")
+    least, most = int(classes.min()), int(classes.max())
     if least < 0 or (num_classes is not None and most >= num_classes):
         expected = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
         raise ValueError(f"labels go from {least} to {most}, expected {expected}")
-    return indices.long()
-
-
-def _check_runs(calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
-    """Raises unless the state can have come from `_runs`: artifacts may be corrupt."""
-    if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration):
-        raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
-    if len(offsets) < 2 or (not per_class and len(offsets) != 2):
-        raise ValueError(f"the threshold's state has {len(offsets)} offsets")
-    if offsets[0] != 0 or offsets[-1] != len(calibration) or (offsets.diff() < 0).any():
-        raise ValueError(f"the threshold's offsets do not run from 0 to its {len(calibration)} calibration scores")
-    if not torch.isfinite(calibration).all():
-        raise ValueError("the threshold's calibration scores are not finite")
-    if any((run.diff() < 0).any() for run in calibration.split(offsets.diff().tolist())):
-        raise ValueError("the threshold's calibration scores are not sorted")
+    order = values.argsort()
+    order = order[classes[order].argsort(stable=True)]
+    counts = torch.bincount(classes.long(), minlength=num_classes or 0)
+    return values[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -7,6 +7,7 @@ import random
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 _BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
@@ -61,13 +62,9 @@ class DriftTest:
             raise ValueError(f"delta is {delta}, expected the probability of a false alarm, between 0 and 1")
         if not isinstance(horizon, int) or horizon < 1:
             raise ValueError(f"horizon is {horizon!r}, expected a number of samples, at least 1")
-        self.calibration = array("d", sorted(calibration))
-        self.delta = float(delta)
-        self.horizon = horizon
-        self.restarts = -1
+        self.calibration, self.delta, self.horizon = array("d", sorted(calibration)), float(delta), horizon
         self._random = random.Random(seed)
-        self.alarm = False
-        self.peak = 0.0
+        self.restarts, self.alarm, self.peak = -1, False, 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -75,8 +72,7 @@ class DriftTest:
         self.reference = array("d", self.calibration)
         self.count = 0  # samples of this horizon
         self.stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
-        self.log_unit = 0.0  # stakes are in multiples of exp(this)
-        self.unit = 1.0  # exp(−_log_unit)
+        self.log_unit, self.unit = 0.0, 1.0  # stakes are in multiples of exp(log_unit) = 1/unit
         self.log_martingale = 0.0
         self.restarts += 1
 
@@ -94,24 +90,21 @@ class DriftTest:
 
     def _bet(self, p: float) -> None:
         self.count += 1
-        stakes, share = self.stakes, 0.25 / len(_BETS) / self.horizon * self.unit
-        for index, (epsilon, kappa) in enumerate(_BETS):
-            rest, scale, power = 1 - epsilon, epsilon * kappa, kappa - 1
-            stakes[2 * index] = (stakes[2 * index] + share) * (rest + scale * p**power)
-            stakes[2 * index + 1] = (stakes[2 * index + 1] + share) * (rest + scale * (1 - p) ** power)
-        capital = sum(stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
+        share = 0.25 / len(_BETS) / self.horizon * self.unit
+        self.stakes = [
+            (stake + share) * (1 - epsilon + epsilon * kappa * side ** (kappa - 1))
+            for stake, ((epsilon, kappa), side) in zip(self.stakes, product(_BETS, (p, 1 - p)))
+        ]
+        capital = sum(self.stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
         self.log_martingale = math.log(capital) + self.log_unit
-        if capital > _HUGE:
-            self._rescale(1 / _HUGE)
-        elif capital < 1 / _HUGE and self.log_unit > 0:  # a fortune that is lost again; zero would have no logarithm
-            self._rescale(_HUGE)
+        # Stakes stay within what a float holds: a fortune, or one that is lost again; zero would have no logarithm.
+        if capital > _HUGE or (capital < 1 / _HUGE and self.log_unit > 0):
+            factor = 1 / _HUGE if capital > _HUGE else _HUGE
+            self.stakes = [stake * factor for stake in self.stakes]
+            self.log_unit = max(0.0, self.log_unit - math.log(factor))
+            self.unit = math.exp(-self.log_unit)
         self.peak = max(self.peak, self.log_martingale)
         self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
-
-    def _rescale(self, factor: float) -> None:
-        self.stakes = [stake * factor for stake in self.stakes]
-        self.log_unit = max(0.0, self.log_unit - math.log(factor))
-        self.unit = math.exp(-self.log_unit)
 
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit for bit."""
@@ -128,7 +121,7 @@ class DriftTest:
             test = cls(calibration, state["delta"], state["horizon"])
             version, internal, gauss = state["random"]
             test._random.setstate((version, tuple(internal), gauss))
-            test.stakes = [float(stake) for stake in state["stakes"]]
+            test.stakes = list(map(float, state["stakes"]))
             for name, kind in _STATE.items():
                 setattr(test, name, kind(state[name]))
         except (KeyError, TypeError) as error:

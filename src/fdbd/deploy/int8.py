@@ -28,13 +28,9 @@ from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 
-DISAGREEMENT = 0.05
-"""The largest share of calibration samples on which the graph may decide otherwise than the guard, unless stated."""
 _RANGE_EVERY, _RANGE_ROWS = 5, 256
 """Every fifth sample, up to 256, sets the ranges of activations; the threshold is set on the others, which the graph
 has then not seen."""
-
-
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
 
 
@@ -65,11 +61,10 @@ def export_int8(
     *,
     class_names: Sequence[str] | None = None,
     opset: int = OPSET,
-    disagreement: float = DISAGREEMENT,
+    disagreement: float = 0.05,
 ) -> Shift:
-    """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits.
-
-    Head, detector and threshold stay in floating point.
+    """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits; the rest stays in
+    floating point.
 
     Args:
         guard: fitted and calibrated, with its model.
@@ -98,35 +93,29 @@ def export_int8(
         folder = Path(name)
         ranges = [rows for rows, _ in _split(data) if len(rows)]
 
-        def quantised(guard: Guard, name: str) -> tuple[Path, Path]:
-            plain = export(guard, folder / f"{name}.onnx", example, class_names=class_names, opset=opset)
-            return plain, _quantise(plain, folder / f"{name}.int8.onnx", ranges)
-
-        def ask(graph: Path) -> list[Tensor]:
-            """Labels, scores and decisions on the rows that set the threshold."""
-            run = runtime(graph)
+        def quantised(guard: Guard) -> list[Tensor]:
+            """Write the graph, plain and in 8 bits, and ask it about the rows that set the threshold."""
+            export(guard, folder / "plain.onnx", example, class_names=class_names, opset=opset)
+            run = runtime(_quantise(folder / "plain.onnx", folder / "int8.onnx", ranges))
             answers = [run({"images": rows.numpy()}) for _, rows in _split(data) if len(rows)]
             if not answers:
                 raise ValueError("the calibration data hold no samples to set the threshold on; give more")
-            _, labels, scores, _, is_ood = (torch.from_numpy(np.concatenate(column)) for column in zip(*answers))
-            return [labels, scores, is_ood]
+            return [torch.from_numpy(np.concatenate(column)) for column in zip(*answers)]
 
-        _, first = quantised(guard, "first")
+        _, labels, scores, _, _ = quantised(guard)
         threshold = guard.threshold
         assert threshold is not None
-        labels, scores, _ = ask(first)
         adjusted = copy.deepcopy(guard)
         target = Target(per_class=threshold.per_class)
         target["alpha" if threshold.kind == "conformal" else "tpr"] = threshold.target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
             adjusted.set_threshold(scores, labels, **target)
-        again, final = quantised(adjusted, "final")
-        new_labels, _, rejected = ask(final)
+        _, new_labels, _, _, rejected = quantised(adjusted)
         with torch.inference_mode():
             decisions = [guard(rows) for _, rows in _split(data) if len(rows)]
         own_labels, own_rejected = (torch.cat([getattr(d, part) for d in decisions]) for part in ("labels", "is_ood"))
-        old = threshold.is_ood(scores, labels if threshold.per_class else None)
+        old = threshold.is_ood(scores, labels)
         differ = (new_labels != own_labels) | (rejected != own_rejected)
         accepted, before, after = (1 - float(flags.double().mean()) for flags in (own_rejected, old, rejected))
         shift = Shift(len(scores), accepted, before, after, float(differ.double().mean()))
@@ -135,9 +124,9 @@ def export_int8(
                 f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get another label or "
                 f"decision, more than the {disagreement:.1%} that were allowed; no file was written"
             )
-        model = onnx.load_model(os.fspath(final))
-        about = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in metadata(again).items()}
-        onnx.helper.set_model_props(model, {**about, "fdbd.int8": json.dumps(shift._asdict())})
+        model, about = onnx.load_model(os.fspath(folder / "int8.onnx")), metadata(folder / "plain.onnx")
+        texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in about.items()}
+        onnx.helper.set_model_props(model, {**texts, "fdbd.int8": json.dumps(shift._asdict())})
         onnx.save_model(model, os.fspath(draft))
     return shift
 
@@ -183,21 +172,17 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
         op_types_to_quantize=_PRODUCTS,
         nodes_to_quantize=names,
     )
+    # The check for numbers that are not finite sees the input itself: rounding to 8 bits makes them finite.
     quantised = onnx.load_model(os.fspath(target))
-    _see_inputs(quantised.graph, name, names)
+    nodes = quantised.graph.node
+    codes = {node.output[0] for node in nodes if node.op_type == "QuantizeLinear" and node.input[0] == name}
+    rounded = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear" and node.input[0] in codes}
+    for node in nodes:
+        for place, given in enumerate(node.input):
+            if given in rounded and node.name not in names:
+                node.input[place] = name
     onnx.save_model(quantised, os.fspath(target))
     return target
-
-
-def _see_inputs(graph: Any, name: str, network: Sequence[str]) -> None:
-    """Let the check for numbers that are not finite see the input itself: rounding to 8 bits makes them finite."""
-    codes = {node.output[0] for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == name}
-    rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in codes}
-    for node in graph.node:
-        if node.name not in network:
-            for place, given in enumerate(node.input):
-                if given in rounded:
-                    node.input[place] = name
 
 
 def _network(graph: Any) -> list[str]:

@@ -12,8 +12,6 @@ from typing import Any
 from fdbd.util.extras import require
 from fdbd.util.version import __version__
 
-_CODE = Path(__file__).with_name("mlflow_model.py")
-
 
 def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> None:
     """Write an MLflow model into a folder.
@@ -32,31 +30,25 @@ def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **op
     >>> list(mlflow.pyfunc.load_model(str(folder)).predict(torch.rand(4, 3).numpy()))[:2]
     ['label', 'class']
     """
-    mlflow = require("mlflow", "mlflow")
-    mlflow.pyfunc.save_model(os.fspath(path), **{**_arguments(guard), **options})
+    require("mlflow", "mlflow").pyfunc.save_model(os.fspath(path), **{**_arguments(guard), **options})
 
 
 def log_model(guard: str | os.PathLike[str], name: str = "guard", **options: Any) -> Any:
-    """Log the same model to the active run of MLflow, and return what MLflow says of it.
-
-    Args:
-        guard: as for `save_model`.
-        name: of the model.
-        options: further arguments of `mlflow.pyfunc.log_model`, such as `registered_model_name`.
+    """Log the same model to the active run of MLflow under a name, and return what MLflow says of it; `options` are
+    further arguments of `mlflow.pyfunc.log_model`, such as `registered_model_name`.
 
     >>> log_model("missing.safetensors")  # `save_model` shows it with a file
     Traceback (most recent call last):
     FileNotFoundError: no guard at 'missing.safetensors': no such file
     """
-    mlflow = require("mlflow", "mlflow")
-    return mlflow.pyfunc.log_model(name=name, **{**_arguments(guard), **options})
+    return require("mlflow", "mlflow").pyfunc.log_model(name=name, **{**_arguments(guard), **options})
 
 
 def _arguments(guard: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(guard).is_file():
         raise FileNotFoundError(f"no guard at {os.fspath(guard)!r}: no such file")
     return {
-        "python_model": str(_CODE),
+        "python_model": str(Path(__file__).with_name("mlflow_model.py")),
         "artifacts": {"guard": str(Path(guard).absolute())},
         "pip_requirements": [f"fdbd[mlflow]=={__version__}"],
     }

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from fdbd.core.batch import Batch
+from fdbd.data.features import RowBatch
 from fdbd.decision.guard_file import open_guard
+from fdbd.jobs.output import decide
 from fdbd.util.extras import require
-
-pyfunc = require("mlflow.pyfunc", "mlflow")
 
 
 def load_context(self: Any, context: Any) -> None:
@@ -21,21 +21,13 @@ def load_context(self: Any, context: Any) -> None:
 
 def predict(self: Any, context: Any, model_input: Any, params: Any = None) -> Any:
     """A data frame with label, class, score, p_value and is_ood, one row for each row of the input."""
-    pandas = require("pandas", "report")
     rows = torch.from_numpy(np.ascontiguousarray(model_input, dtype=np.float32))
-    with torch.inference_mode():
-        decision = self.opened.guard(Batch(rows) if self.opened.preprocess is None else rows)
-    labels, names = decision.labels.tolist(), self.opened.class_names
-    return pandas.DataFrame(
-        {
-            "label": labels,
-            "class": [names[label] if names else None for label in labels],
-            "score": decision.scores.cpu().numpy(),
-            "p_value": decision.p_values.cpu().numpy(),
-            "is_ood": decision.is_ood.cpu().numpy(),
-        }
-    )
+    inputs = Batch(rows) if self.opened.preprocess is None else rows
+    columns = decide(self.opened.guard, RowBatch(range(len(rows)), inputs, {}), self.opened.class_names).columns
+    found = {name: np.ma.getdata(columns[name]) for name in ("label", "class", "score", "p_value", "is_ood")}
+    return require("pandas", "report").DataFrame({**found, "class": columns["class"].tolist()})
 
 
-GuardModel = type("GuardModel", (pyfunc.PythonModel,), {"load_context": load_context, "predict": predict})
+PythonModel = require("mlflow.pyfunc", "mlflow").PythonModel
+GuardModel = type("GuardModel", (PythonModel,), {"load_context": load_context, "predict": predict})
 require("mlflow.models", "mlflow").set_model(GuardModel())

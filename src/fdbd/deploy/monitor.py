@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import Unpack
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
 from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.guard import Guard
-from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
+from fdbd.deploy.stream_monitor import Options, Snapshot, StreamMonitor
 from fdbd.util.extras import require
 from fdbd.util.files import remove_drafts
 
@@ -30,21 +31,14 @@ class Monitor(StreamMonitor):
 
     Call it in place of the guard, or give it what the service decided. Updates from several threads take turns.
 
-    - The rate is that of the last `window` samples, with Wilson's interval.
-    - The alarm goes off when the capital of a `DriftTest` on the scores reaches 1/delta. While the stream is
-      exchangeable with the calibration data this happens with probability at most `delta` in each horizon, at whatever
-      time one looks (Ville's inequality). Samples in bursts, such as frames of a video, are not exchangeable: give one
-      of each burst. An alarm stays until `reset`.
-    - Memory: at most 16 bytes for each of `horizon` samples and the calibration scores, and the window.
+    The alarm goes off when the capital of a `DriftTest` on the scores reaches 1/delta. While the stream is exchangeable
+    with the calibration data this happens with probability at most `delta` in each horizon, at whatever time one looks
+    (Ville's inequality). Samples in bursts, such as frames of a video, are not exchangeable: give one of each burst. An
+    alarm stays until `reset`.
 
     Args:
         guard: calibrated. A guard without a model does for `update`: ``Monitor(fdbd.load("guard.safetensors"))``.
-        window: samples of the rolling rate.
-        delta: largest probability of a false alarm in a horizon, a fraction.
-        horizon: samples after which the drift test starts anew.
-        confidence: of the rate's interval, a fraction.
-        seed: of the test's random tie-breaking.
-        on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.
+        options: `window`, `delta`, `horizon`, `confidence`, `seed` and `on_alarm`, as for `StreamMonitor`.
 
     >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
     >>> monitor = Monitor(guard)
@@ -53,32 +47,12 @@ class Monitor(StreamMonitor):
     (8, False)
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        *,
-        window: int = 1000,
-        delta: float = 0.01,
-        horizon: int = 100_000,
-        confidence: float = 0.95,
-        seed: int = 0,
-        on_alarm: Callable[[Snapshot], object] | None = None,
-    ) -> None:
+    def __init__(self, guard: Guard, **options: Unpack[Options]) -> None:
         threshold = guard.threshold
         if threshold is None:
             raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
-        super().__init__(
-            threshold.calibration.tolist(),
-            threshold.expected_rate,
-            window=window,
-            delta=delta,
-            horizon=horizon,
-            confidence=confidence,
-            seed=seed,
-            on_alarm=on_alarm,
-        )
-        self.guard = guard
-        self.threshold = threshold
+        super().__init__(threshold.calibration.tolist(), threshold.expected_rate, **options)
+        self.guard, self.threshold = guard, threshold
 
     def __call__(self, images: Inputs | Batch) -> Decision:
         """The guard's decision on a batch, which is also counted."""
@@ -96,14 +70,9 @@ class Monitor(StreamMonitor):
         return self.count(*self._values(observed, is_ood))
 
     def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:
-        """Register the monitor's numbers with a Prometheus registry, which reads them when it is scraped.
-
-        Metrics: ``<prefix>_samples_total``, ``<prefix>_ood_total``, ``<prefix>_ood_rate`` with ``_low`` and ``_high``,
-        ``<prefix>_log_martingale`` and ``<prefix>_drift_alarm`` (0 or 1).
-
-        Args:
-            registry: a ``prometheus_client.CollectorRegistry``; None: the default one.
-            prefix: of the metrics' names; a second monitor in a registry needs another.
+        """Register the monitor's numbers with a Prometheus registry (None: the default one), which reads them when
+        scraped: ``<prefix>_samples_total``, ``_ood_total``, ``_ood_rate`` with ``_low`` and ``_high``,
+        ``_log_martingale`` and ``_drift_alarm`` (0 or 1). A second monitor in a registry needs another prefix.
 
         Returns:
             the collector, for ``registry.unregister``.
@@ -136,10 +105,9 @@ class Monitor(StreamMonitor):
             raise ArtifactError(f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote")
         monitor = cls(guard, on_alarm=on_alarm)
         try:
-            reference = tensors["reference"].to(torch.float64).numpy().tobytes()
+            reference = base64.b64encode(tensors["reference"].to(torch.float64).numpy().tobytes()).decode()
             recent = "".join("01"[bool(flag)] for flag in tensors["recent"].tolist())
-            encoded = base64.b64encode(reference).decode()
-            monitor.restore({**description, "reference": encoded, "recent": recent})
+            monitor.restore({**description, "reference": reference, "recent": recent})
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ArtifactError(f"{os.fspath(path)!r} does not hold a working monitor: {error}") from None
         return monitor

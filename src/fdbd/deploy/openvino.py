@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, export, metadata, verify
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, Graph, export, metadata, verify
 from fdbd.util.extras import require
 from fdbd.util.files import check_place
 
@@ -26,15 +26,12 @@ def export_openvino(
     class_names: Sequence[str] | None = None,
     opset: int = OPSET,
 ) -> Path:
-    """Write a guard for OpenVINO, in full precision: inputs, outputs and errors are those of `fdbd.deploy.onnx.export`.
+    """Write a guard for OpenVINO, in full precision: an ``.xml`` file, and beside it the weights with the ending
+    ``.bin``. Arguments, inputs, outputs and errors are those of `fdbd.deploy.onnx.export`.
 
     The files appear after OpenVINO has given torch's answers on its CPU in float32; on processors where it prefers
     bfloat16, compile the model with ``INFERENCE_PRECISION_HINT`` "f32" to get them. What the ONNX file says of itself
     is in the model's runtime information, JSON under ``fdbd``.
-
-    Args:
-        guard, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
-        path: ends with ``.xml``; the weights go beside it, with the ending ``.bin``.
 
     >>> import fdbd, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
@@ -63,7 +60,7 @@ def export_openvino(
             answers = compiled(given)
             return [answers[name].copy() for name in OUTPUTS]
 
-        verify(guard, run, "OpenVINO", example)
+        verify(Graph(guard, example), run, "OpenVINO", lengths=False)
         os.replace(draft.with_suffix(".bin"), target.with_suffix(".bin"))
         os.replace(draft, target)
     return target

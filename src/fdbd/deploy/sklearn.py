@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
@@ -23,29 +23,24 @@ from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Ensemble, as_detector
 
 _CHUNK = 1 << 22  # numbers made dense at once: 32 MB
+_TABLE: dict[str, Any] = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
 
 
 class OODDetector(BaseEstimator):  # type: ignore[misc]
     """A linear classifier that also says which samples it has no business classifying.
 
     Fits a clone of `classifier`, then a detector on its inputs and weights, then sets the threshold on a part of the
-    data that neither has seen. Calibration data are seen by neither the classifier's training nor the fit, so what
-    holds for them holds for new samples of the known classes:
-
-    - with `tpr`, `predict` accepts that share of the n held-out samples, and of new ones k/(n + 1) on average, where k
-      is the smallest number with k/n ≥ tpr: 94.1 % for 50 held-out samples and ``tpr=0.95``;
-    - with `alpha`, it rejects at most that share of new samples, on average over the draw of the held-out ones.
-
-    Sparse X is made dense a chunk at a time. Scores are computed in float64.
+    data that neither has seen. Sparse X is made dense a chunk at a time. Scores are computed in float64.
 
     Args:
         classifier: any classifier with ``coef_`` and ``intercept_`` whose prediction is their argmax
             (LogisticRegression, LinearSVC, SGDClassifier, RidgeClassifier, …), or a Pipeline that ends in one: its
             earlier steps make the features. None: LogisticRegression.
         detector: a detector's name as in `fdbd.create`, or a detector, which is copied and never changed.
-        tpr: share of held-out samples of the known classes to accept, a fraction in (0, 1].
-        alpha: instead, the largest share of false alarms, a fraction in (0, 1): a conformal threshold, which takes
-            1/alpha − 1 held-out samples at least. None: `tpr` decides.
+        tpr: share of the n held-out samples to accept, a fraction in (0, 1]. Of new samples of the known classes
+            k/(n + 1) are accepted on average, where k is the smallest number with k/n ≥ tpr: 94.1 % for n = 50 at 0.95.
+        alpha: instead, the largest share of false alarms, a fraction in (0, 1), on average over the draw of the
+            held-out samples: a conformal threshold, which takes 1/alpha − 1 of them at least. None: `tpr` decides.
         calibration: share of the samples, stratified by class, that is held out for the threshold; each class keeps at
             least one sample to train on. 0: none, and the threshold comes from the training scores, which are too
             good, so that more than 1 − tpr of new samples are rejected.
@@ -78,18 +73,20 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         calibration: float = 0.2,
         random_state: Any = 0,
     ) -> None:
-        self.classifier = classifier
-        self.detector = detector
-        self.tpr = tpr
-        self.alpha = alpha
-        self.calibration = calibration
-        self.random_state = random_state
+        self.classifier, self.detector, self.tpr, self.alpha = classifier, detector, tpr, alpha
+        self.calibration, self.random_state = calibration, random_state
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit classifier, detector and threshold on samples X (N, P) of the known classes y (N,)."""
         if not 0 <= self.calibration < 1:
             raise ValueError(f"calibration is {self.calibration}, expected the share to hold out, from 0 to below 1")
-        X, y = self._check_training_data(X, y)
+        if not isinstance(self.classifier, Pipeline):
+            X, y = validate_data(self, X, y, **_TABLE, ensure_min_samples=2)
+        elif y is None:
+            raise ValueError("OODDetector requires y to be passed, but the target y is None")
+        else:
+            y = column_or_1d(y, warn=True)
+            check_consistent_length(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -142,23 +139,10 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         known = np.isin(y, self.classes_)
         return float(np.where(known, accepted & (self.predict_class(X) == y), ~accepted).mean())
 
-    def _check_training_data(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        if not isinstance(self.classifier, Pipeline):
-            checked: tuple[Any, NDArray[Any]] = validate_data(
-                self, X, y, accept_sparse="csr", dtype=(np.float64, np.float32), ensure_min_samples=2
-            )
-            return checked
-        if y is None:
-            raise ValueError("OODDetector requires y to be passed, but the target y is None")
-        y = column_or_1d(y, warn=True)
-        if _num_samples(X) != len(y):
-            raise ValueError(f"X has {_num_samples(X)} samples, y has {len(y)} labels: expected as many")
-        return X, y
-
     def _check(self, X: Any) -> Any:
         if isinstance(self.classifier_, Pipeline):
             return X  # its first step knows what it takes: text, tables, …
-        return validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        return validate_data(self, X, **_TABLE, reset=False)
 
     def _split(self, labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Indices to train on and to hold out: of each class about the share `calibration`, never its last sample."""
@@ -198,10 +182,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         bias = np.broadcast_to(np.atleast_1d(last.intercept_), weight.shape[:1])
         head = Head(weight.astype(np.float64), bias.astype(np.float64))
         if head.num_classes == len(self.classes_):
-            features = some.features[:256].to(torch.float64)
+            features = some.features[:256]
             logits = head(features).numpy()
-            chosen = np.searchsorted(self.classes_, last.predict(features.numpy()))
-            best = logits.max(axis=1)
+            chosen, best = np.searchsorted(self.classes_, last.predict(features.numpy())), logits.max(axis=1)
             if np.all(best - logits[np.arange(len(best)), chosen] <= 1e-6 * (1 + np.abs(best))):
                 return head
         raise TypeError(
@@ -212,7 +195,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     def _scores(self, chunks: _Chunks) -> NDArray[np.float64]:
         with torch.no_grad():
             scores = [self.detector_.score(batch).to(torch.float64).numpy() for batch in chunks]
-        found = np.concatenate(scores) if scores else np.zeros(0)
+        found = np.concatenate([np.zeros(0), *scores])
         return np.where(found < np.inf, found, -np.inf)  # what is not finite is unfamiliar
 
     def __sklearn_tags__(self) -> Any:
@@ -235,4 +218,4 @@ class _Chunks:
             dense = part.toarray() if sparse.issparse(part) else part
             features = torch.from_numpy(np.array(dense, dtype=np.float64))
             labels = None if self.labels is None else torch.from_numpy(self.labels[start : start + rows])
-            yield Batch(features, None, labels)
+            yield Batch(features, labels=labels)

@@ -10,11 +10,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from fdbd.deploy.drift import DriftTest
 
 Snapshot: TypeAlias = dict[str, object]
+
+
+class Options(TypedDict, total=False):
+    """How a stream is watched, as `StreamMonitor` explains."""
+
+    window: int
+    delta: float
+    horizon: int
+    confidence: float
+    seed: int
+    on_alarm: Callable[[Snapshot], object] | None
 
 
 class StreamMonitor:
@@ -25,7 +36,12 @@ class StreamMonitor:
     Args:
         calibration: the calibration scores.
         expected_rate: the share of in-distribution samples that the threshold rejects, as it was set.
-        window, delta, horizon, confidence, seed, on_alarm: as for `fdbd.Monitor`.
+        window: latest samples of the rolling rate.
+        delta: largest probability of a false alarm in a horizon, a fraction.
+        horizon: samples after which the drift test starts anew.
+        confidence: of the rate's interval, which is Wilson's, a fraction.
+        seed: of the test's random tie-breaking.
+        on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.
 
     >>> monitor = StreamMonitor([0.1, 0.2, 0.3, 0.4], expected_rate=0.05)
     >>> monitor.count([0.15, 0.35], [False, False])["rate"]
@@ -48,15 +64,10 @@ class StreamMonitor:
             raise ValueError(f"window is {window!r}, expected a number of samples, at least 1")
         if not 0 < confidence < 1:
             raise ValueError(f"confidence is {confidence}, expected a fraction between 0 and 1")
-        self.calibration = array("d", calibration)
-        self.expected_rate = expected_rate
-        self.window = window
-        self.confidence = float(confidence)
-        self.on_alarm = on_alarm
-        self.samples = 0
-        """Samples seen in all."""
-        self.ood = 0
-        """Samples that were out-of-distribution, of all."""
+        self.calibration, self.expected_rate = array("d", calibration), expected_rate
+        self.window, self.confidence, self.on_alarm = window, float(confidence), on_alarm
+        self.samples = self.ood = 0
+        """Samples seen in all, and those of them that were out-of-distribution."""
         self.alarm_at: int | None = None
         """Number of the sample at which the alarm went off, from 1; None: no alarm."""
         self._recent: deque[bool] = deque(maxlen=window)
@@ -89,13 +100,9 @@ class StreamMonitor:
         return snapshot
 
     def snapshot(self) -> Snapshot:
-        """The state of affairs as plain JSON values.
-
-        ``samples`` and ``ood`` count everything; ``window``, ``rate``, ``rate_low`` and ``rate_high`` are of the last
-        samples (None before the first); ``expected_rate`` is what the threshold was set for; ``log_martingale`` is the
-        natural logarithm of the drift test's capital now and ``peak_log_martingale`` its highest, the alarm being at
-        ``alarm_level``; ``alarm_at`` is the number of the sample that set it off.
-        """
+        """The state of affairs as plain JSON values: ``samples`` and ``ood`` of everything; ``window``, ``rate``,
+        ``rate_low`` and ``rate_high`` of the last samples (None before the first); the natural logarithm of the drift
+        test's capital now (``log_martingale``) and at its highest, with the ``alarm_level``; and what was set."""
         with self._lock:
             return self._snapshot()
 
@@ -108,8 +115,7 @@ class StreamMonitor:
         """
         with self._lock:
             self._recent.clear()
-            self._recent_ood = 0
-            self.alarm_at = None
+            self._recent_ood, self.alarm_at = 0, None
             self._test.alarm, self._test.peak = False, 0.0
             self._test.restart()
 
@@ -154,19 +160,15 @@ class StreamMonitor:
         test, count = self._test, len(self._recent)
         low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
         return {
-            "samples": self.samples,
-            "ood": self.ood,
+            **{name: getattr(self, name) for name in ("samples", "ood", "expected_rate", "confidence", "alarm_at")},
+            **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
             "window": count,
             "rate": self._recent_ood / count if count else None,
             "rate_low": low,
             "rate_high": high,
-            "expected_rate": self.expected_rate,
-            "confidence": self.confidence,
             "peak_log_martingale": test.peak,
             "alarm_level": -math.log(test.delta),
-            "alarm_at": self.alarm_at,
             "samples_in_horizon": test.count,
-            **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
         }
 
 

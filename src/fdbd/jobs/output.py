@@ -3,32 +3,25 @@
 Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as the output they stay
 there, and any Parquet reader takes the folder for one table. One row for each row of the input:
 
-=========  =======  ====================================================================================
-path, row  string,  the image's path below its folder, with bytes that are no UTF-8 escaped; or, where rows
-           int64    have no files, their number from 0
-label      int64    predicted class; null where the row could not be read
-class      string   its name, where names are known
-nearest    string   the class beyond the nearest decision boundary, by its name or else its number; null where there is
-                    none. Only where asked for
-score      double   higher is more in-distribution; −inf where a number was not finite; null if unread
-p_value    double   share of calibration scores at or below; null if unread
-is_ood     bool     true for every row that could not be read
-error      string   why the row could not be read or scored, else null
-discovery  bool     whether the row is OOD at the false discovery rate that was asked for; null if unread. Only where
-                    asked for, and not in parts
-=========  =======  ====================================================================================
+- ``path`` (string), below the folder, with bytes that are no UTF-8 escaped; or ``row`` (int64), from 0, without files;
+- ``label`` (int64), the predicted class, and ``class`` (string), its name where names are known; null if unread;
+- ``nearest`` (string), where asked for: the class beyond the nearest decision boundary, by its name or else its number;
+- ``score`` (double), −inf where a number was not finite, and ``p_value`` (double); null if unread;
+- ``is_ood`` (bool), true for every row that could not be read, and ``error`` (string), why it could not, else null;
+- ``discovery`` (bool), where asked for, and not in parts: OOD at the false discovery rate; null if unread.
 
 In CSV, text that a spreadsheet would take for a formula has an apostrophe before it.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,55 +52,19 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 class Decided:
     """A guard's decision on some rows, in order."""
 
-    names: Names
-    labels: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    p_values: NDArray[np.float64]
-    is_ood: NDArray[np.bool_]
-    is_read: NDArray[np.bool_]
-    """Whether score and p-value are there; the label is where the score is finite, too."""
-    errors: Mapping[int, str]
-    """By place."""
-    class_names: Sequence[str]
-    nearest: NDArray[np.int64] | None
-    """The class beyond the nearest decision boundary, −1 where there is none; None: not asked for."""
+    columns: dict[str, Any]
+    """Arrays by name, in the order of the output, masked where there is nothing to say."""
 
     def __len__(self) -> int:
-        return len(self.is_read)
-
-    def columns(self) -> dict[str, Any]:
-        """Arrays by name, in the order of the output, masked where there is nothing to say."""
-        unread, names = ~self.is_read, self.names
-        unknown = unread | ~np.isfinite(self.scores)
-        known_names = [_utf8(name) for name in self.class_names]
-
-        def texts(labels: NDArray[np.int64], absent: NDArray[np.bool_]) -> Any:
-            all_names = known_names or list(map(str, range(labels.max(initial=0) + 1)))
-            return np.ma.array(_objects(all_names)[np.where(absent, 0, labels)], mask=absent)
-
-        nothing = np.ma.array(np.empty(len(self), object), mask=True)
-        errors = nothing.copy()
-        for place, reason in self.errors.items():
-            errors[place] = _utf8(reason)
-        numbered = isinstance(names, range)
-        return {
-            "row" if numbered else "path": np.array(names) if numbered else _objects([_utf8(str(n)) for n in names]),
-            "label": np.ma.array(self.labels, mask=unknown),
-            "class": texts(self.labels, unknown) if known_names else nothing,
-            **({} if self.nearest is None else {"nearest": texts(self.nearest, self.nearest < 0)}),
-            "score": np.ma.array(self.scores, mask=unread),
-            "p_value": np.ma.array(self.p_values, mask=unread),
-            "is_ood": self.is_ood,
-            "error": errors,
-        }
+        return len(self.columns["is_ood"])
 
     def to_arrow(self) -> Any:
         """As a `pyarrow.Table`."""
-        pa = require("pyarrow", "report")
-        return pa.table(
+        array = require("pyarrow", "report").array
+        return require("pyarrow", "report").table(
             {
-                name: pa.array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
-                for name, column in self.columns().items()
+                name: array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
+                for name, column in self.columns.items()
             }
         )
 
@@ -115,7 +72,7 @@ class Decided:
 def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
     """The guard's decision on every row of the batch, in order; it fails closed row by row. With `nearest`, also the
     class beyond the nearest decision boundary of each."""
-    count, inputs = len(batch.names), batch.inputs
+    count, names, inputs = len(batch.names), batch.names, batch.inputs
     is_read = np.ones(count, bool)
     is_read[list(batch.errors)] = False
     labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
@@ -132,33 +89,36 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
             found.append(torch.where(is_there, why.nearest, -1))
         for column, values in zip((labels, scores, p_values, is_ood, others), found):
             column[is_read] = values.cpu().numpy()
-    errors = dict.fromkeys(np.flatnonzero(is_read & ~np.isfinite(scores)).tolist(), NOT_FINITE) | dict(batch.errors)
-    is_ood[list(errors)] = True
+    unread, unknown = ~is_read, ~is_read | ~np.isfinite(scores)
+    reasons = dict.fromkeys(np.flatnonzero(unknown & is_read).tolist(), NOT_FINITE) | dict(batch.errors)
+    is_ood[list(reasons)] = True
+    nothing = np.ma.array(np.empty(count, object), mask=True)
+    errors = nothing.copy()
+    for place, reason in reasons.items():
+        errors[place] = _utf8(reason)
+
+    def texts(labels: NDArray[np.int64], absent: NDArray[np.bool_]) -> Any:
+        all_names = class_names or list(map(str, range(labels.max(initial=0) + 1)))
+        return np.ma.array(_texts(all_names)[np.where(absent, 0, labels)], mask=absent)
+
     return Decided(
-        batch.names, labels, scores, p_values, is_ood, is_read, errors, class_names, others if nearest else None
+        {
+            **({"row": np.array(names)} if isinstance(names, range) else {"path": _texts(names)}),
+            "label": np.ma.array(labels, mask=unknown),
+            "class": texts(labels, unknown) if class_names else nothing,
+            **({"nearest": texts(others, others < 0)} if nearest else {}),
+            "score": np.ma.array(scores, mask=unread),
+            "p_value": np.ma.array(p_values, mask=unread),
+            "is_ood": is_ood,
+            "error": errors,
+        }
     )
 
 
-class Counts(NamedTuple):
-    """Of the whole output."""
-
-    rows: int
-    ood: int
-    unreadable: int
-    discoveries: int | None = None
-    """Rows that are OOD at the false discovery rate; None: not asked for."""
-
-
 class Output:
-    """One output, in parts.
-
-    Args:
-        out: a ``.parquet`` or ``.csv`` file; anything without an ending is a folder.
-        names: of the rows; they decide the first column.
-        restart: throw parts of another run away; without it they are an error.
-        nearest: tables have the column `nearest`.
-        fdr: a false discovery rate, for the column `discovery`.
-    """
+    """One output, in parts: a ``.parquet`` or ``.csv`` file, or without an ending a folder. Names of the rows decide
+    the first column, `nearest` and a false discovery rate `fdr` add theirs. With `restart`, parts of another run are
+    thrown away; without it they are an error."""
 
     def __init__(
         self, out: Path, names: Names, restart: bool = False, *, nearest: bool = False, fdr: float | None = None
@@ -169,8 +129,8 @@ class Output:
         self.out, self._restart, self._fdr, self.is_folder = out, restart, fdr, not suffix
         if fdr is not None:
             check_rate(fdr)
-        if fdr is not None and self.is_folder:
-            raise ValueError("--fdr looks at all rows together: give --out as a .parquet or .csv file, not a folder")
+            if self.is_folder:
+                raise ValueError("--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a folder")
         if not self.is_folder:
             check_place(out)
         elif not out.absolute().parent.is_dir():
@@ -181,17 +141,11 @@ class Output:
         columns = ["row" if isinstance(names, range) else "path", *COLUMNS]
         columns[3:3] = ["nearest"] if nearest else []
         self._format = _Csv(columns) if suffix == ".csv" else _Parquet(columns)
-        self.settings: dict[str, Any] = {}
 
     @contextlib.contextmanager
-    def hold(self, identity: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
-        """Open the parts, and keep other runs away from them.
-
-        Args:
-            identity: JSON values that say what is scored by what. A later run with the same identity goes on where the
-                first one ended.
-            settings: JSON values that a later run takes over from the first, such as the rows of a part.
-        """
+    def hold(self, identity: dict[str, Any], part_rows: int) -> Iterator[int]:
+        """Open the parts, and keep other runs away from them; yields the rows of a part, as the first run had them.
+        `identity` are JSON values that say what is scored by what: with the same, a later run goes on."""
         path = self.folder / "_lock"
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -202,8 +156,7 @@ class Output:
                             for draft in self.folder.glob(".*.part-*"):
                                 draft.unlink()
                             remove_drafts(self.out, older_than=0)
-                        self._open(dict(identity), dict(settings))
-                        yield
+                        yield self._open(identity, part_rows)
                         return
                     finally:
                         path.unlink(missing_ok=True)
@@ -211,7 +164,7 @@ class Output:
                 raise RuntimeError(f"another run is writing {str(self.out)!r}; wait for it or choose another --out")
             time.sleep(0.2)
 
-    def _open(self, identity: dict[str, Any], settings: dict[str, Any]) -> None:
+    def _open(self, identity: dict[str, Any], part_rows: int) -> int:
         path = self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
         about = read_json(path)
         if self._restart or about is None or about.get("identity") != identity:
@@ -223,9 +176,9 @@ class Output:
                 )
             for part in parts:
                 part.unlink()
-            about = {"identity": identity, "settings": settings}
+            about = {"identity": identity, "settings": {"part_rows": part_rows}}
             write_json(path, about)
-        self.settings = about["settings"]
+        return int(about["settings"]["part_rows"])
 
     def path(self, number: int) -> Path:
         return self.folder / f"part-{number:06d}{self._format.ending}"
@@ -242,36 +195,42 @@ class Output:
         with beside(self.path(number)) as draft:
             self._format.write(draft, tables)
 
-    def finish(self, total: int, count: int) -> Counts:
-        """Put all parts together, in order, into the output, and count. Fails unless they hold `total` rows."""
+    def finish(self, total: int, count: int) -> tuple[int, int, int, int | None]:
+        """Put all parts together, in order, into the output. Fails unless they hold `total` rows.
+
+        Returns:
+            Numbers of rows, of OOD rows, of rows with an error, and of discoveries where they were asked for.
+        """
         parts = [self.path(number) for number in range(count)]
-        cutoff = None if self._fdr is None else self._cutoff(parts, self._fdr)
+        cutoff = None
+        if self._fdr is not None:  # counts of distinct p-values: memory does not grow with rows
+            values, numbers = np.zeros(0), np.zeros(0, np.int64)
+            for part in map(self._format.read, parts):
+                found, number = np.unique(part.p_values[~np.isnan(part.p_values)], return_counts=True)
+                values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
+                numbers = np.bincount(places, np.concatenate([numbers, number]), len(values)).astype(np.int64)
+            cutoff = discovery_cutoff(values, numbers, self._fdr)
         counts = np.zeros(4, np.int64)
-        with contextlib.ExitStack() as stack:
-            join: Callable[[Any, Any], None] = lambda rows, named: None  # noqa: E731
-            if not self.is_folder:
-                draft = stack.enter_context(beside(self.out))
-                join = stack.enter_context(self._format.joined(draft, has_discoveries=cutoff is not None))
+
+        def counted() -> Iterator[tuple[Any, Any]]:
+            """Rows of each part, and which of them are discoveries."""
             for part in map(self._format.read, parts):
                 named = np.ma.array(part.p_values <= (cutoff or 0), mask=np.isnan(part.p_values))
-                counts += [len(part.is_ood), part.is_ood.sum(), part.has_error.sum(), named.filled(False).sum()]
-                join(part.rows, None if cutoff is None else named)
-            rows, ood, unreadable, discoveries = counts.tolist()
-            if rows != total:
-                raise RuntimeError(f"the output has {rows} rows for {total} of the input; give --restart to score anew")
-        if not self.is_folder:
-            shutil.rmtree(self.folder)
-        return Counts(rows, ood, unreadable, None if cutoff is None else discoveries)
+                counts[:] += [len(part.is_ood), part.is_ood.sum(), part.has_error.sum(), named.filled(False).sum()]
+                yield part.rows, None if cutoff is None else named
+            if counts[0] != total:
+                raise RuntimeError(
+                    f"the output has {counts[0]} rows for {total} of the input; give --restart to score anew"
+                )
 
-    def _cutoff(self, parts: Sequence[Path], fdr: float) -> float:
-        """The p-value up to which rows are discoveries. Counts of distinct values: memory does not grow with rows."""
-        values, counts = np.zeros(0), np.zeros(0, np.int64)
-        for part in parts:
-            p_values = self._format.read(part).p_values
-            found, number = np.unique(p_values[~np.isnan(p_values)], return_counts=True)
-            values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
-            counts = np.bincount(places, np.concatenate([counts, number]), len(values)).astype(np.int64)
-        return discovery_cutoff(values, counts, fdr)
+        if self.is_folder:
+            collections.deque(counted(), maxlen=0)
+        else:
+            with beside(self.out) as draft:
+                self._format.join(draft, counted(), has_discoveries=cutoff is not None)
+            shutil.rmtree(self.folder)
+        rows, ood, unreadable, discoveries = counts.tolist()
+        return rows, ood, unreadable, None if cutoff is None else discoveries
 
 
 class _Part(NamedTuple):
@@ -291,42 +250,32 @@ class _Parquet:
     ending = ".parquet"
 
     def __init__(self, columns: Sequence[str]) -> None:
-        pa = require("pyarrow", "report")
-        self.file = require("pyarrow.parquet", "report")
-        self.schema = pa.schema([(name, _type_of(name)) for name in columns])
-        self.concat = pa.concat_tables
+        self.arrow, self.file = require("pyarrow", "report"), require("pyarrow.parquet", "report")
+        self.schema = self.arrow.schema([(name, _type_of(name)) for name in columns])
 
     def write(self, path: Path, tables: Sequence[Decided]) -> None:
-        self.file.write_table(self.concat([table.to_arrow() for table in tables]), path)
+        self.file.write_table(self.arrow.concat_tables([table.to_arrow() for table in tables]), path)
 
     def read(self, part: Path) -> _Part:
         table = self.file.read_table(part, schema=self.schema)
         p_values = table["p_value"].fill_null(np.nan).to_numpy()
         return _Part(table, p_values, table["is_ood"].to_numpy(), table["error"].is_valid().to_numpy())
 
-    @contextlib.contextmanager
-    def joined(self, out: Path, has_discoveries: bool) -> Iterator[Callable[[Any, Any], None]]:
-        """A function that adds rows, in tables of at least GROUP_ROWS: a reader does not meet a thousand small row
-        groups."""
-        pa = require("pyarrow", "report")
-        schema = self.schema.append(pa.field("discovery", pa.bool_())) if has_discoveries else self.schema
-        waiting: list[Any] = []
-
-        def add(table: Any, named: Any) -> None:
-            if named is not None:
-                table = table.append_column("discovery", pa.array(named.data, mask=np.ma.getmaskarray(named)))
-            waiting.append(table)
-            if sum(map(len, waiting)) >= GROUP_ROWS:
-                flush()
-
-        def flush() -> None:
-            if waiting:
-                writer.write_table(self.concat(waiting).combine_chunks())
-            waiting.clear()
-
+    def join(self, out: Path, parts: Iterable[tuple[Any, Any]], has_discoveries: bool) -> None:
+        """In row groups of at least GROUP_ROWS: a reader does not meet a thousand small ones."""
+        pa, schema, waiting = self.arrow, self.schema, []
+        if has_discoveries:
+            schema = schema.append(pa.field("discovery", pa.bool_()))
         with self.file.ParquetWriter(out, schema) as writer:
-            yield add
-            flush()
+            for table, named in parts:
+                if named is not None:
+                    table = table.append_column("discovery", pa.array(named.data, mask=np.ma.getmaskarray(named)))
+                waiting.append(table)
+                if sum(map(len, waiting)) >= GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(waiting).combine_chunks())
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting).combine_chunks())
 
 
 class _Csv:
@@ -340,8 +289,8 @@ class _Csv:
     def write(self, path: Path, tables: Sequence[Decided]) -> None:
         with open(path, "w", newline="", encoding="utf-8") as file:
             for table in tables:
-                rows = zip(*(column.tolist() for column in table.columns().values()))
-                csv.writer(file).writerows([_cell(value) for value in row] for row in rows)
+                rows = zip(*(column.tolist() for column in table.columns.values()))
+                csv.writer(file).writerows(map(_cell, row) for row in rows)
 
     def read(self, part: Path) -> _Part:
         with open(part, newline="", encoding="utf-8") as file:
@@ -349,23 +298,16 @@ class _Csv:
         if any(len(row) != len(self.header) for row in rows):
             raise ValueError(f"{part} is damaged")
         p_values = np.array([float(row[-3] or "nan") for row in rows], float)
-        is_ood, has_error = (
-            np.array(values, bool) for values in ([r[-2] == "true" for r in rows], [r[-1] for r in rows])
-        )
+        is_ood, has_error = np.array([(row[-2] == "true", row[-1] != "") for row in rows], bool).reshape(-1, 2).T
         return _Part(rows, p_values, is_ood, has_error)
 
-    @contextlib.contextmanager
-    def joined(self, out: Path, has_discoveries: bool) -> Iterator[Callable[[Any, Any], None]]:
+    def join(self, out: Path, parts: Iterable[tuple[Any, Any]], has_discoveries: bool) -> None:
         with open(out, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow([*self.header, *(["discovery"] if has_discoveries else [])])
-
-            def add(rows: list[list[str]], named: Any) -> None:
-                if named is not None:
-                    rows = [[*row, _cell(flag)] for row, flag in zip(rows, named.tolist())]
-                writer.writerows(rows)
-
-            yield add
+            for rows, named in parts:
+                flags = [[]] * len(rows) if named is None else [[_cell(flag)] for flag in named.tolist()]
+                writer.writerows([*row, *flag] for row, flag in zip(rows, flags))
 
 
 def _cell(value: Any) -> Any:
@@ -380,13 +322,12 @@ def _type_of(column: str) -> Any:
     return require("pyarrow", "report").type_for_alias(_TYPES.get(column, "string"))
 
 
-def _objects(values: Sequence[Any]) -> Any:
-    """An array of these very values."""
+def _texts(values: Sequence[Any]) -> Any:
+    """An array of these texts; a file may have any bytes for a name: those that are no UTF-8 are escaped."""
     array = np.empty(len(values), object)
-    array[:] = values
+    array[:] = [_utf8(str(value)) for value in values]
     return array
 
 
 def _utf8(text: str) -> str:
-    """A file may have any bytes for a name: those that are no UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -5,7 +5,7 @@ and its result reaches the driver once.
 """
 
 from fdbd.jobs.ray.datasets import calibrate, fit, score
-from fdbd.jobs.ray.files import file_tables, fit_loaders
+from fdbd.jobs.ray.fitting import fit_loaders
 from fdbd.jobs.ray.pool import Workers, connect
 
-__all__ = ["Workers", "calibrate", "connect", "file_tables", "fit", "fit_loaders", "score"]
+__all__ = ["Workers", "calibrate", "connect", "fit", "fit_loaders", "score"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdbd.core.batch import Batch
 from fdbd.data.decoding import decode_rows
-from fdbd.data.features import matrix
+from fdbd.data.features import Widths, matrix
 from fdbd.data.images import Pixels, decode
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
@@ -23,16 +23,8 @@ INPUTS = ("features", "image", "bytes", "path")
 
 
 class Reader:
-    """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs.
-
-    Args:
-        guard: that will take them.
-        dataset: that holds them.
-        column: features (N, P), uint8 images, encoded images, paths of images, or arrays that go to the model as they
-            are; None: the first of `INPUTS` that is there.
-        preprocess: from uint8 images to what the model takes.
-        label: column of class indices, where there is one.
-    """
+    """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs. Arguments are those of
+    `fdbd.jobs.ray.fit`."""
 
     def __init__(
         self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None, label: str | None = None
@@ -44,24 +36,32 @@ class Reader:
             wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
             present = ", ".join(columns) or "no rows"
             raise ValueError(f"the dataset has {wanted}; it has {present}: say with column=... where the samples are")
-        self.column = column
+        self.column, self.preprocess, self.label = column, preprocess, label
         self.is_features = guard.classifier is None or column == "features"
-        self.preprocess, self.label = preprocess, label
-        self._width = guard.head.num_features
-        self._classes = guard.head.num_classes
+        self.widths = Widths.of(guard.head)
 
     def __call__(self, table: Any) -> Items:
         """All rows of a table, to fit or calibrate on; a row that cannot be read is an error."""
         inputs, errors = self.read(table)
         for reason in errors.values():
             raise ValueError(f"a row cannot be read: {reason}")
-        labels = _labels_in(table, self.label)
+        labels = None
+        if self.label is not None and self.label in table.column_names:
+            values = _column_values(table, self.label)
+            if values.dtype.kind not in "iu":
+                raise TypeError(f"labels in column {self.label!r} are {values.dtype}, expected class indices")
+            labels = _tensor(values).long()
         return [inputs._replace(labels=labels) if isinstance(inputs, Batch) else (inputs, labels)]
 
     def read(self, table: Any) -> tuple[Any, dict[int, str]]:
         """Inputs of the readable rows, and what is wrong with the others by their number."""
         if self.is_features:
-            return self._features(table)
+            features, errors = _matrix(table, self.column, self.widths.features)
+            logits = None
+            if "logits" in table.column_names:
+                logits, more = _matrix(table, "logits", self.widths.logits)
+                errors = {**more, **errors}
+            return Batch(features, logits).without(errors), errors
         values = _column_values(table, self.column)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
             return _tensor(values), {}
@@ -72,14 +72,6 @@ class Reader:
         names = table.column("path").to_pylist() if "path" in table.column_names else None
         images, failures = decode_rows(_Encoded(values, names), self.preprocess, range(len(values)))
         return self.preprocess.normalise(images), {failure.row: failure.reason for failure in failures}
-
-    def _features(self, table: Any) -> tuple[Batch, dict[int, str]]:
-        features, errors = _matrix(table, self.column, self._width)
-        logits = None
-        if "logits" in table.column_names:
-            logits, more = _matrix(table, "logits", self._classes)
-            errors = {**more, **errors}
-        return Batch(features, logits).without(errors), errors
 
 
 def _tensor(values: Any) -> Tensor:
@@ -94,16 +86,6 @@ def _column_values(table: Any, name: str) -> Any:
     if values.dtype == object and len(values) and isinstance(values[0], np.ndarray):
         return np.stack(values) if len({value.shape for value in values}) == 1 else values
     return values
-
-
-def _labels_in(table: Any, column: str | None) -> Tensor | None:
-    """(N,) int64, or None where the table has no such column."""
-    if column is None or column not in table.column_names:
-        return None
-    labels = _column_values(table, column)
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"labels in column {column!r} are {labels.dtype}, expected class indices")
-    return _tensor(labels).long()
 
 
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,16 +40,12 @@ def fit(
     preprocess: Preprocess | None = None,
     workers: Workers | int | None = None,
 ) -> G:
-    """Show a guard or a detector its training data, wherever in the cluster they are.
-
-    The result is that of `Guard.fit` on the same rows, for any number of blocks. A network runs once over the data, and
-    its features come to the driver; a column of features is read anew for each pass, where the data are
-    (``dataset.materialize()`` keeps them in memory).
+    """`Guard.fit` on data wherever they are in the cluster, with the same result for any number of blocks. A network
+    runs once over the data, and its features come to the driver; a column of features is read anew for each pass, where
+    the data are (``dataset.materialize()`` keeps them in memory).
 
     Args:
         guard: a guard, or a detector together with its `head`; fitted in place and returned.
-        dataset: a ``ray.data.Dataset``.
-        head: for a detector alone.
         column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8 arrays), ``bytes`` or
             ``path`` (encoded images), arrays under another name; None: the first of these names that is there.
         label: column of class indices, where there is one.
@@ -70,7 +67,8 @@ def fit(
     if reader.is_features:
         tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
         dtype = next((reader.read(table)[0].features.dtype for table in tables), torch.float32)
-    fit_rows(guard, _runner(dataset, pool, reader, ROWS_PER_SUM if reader.is_features else pool.batch_size), dtype)
+        pool = replace(pool, batch_size=ROWS_PER_SUM)
+    fit_rows(guard, _runner(dataset, pool, reader), dtype)
     return guard
 
 
@@ -95,8 +93,7 @@ def calibrate(
     Threshold(conformal, alpha=0.1, 50 calibration scores)
     """
     check_target(tpr, alpha)
-    pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess)
-    run = _runner(dataset, pool, reader, pool.batch_size)
+    run = _runner(dataset, Workers.of(workers), Reader(guard, dataset, column, preprocess))
     calibrate_rows(guard, run, tpr=tpr, alpha=alpha, per_class=per_class)
     return guard
 
@@ -111,19 +108,15 @@ def score(
     class_names: Sequence[str] = (),
     workers: Workers | int | None = None,
 ) -> Any:
-    """A Dataset with the guard's decision on each row, computed when it is read or written.
-
-    Rows come as blocks get ready, in any order: keep a column that names them. Reading waits for the model: blocks on
-    their way to it take at most their share of Ray's object store.
+    """A Dataset with the guard's decision on each row, computed when it is read or written. Rows come as blocks get
+    ready, in any order: keep a column that names them.
 
     Args:
         guard: fitted and calibrated.
         dataset: a ``ray.data.Dataset``, for instance ``ray.data.read_parquet(path)``.
-        column: as for `fit`.
-        preprocess: from uint8 images to what the model takes.
+        column, preprocess, workers: as for `fit`.
         keep: columns to put beside the decision; None: all but those that hold samples or decisions.
         class_names: one per class, for the column ``class``.
-        workers: as for `fit`.
 
     Returns:
         the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood`` and ``error`` as
@@ -137,9 +130,7 @@ def score(
     """
     if guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")
-    reader = Reader(guard, dataset, column, preprocess)
-    columns = dataset.columns()
-    own = COLUMNS
+    reader, columns, own = Reader(guard, dataset, column, preprocess), dataset.columns(), COLUMNS
     if keep is None:
         keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
     for name in keep:
@@ -147,8 +138,8 @@ def score(
             raise ValueError(
                 f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
             )
-    pool, work = Workers.of(workers), partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
-    return _mapped(dataset, pool, guard, work, pool.batch_size)
+    work = partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
+    return _mapped(dataset, Workers.of(workers), guard, work)
 
 
 def _decide_table(guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any) -> Any:
@@ -158,7 +149,7 @@ def _decide_table(guard: Guard, reader: Reader, keep: Sequence[str], class_names
     return require("pyarrow", "ray").table({**{name: table.column(name) for name in keep}, **own})
 
 
-def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], Any], batch_size: int) -> Any:
+def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], Any]) -> Any:
     """The dataset of the results of the work on its tables, which is done when it is read."""
     shared = workers.shared(guard, work)
 
@@ -172,7 +163,7 @@ def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], 
         num_cpus=workers.cpus,
         num_gpus=workers.gpus or None,
         max_calls=0,
-        batch_size=batch_size,
+        batch_size=workers.batch_size,
         batch_format="pyarrow",
     )
     mapped.context.execution_no_progress_timeout_s = workers.patience
@@ -180,11 +171,11 @@ def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], 
     return mapped
 
 
-def _runner(dataset: Any, workers: Workers, reader: Reader, batch_size: int) -> Run:
-    """Work on the rows of a Dataset, so many at a time."""
+def _runner(dataset: Any, workers: Workers, reader: Reader) -> Run:
+    """Work on the rows of a Dataset."""
 
     def run(guard: Guard, work: Callable[[Items], Any]) -> Iterator[Any]:
-        mapped = _mapped(dataset, workers, guard, partial(_pickled, reader, work), batch_size)
+        mapped = _mapped(dataset, workers, guard, partial(_pickled, reader, work))
         try:
             with plain_errors():
                 for row in mapped.iter_rows():
@@ -196,5 +187,4 @@ def _runner(dataset: Any, workers: Workers, reader: Reader, batch_size: int) -> 
 
 
 def _pickled(reader: Reader, work: Callable[[Items], Any], table: Any) -> dict[str, Any]:
-    """A result that is no table, as a table of one row."""
     return {"result": np.array([pickle.dumps(work(reader(table)))], dtype=object)}

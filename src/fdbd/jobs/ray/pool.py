@@ -33,8 +33,6 @@ NOTICE_SECONDS = 60.0
 LATE_SECONDS, LATE_TIMES = 60.0, 10
 """A piece of work that takes longer than LATE_SECONDS, and LATE_TIMES as long as the slowest finished one, is given out
 a second time: its process may have been stopped, which Ray does not notice."""
-_RAYS_ADVICE = "\nFailed to apply UDF transform"
-"""How a text begins that Ray Data appends to the errors of workers."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Workers:
     """How work is spread over a cluster.
 
     Args:
-        count: pieces of work that are done at once, each by a process with a copy of the model; None: as many as the
-            cluster has room for.
+        count: pieces of work at once, each in a process with a copy of the model; None: as many as there is room for.
         cpus: logical CPUs of each, and its torch threads; fractions are allowed.
         gpus: GPUs of each; with one the model runs there.
         batch_size: rows that the model sees at once.
@@ -73,11 +70,6 @@ class Workers:
         """Workers as given, or so many."""
         return workers if isinstance(workers, Workers) else cls(workers)
 
-    @classmethod
-    def on(cls, device: str | None, count: int | None, batch_size: int) -> Workers:
-        """So many workers on a device as torch names it; each on a GPU of its own where that is "cuda"."""
-        return cls(count, gpus=1.0 if device == "cuda" else 0.0, batch_size=batch_size)
-
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
         """Work for the processes of the cluster, in each of which its guard goes to a device once."""
         together = require("ray", "ray").put((guard, work))  # so that they share the guard there, too
@@ -86,23 +78,18 @@ class Workers:
     def run(
         self, guard: Guard, work: Callable[[Any], Any], pieces: Iterable[Any]
     ) -> Generator[tuple[Any, Any], None, None]:
-        """Do all pieces of some work with a guard.
-
-        Yields:
-            a piece and its result; each piece once, in the order in which they get ready.
-
-        Raises:
-            TimeoutError: there was no result for `patience` seconds.
-        """
+        """Do all pieces of some work with a guard. Yields each piece once with its result, in the order in which they
+        get ready. TimeoutError: there was none for `patience` seconds."""
         ray = require("ray", "ray")
         size = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        task = ray.remote(**size, max_calls=0, max_retries=TASK_RETRIES)(_do)
+        task = ray.remote(**size, max_calls=0, max_retries=TASK_RETRIES)(Shared.__call__)
         shared, waiting = self.shared(guard, work), iter(pieces)
         pending: dict[Any, _Pending] = {}
         progress, slowest, notice = time.monotonic(), 0.0, min(NOTICE_SECONDS, self.patience)
         try:
             while True:
-                for piece in islice(waiting, max(0, (self.count or self._room()) - len(pending))):
+                room = self.count or max(1, sum(map(self._fits, _nodes())))
+                for piece in islice(waiting, max(0, room - len(pending))):
                     pending[task.remote(shared, piece)] = _Pending(piece, time.monotonic())
                 if not pending:
                     return
@@ -132,12 +119,8 @@ class Workers:
             for reference in pending:
                 ray.cancel(reference)
 
-    def _room(self) -> int:
-        """Tasks of this size that the nodes of the cluster could run at once, if they had nothing else to do."""
-        return max(1, sum(self._fits(node["Resources"]) for node in _nodes()))
-
     def _fits(self, resources: dict[str, float]) -> int:
-        """How many tasks of this size a node with these resources could run at once."""
+        """How many tasks of this size a node with these resources could run at once, if it had nothing else to do."""
         room = resources.get("CPU", 0.0) / self.cpus
         return int(min(room, resources.get("GPU", 0.0) / self.gpus) if self.gpus else room)
 
@@ -149,14 +132,11 @@ class Workers:
     def waits_for(self) -> str:
         """What a task needs, and what the cluster has."""
         nodes, free = _nodes(), require("ray", "ray").available_resources()
-        have = []
-        for kind in ("CPU", "GPU") if self.gpus else ("CPU",):
-            total = sum(node["Resources"].get(kind, 0) for node in nodes)
-            have.append(f"{free.get(kind, 0):g} of {_count(total, kind)}")
-        fits = any(self._fits(node["Resources"]) for node in nodes)
+        total = {kind: sum(node.get(kind, 0) for node in nodes) for kind in (["CPU", "GPU"] if self.gpus else ["CPU"])}
+        have = " and ".join(f"{free.get(kind, 0):g} of {_count(number, kind)}" for kind, number in total.items())
         return (
-            f"a task needs {self.needs} on one node, and {' and '.join(have)} are free on {_count(len(nodes), 'node')}"
-            + ("" if fits else ", none of which is large enough")
+            f"a task needs {self.needs} on one node, and {have} are free on {_count(len(nodes), 'node')}"
+            + ("" if any(map(self._fits, nodes)) else ", none of which is large enough")
             + "; unless this job's own tasks are at work there, end what holds the rest, ask for less, or add nodes"
         )
 
@@ -212,25 +192,18 @@ def _drop_when_idle(key: str) -> None:
                 return
 
 
-def _do(shared: Shared, piece: Any) -> Any:
-    return shared(piece)
-
-
 def _count(number: float, what: str) -> str:
     return f"{number:g} {what}{'' if number == 1 else 's'}"
 
 
-def _nodes() -> list[dict[str, Any]]:
-    """The living nodes of the cluster."""
-    return [node for node in require("ray", "ray").nodes() if node["Alive"]]
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each living node of the cluster."""
+    return [node["Resources"] for node in require("ray", "ray").nodes() if node["Alive"]]
 
 
 def connect(address: str | None = None) -> None:
-    """Join a cluster, unless Ray is there already.
-
-    Args:
-        address: such as ``"auto"`` or ``"head:6379"``; None: what ``RAY_ADDRESS`` in the environment says; without
-            that, Ray is started on this machine.
+    """Join a cluster, unless Ray is there already: at an address such as ``"auto"`` or ``"head:6379"``; None: at what
+    ``RAY_ADDRESS`` in the environment says, and without that Ray is started on this machine.
 
     >>> connect()
     >>> require("ray", "ray").is_initialized()
@@ -241,11 +214,8 @@ def connect(address: str | None = None) -> None:
         return
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        ray.init(address="local", include_dashboard=False, **options)
-        return
     try:
-        ray.init(address=address, **options)
+        ray.init(**options, **({"address": address} if address else {"address": "local", "include_dashboard": False}))
     except (ConnectionError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
 
@@ -265,5 +235,5 @@ def plain_errors() -> Iterator[None]:
         while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
             error = inner  # Ray wraps the errors of workers in its own, several deep
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (error.args[0].partition(_RAYS_ADVICE)[0],)
+            error.args = (error.args[0].partition("\nFailed to apply UDF transform")[0],)  # which Ray Data appends
         raise error from None
