@@ -27,8 +27,11 @@ class Parameter(NamedTuple):
     """Its type, such as `Path | None`."""
     info: Any
     """What the command says about it: typer's ArgumentInfo or OptionInfo."""
-    default: Any
-    """`inspect.Parameter.empty` where it must be given."""
+
+    @property
+    def default(self) -> Any:
+        """``...`` where it must be given."""
+        return self.info.default
 
     @property
     def is_argument(self) -> bool:
@@ -36,15 +39,14 @@ class Parameter(NamedTuple):
 
     @property
     def is_required(self) -> bool:
-        return self.default is inspect.Parameter.empty
+        return self.default is ...
 
     @property
     def usage(self) -> str:
         if not self.is_argument:
-            # In `Annotated`, typer takes the first name for a default.
-            given = [name for name in (self.info.default, *(self.info.param_decls or ())) if isinstance(name, str)]
             name = self.name.replace("_", "-")
-            return ", ".join(given) or (f"--{name} / --no-{name}" if self.default is True else f"--{name}")
+            both = f"--{name} / --no-{name}" if self.default is True else f"--{name}"
+            return ", ".join(self.info.param_decls or ()) or both
         name = (self.info.metavar or self.name).upper() + ("..." if "list" in str(self.kind) else "")
         return name if self.is_required else f"[{name}]"
 
@@ -65,15 +67,8 @@ class Parameter(NamedTuple):
 
 def parameters(command: Callable[..., object]) -> list[Parameter]:
     """What a command takes, in its order."""
-    hints = get_type_hints(command, include_extras=True)
-    found = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        hint = hints[name]
-        if not hasattr(hint, "__metadata__"):  # Python 3.10 puts `Optional` around what has the default None
-            hint = get_args(hint)[0]
-        kind, info = get_args(hint)[:2]
-        found.append(Parameter(name, kind, info, parameter.default))
-    return found
+    hints = get_type_hints(command)
+    return [Parameter(name, hints[name], each.default) for name, each in inspect.signature(command).parameters.items()]
 
 
 def render() -> str:

@@ -10,18 +10,15 @@ from typing import Any
 
 import typer
 
-from fdbd.commands.bench import bench
-from fdbd.commands.cache import cache
-from fdbd.commands.compare import compare
-from fdbd.commands.data import data
+from fdbd.commands.bench import bench, compare
+from fdbd.commands.data import cache, data
 from fdbd.commands.doctor import doctor
 from fdbd.commands.explain import explain
 from fdbd.commands.export import export
 from fdbd.commands.fit import fit
-from fdbd.commands.gallery import gallery
 from fdbd.commands.options import note
 from fdbd.commands.paper import paper
-from fdbd.commands.score import score
+from fdbd.commands.score import gallery, score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts

@@ -1,4 +1,4 @@
-"""fdbd score: decisions on files."""
+"""fdbd score and fdbd gallery: decisions on files, and a page of them."""
 
 from __future__ import annotations
 
@@ -52,3 +52,22 @@ def score(
         f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}){named}, "
         f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s{describe_skipped(summary.skipped)}",
     )
+
+
+def gallery(
+    scores: Path = arg(..., "What fdbd score wrote: .parquet, .csv or a folder of parts."),
+    images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
+    out: Path = opt(Path("gallery.html"), "The page."),
+    thumbnails: int = opt(2000, "Thumbnails inside the page, of the most suspicious samples.", min=0),
+    title: str | None = opt(None, "The page's title; default: the file's name."),
+) -> None:
+    """Write one self-contained page to review what was scored: the most suspicious samples first, with filters.
+
+    Example: `fdbd gallery scores.parquet --images ./inbox`
+    """
+    from fdbd.report.gallery import write_gallery
+
+    if images is not None and not images.is_dir():
+        raise ValueError(f"--images is {str(images)!r}, expected the folder of images that was scored")
+    rows = write_gallery(scores, out, images, embedded=thumbnails, title=title)
+    options.say(f"{out}: {rows:,} samples, the most suspicious first")
