@@ -25,12 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.bench.extraction import Arrays, Extractor, Progress, extract
+from fdbd.bench.extraction import Arrays, Progress, extract
 from fdbd.core.configuration import expect, one_of
 from fdbd.data.decoding import Failure
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.classifier import Classifier
 from fdbd.util.files import beside, cache_root, is_draft, lock, read_json, sha256_of_array, write_json
 from fdbd.util.terminal import one_line
 
@@ -98,7 +99,7 @@ class FeatureCache:
 
     def features(
         self,
-        classifier: Extractor,
+        classifier: Classifier,
         images: Images,
         preprocess: Preprocess,
         *,
@@ -196,7 +197,7 @@ class FeatureCache:
         return self.root / ".locks" / key
 
 
-def model_key(classifier: Extractor) -> str:
+def model_key(classifier: Classifier) -> str:
     """SHA-256 of what decides a model's features: weights, buffers, structure, head, layers and precision."""
     model = classifier.model
     names: tuple[object, ...] = (getattr(classifier, "head_name", ""), getattr(classifier, "layer_names", ()))

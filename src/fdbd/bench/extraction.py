@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from fdbd.core.batch import Batch, Head
 from fdbd.data.decoding import Failure, prepare
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
+from fdbd.networks.classifier import Classifier
 from fdbd.util.devices import device_of
 
 Arrays = dict[str, NDArray[Any]]
@@ -22,19 +22,8 @@ Progress = Callable[[int, int], None]
 """Called with the images done so far, and in all."""
 
 
-class Extractor(Protocol):
-    """What is asked of a classifier; `fdbd.Classifier` is one."""
-
-    model: nn.Module
-
-    @property
-    def head(self) -> Head: ...
-
-    def __call__(self, inputs: Any, /) -> Batch: ...
-
-
 def extract(
-    classifier: Extractor,
+    classifier: Classifier,
     images: Images,
     preprocess: Preprocess,
     shards: Sequence[range],
@@ -66,7 +55,7 @@ def extract(
                 parts, failures = [], []
 
 
-def _forward(classifier: Extractor, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:
+def _forward(classifier: Classifier, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:
     count = len(inputs)
     if not count:
         inputs = torch.zeros(1, 3, size, size)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fdbd.bench.latency import measure
 from fdbd.core.batch import Batch, Head
@@ -30,8 +29,6 @@ from fdbd.util.files import write_text
 from fdbd.util.progress import track
 
 BATCH_SIZES = (1, 256)
-FORWARD_SECONDS = 1.0
-"""A call of the network that is timed takes about this long at most; slow networks are timed at smaller batches."""
 
 
 def default_detectors() -> list[str]:
@@ -162,7 +159,8 @@ class Benchmark:
             start = time.perf_counter()
             from_bank = self._fit(detector)
             seconds = time.perf_counter() - start
-            scores = {samples.name: self._score(detector, samples) for samples in (self.test, *self.ood)}
+            with torch.inference_mode():
+                scores = {s.name: torch.cat([detector.score(b) for b in s.batches()]) for s in (self.test, *self.ood)}
             paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
             about = {"paper": None if paper is None else str(paper), "fit_seconds": seconds, "from_bank": from_bank}
             row = Row.of(name, scores, self.positive, **about)
@@ -196,16 +194,12 @@ class Benchmark:
             detector.calibrate(apart)
         return full.used_bank
 
-    def _score(self, detector: Detector, samples: FeatureSet) -> Tensor:
-        with torch.inference_mode():
-            return torch.cat([detector.score(batch) for batch in samples.batches()]).clone()
-
     def _time_forward(self) -> tuple[Latency, ...]:
-        """The forward pass at the batch sizes of the scores, smaller where the network is slow."""
+        """The forward pass at the batch sizes of the scores, smaller where a call would take more than a second."""
         if self.forward is None:
             return ()
         single = self.forward(1)
-        largest = int(FORWARD_SECONDS / max(single.median, 1e-9))
+        largest = int(1 / max(single.median, 1e-9))
         return tuple(single if size == 1 else self.forward(max(2, min(size, largest))) for size in BATCH_SIZES)
 
     def setting(self, notes: Sequence[str] = (), forward: tuple[Latency, ...] = ()) -> Setting:

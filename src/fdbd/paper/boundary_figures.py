@@ -30,15 +30,10 @@ def overview(result: Result) -> None:
     values = {name: part.distance for name, part in model.standings().items()}
     (name, inside), *outside = values.items()
     result.data = {title: {"mean": part.mean(), "std": part.std()} for title, part in values.items()}
-    separation = {title: as_percent(auroc(inside, part)) for title, part in outside}
     columns = {"set": "{name}", "mean distance": "{mean:.3f}", "median": "{median:.3f}", "AUROC against ID": "{auroc}"}
-    result.table(
-        columns,
-        (
-            {"name": title, "mean": part.mean(), "median": np.median(part), "auroc": separation.get(title, "")}
-            for title, part in values.items()
-        ),
-    )
+    records = [{"name": title, "mean": part.mean(), "median": np.median(part)} for title, part in values.items()]
+    separations = ["", *(as_percent(auroc(inside, part)) for _, part in outside)]
+    result.table(columns, ({**record, "auroc": text} for record, text in zip(records, separations)))
     for title, part in outside:
         statement = f"{name} features lie farther from the boundaries than those of {title}"
         measured = f"Mean distance {inside.mean():.3f} against {part.mean():.3f}."

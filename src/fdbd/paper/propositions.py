@@ -307,13 +307,9 @@ def proposition_kl(result: Result) -> None:
     title = "random joint distributions (claim: below the line)"
     plot.label(axis, "D of y given x, nats", "D of y, nats", title, legend=8, log="xy")
     places = np.arange(len(measured))
-    colours = {
-        "deviation x": "#bbbbbb",
-        "distance y": plot.OUTSIDE,
-        "y given x": plot.INSIDE,
-        "y / x (fDBD)": "#66a182",
-    }
-    for number, (key, (name, colour)) in enumerate(zip(("x", "y", "conditional", "ratio"), colours.items())):
+    names = "deviation x", "distance y", "y given x", "y / x (fDBD)"
+    looks = zip(("x", "y", "conditional", "ratio"), names, ("#bbbbbb", plot.OUTSIDE, plot.INSIDE, "#66a182"))
+    for number, (key, name, colour) in enumerate(looks):
         heights = [values[key] for values in measured.values()]
         bars.bar(places + 0.2 * (number - 1.5), heights, 0.2, color=colour, label=name)
     bars.set_xticks(places, list(measured), fontsize=8, rotation=20)
