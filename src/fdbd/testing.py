@@ -1,8 +1,5 @@
-"""Checks that every detector passes, ours and a user's: ``fdbd.testing.check_detector(MyDetector())``.
-
-Each check fits copies of the detector on a small made-up problem and raises an AssertionError that says what was
-promised and what happened. `CHECKS` lists them, so that a test can run them one by one.
-"""
+"""Checks that every detector passes, ours and a user's: ``fdbd.testing.check_detector(MyDetector())``. Each fits copies
+on a small made-up problem and raises an AssertionError that says what was promised and what happened."""
 
 import copy
 import math
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import Configured, NotFittedError, from_config
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector
-from fdbd.fitting.driver import fit_together
+from fdbd.fitting.driver import fit_by, fit_together, update_all
 from fdbd.networks.classifier import Classifier
 from fdbd.shaping import Shaping
 
@@ -76,9 +73,11 @@ def fitted(detector: Detector, problem: Problem, batches: Any = None) -> Detecto
     """A copy of the detector, fitted, and calibrated where it needs that."""
     detector = copy.deepcopy(detector)
     fit_together([detector], [problem.train] if batches is None else batches, problem.head)
-    if isinstance(detector, Ensemble):
-        detector.calibrate(problem.train)
-    return detector
+    return _calibrated(detector, problem)
+
+
+def _calibrated(detector: Detector, problem: Problem) -> Detector:
+    return detector.calibrate(problem.train) if isinstance(detector, Ensemble) else detector
 
 
 def _solved(detector: Detector, dtype: torch.dtype = torch.float64, views: bool = True) -> tuple[Problem, Detector]:
@@ -146,24 +145,21 @@ def check_merging(detector: Detector) -> None:
     problem, learner = _solved(detector)
     expected = learner.score(problem.queries)
     shards = [problem.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
-    for ordered in (shards, shards[::-1]):
+
+    def sum_up(statistics: list[Any], asking: list[Any]) -> list[Any]:
+        sums: list[list[Any]] = [pickle.loads(pickle.dumps(statistics)) for _ in shards]
+        for parts, shard in zip(sums, shards):
+            update_all(parts, [shard], problem.head, asking)
+            for total, part in zip(sums[0], parts if parts is not sums[0] else ()):
+                total.merge(pickle.loads(pickle.dumps(part)))
+        return sums[0]
+
+    for _ in range(2):
         learner = copy.deepcopy(detector)
-        program, total = learner.start(problem.head, torch.float64), None
-        while True:
-            try:
-                empty = pickle.dumps(program.send(total))
-            except StopIteration:
-                break
-            parts = [pickle.loads(empty) for _ in ordered]
-            for part, shard in zip(parts, ordered):
-                part.update(shard)
-            total = pickle.loads(pickle.dumps(parts[0]))
-            for part in parts[1:]:
-                total.merge(part)
-        if isinstance(learner, Ensemble):
-            learner.calibrate(problem.train)
-        found = learner.score(problem.queries)
+        fit_by(sum_up, [learner], problem.head, torch.float64)
+        found = _calibrated(learner, problem).score(problem.queries)
         _assert_close(found, expected, "merged statistics give other scores than one pass")
+        shards.reverse()
 
 
 def check_rows(detector: Detector) -> None:
@@ -319,8 +315,7 @@ def check_saving(detector: Detector) -> None:
     for name, buffer in state.items():
         forged = {f"{name} of infinities": torch.full_like(buffer, math.inf)} if buffer.is_floating_point() else {}
         for axis in _bound_axes(learner, name, buffer):
-            short = buffer.narrow(axis, 0, buffer.shape[axis] - 1).clone()
-            forged[f"{name} that is too short on axis {axis}"] = short
+            forged[f"{name} that is too short on axis {axis}"] = buffer.narrow(axis, 0, buffer.shape[axis] - 1).clone()
         for what, broken in forged.items():
             try:
                 loaded = copy.deepcopy(detector)
@@ -328,9 +323,8 @@ def check_saving(detector: Detector) -> None:
                 loaded.score(problem.queries)
             except (ValueError, RuntimeError, IndexError):
                 continue
-            raise AssertionError(
-                f'a file with {what} is not refused: state its shape, such as Annotated[Tensor, "C P"]'
-            )
+            hint = 'state its shape, such as Annotated[Tensor, "C P"]'
+            raise AssertionError(f"a file with {what} is not refused: {hint}")
 
 
 def _bound_axes(detector: Detector, name: str, buffer: Tensor) -> list[int]:
@@ -396,9 +390,6 @@ def check_onnx(detector: Detector) -> None:
     _check_graph(detector, record, 1)
 
 
-CHECKS: tuple[Callable[[Detector], None], ...] = tuple(
-    function
-    for name, function in dict(globals()).items()
-    if name.startswith("check_") and function not in (check_detector, check_onnx)
-)
-"""All checks above but `check_onnx`."""
+_NAMES = [name for name in globals() if name.startswith("check_") and name not in ("check_detector", "check_onnx")]
+CHECKS: tuple[Callable[[Detector], None], ...] = tuple(globals()[name] for name in _NAMES)
+"""All checks above but `check_onnx`, for a test that runs them one by one."""

@@ -1,8 +1,5 @@
-"""The contract of a detector: say what it needs, ask for statistics, keep buffers, score batches.
-
-A detector knows arrays, never models or loaders. An author writes `needs`, `passes` and `score`; the base class fits,
-checks batches, and fails closed: a row that cannot be trusted scores −inf.
-"""
+"""The contract of a detector: say what it needs, ask for statistics, keep buffers, score batches. It knows arrays, not
+models or loaders; the base class fits, checks batches, and fails closed: a row that cannot be trusted scores −inf."""
 
 from __future__ import annotations
 
@@ -46,8 +43,7 @@ class Detector(Configured):
       is not to be trusted.
 
     Whoever calls `score` goes through `checked_score`, which prepares the batch for the formula and closes untrusted
-    rows. For the few detectors that need them there are three hooks: `observe` (what a Guard asks the network for),
-    `example` (a batch to try a loaded detector on) and `parts` (the detectors inside this one).
+    rows. Three hooks are for the few detectors that need them: `observe`, `example` and `parts`.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
@@ -76,8 +72,6 @@ class Detector(Configured):
                 return self.checked_score(formula, batch)
 
             cls.score = score  # type: ignore[method-assign]
-
-    # ── what an author writes ──────────────────────────────────────────────────────────────────────────────────────
 
     def passes(self, head: Head) -> Passes:
         """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the training data."""
@@ -108,17 +102,16 @@ class Detector(Configured):
         """The detectors that this one is made of, which keep the head; none for most."""
         return ()
 
-    # ── fitting ────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
         """Learn from training data: one Batch, or an iterable of batches that starts anew with each pass."""
         if self.needs.network:
-            raise ValueError(
-                f"{self.label} needs the network itself, not only its features: use it as "
-                f"fdbd.Guard(model, {self.label!r}) and call fit on the guard"
-            )
+            raise ValueError(self._through_a_guard("guard.fit(loader)"))
         fit_together([self], batches, head)
         return self
+
+    def _through_a_guard(self, call: str) -> str:
+        lack = f"{self.label} looks at the images through the network, so features are not enough"
+        return f"{lack}: use it as guard = fdbd.Guard(model, {self.label!r}) and call {call}"
 
     def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
         """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
@@ -142,8 +135,6 @@ class Detector(Configured):
         for part in self.parts:
             yield from part._family()
 
-    # ── what was fitted ────────────────────────────────────────────────────────────────────────────────────────────
-
     @property
     def label(self) -> str:
         """How `fdbd.create` spells this detector, such as "react+energy"."""
@@ -157,9 +148,8 @@ class Detector(Configured):
     def require_fitted(self) -> None:
         """Raise NotFittedError unless `is_fitted`."""
         if not self.is_fitted:
-            raise NotFittedError(
-                f"{type(self).__name__} is not fitted: call fit(batches, head), or load a fitted one from a file"
-            )
+            kind = type(self).__name__
+            raise NotFittedError(f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file")
 
     @property
     def head_weight(self) -> Tensor:
@@ -190,8 +180,6 @@ class Detector(Configured):
 
     def buffer_shape(self, name: str) -> str | None:
         return {"head_weight": "C P", "head_bias": "C"}.get(name) or super().buffer_shape(name)
-
-    # ── scoring ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)
@@ -237,10 +225,7 @@ class Detector(Configured):
         """The batch as the formula wants it: checked shapes, the dtype of the fit, logits where it reads them."""
         weight, needs = self._of_head("head_weight"), self.needs
         if needs.network and batch.views is None:
-            raise ValueError(
-                f"{self.label} looks at the images through the network, so features are not enough: use it as "
-                f"fdbd.Guard(model, {self.label!r}) and call guard(images)"
-            )
+            raise ValueError(self._through_a_guard("guard(images)"))
         classes, width = weight.shape
         features = as_matrix(batch.features, width, "features", "the head's input", weight.dtype)
         logits = batch.logits
@@ -259,10 +244,9 @@ class Detector(Configured):
 
     def _read(self, batch: Batch) -> list[Tensor]:
         """(N, D) each: the parts of a batch that a score rests on."""
-        needs = self.needs
-        parts = [batch.features] if needs.features or (needs.logits and batch.logits is None) else []
-        if needs.logits and batch.logits is not None:
-            parts.append(batch.logits)
+        needs, logits = self.needs, batch.logits
+        parts = [batch.features] if needs.features or (needs.logits and logits is None) else []
+        parts += [logits] if needs.logits and logits is not None else []
         if needs.views and batch.views is not None:
             parts.append(batch.views.transpose(0, 1).flatten(1))
         return parts + [as_tensor((batch.layers or {})[name]) for name in needs.layers]

@@ -1,6 +1,7 @@
 """A detector that looks at shaped features."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -47,17 +48,13 @@ class Shaped(Detector):
             raise TypeError(f"detector is a {type(detector).__name__}, expected an fdbd detector such as FDBD()")
         if one_of("mean", mean, "of_shaped", "shaped", None) is None:
             mean = "shaped" if isinstance(detector, FDBD) and not shaping.needs.network else "of_shaped"
-        first, second, on_logits = shaping.needs, detector.needs, shaping.touches == "logits"
+        first, second, on_logits, on_mean = shaping.needs, detector.needs, shaping.touches == "logits", mean == "shaped"
         of_mean, of_logits = "mean='shaped'", f"{shaping.name} changes logits, and {detector.label}"
+        no_mean = f"{of_mean} replaces the one training mean of FDBD, and {detector.label} has none: leave mean out"
+        no_images = f"{of_mean} shapes the mean alone, and {shaping.name} needs images: leave mean out"
         for is_wrong, why in (
-            (
-                mean == "shaped" and not isinstance(detector, FDBD),
-                f"{of_mean} replaces the one training mean of FDBD, and {detector.label} has none: leave mean out",
-            ),
-            (
-                mean == "shaped" and first.network,
-                f"{of_mean} shapes the mean alone, and {shaping.name} needs images: leave mean out",
-            ),
+            (on_mean and not isinstance(detector, FDBD), no_mean),
+            (on_mean and first.network, no_images),
             (on_logits and not second.logits, f"{of_logits} reads features alone: it would change nothing"),
             (on_logits and second.network, f"{of_logits} takes its own from the images: it would change nothing"),
             (first.network and second.network, f"{shaping.name} and {detector.label} both perturb the images: use one"),
@@ -66,15 +63,10 @@ class Shaped(Detector):
             if is_wrong:
                 raise ValueError(why)
         self.shaping, self.detector, self.mean = shaping, detector, mean
-        passes = (first.passes, 1 if mean == "shaped" else second.passes)
-        self.needs = replace(
-            second,
-            features=True,
-            logits=first.logits,
-            views=True,  # shaped like the features
-            network=first.network or second.network,
-            passes=None if passes[0] is None or passes[1] is None else passes[0] + passes[1],
-        )
+        behind = 1 if on_mean else second.passes
+        passes = None if first.passes is None or behind is None else first.passes + behind
+        network = first.network or second.network  # views are shaped like the features
+        self.needs = replace(second, features=True, logits=first.logits, views=True, network=network, passes=passes)
 
     @property
     def label(self) -> str:
@@ -92,12 +84,9 @@ class Shaped(Detector):
             self.detector.set_mean(self.shaping(mean.mean().to(self.fit_dtype)[None])[0])
             return
         program, statistic = self.detector.passes(head), None
-        while True:
-            try:
-                asked = program.send(statistic)
-            except StopIteration:
-                return
-            statistic = (yield Transformed(asked, self._shape_for_fit)).statistic
+        with suppress(StopIteration):
+            while True:
+                statistic = (yield Transformed(program.send(statistic), self._shape_for_fit)).statistic
 
     def _shape_for_fit(self, batch: Batch) -> Batch:
         if batch.views is not None:

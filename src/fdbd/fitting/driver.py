@@ -38,14 +38,9 @@ def fit_together(
     head: Head,
     combine: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Fit several detectors on the same data; each pass over the data serves all that still ask for one.
-
-    Args:
-        detectors: unfitted or fitted before; all are fitted anew.
-        batches: one Batch, or an iterable that starts anew with each pass.
-        head: the linear head.
-        combine: merges a statistic over processes that each see a shard of the data (`over_processes`).
-    """
+    """Fit several detectors anew on the same data: one Batch, or an iterable that starts anew with each pass, which
+    serves all that still ask for one. `combine` merges a statistic over processes that each see a shard of the data
+    (`over_processes`)."""
     data = [batches] if isinstance(batches, Batch) else batches
     iterator = iter(data)
     first = [as_batch(batch) for batch in islice(iterator, 1)]
@@ -74,15 +69,9 @@ def fit_together(
 def fit_by(
     sum_up: Callable[[list[Any], list[Any]], list[Any]], detectors: Sequence[Learner], head: Head, dtype: torch.dtype
 ) -> None:
-    """Fit detectors on data that only `sum_up` can reach.
-
-    Args:
-        sum_up: called once per pass with empty statistics and the detectors that ask for them; returns the statistics
-            of all training data, in the same order. `update_all` does that for one shard, and shards merge.
-        detectors: unfitted or fitted before; all are fitted anew.
-        head: the linear head.
-        dtype: of the features.
-    """
+    """Fit detectors anew on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
+    statistics and the detectors that ask for them, and returns the statistics of all training data, in the same order.
+    `update_all` does that for one shard, and shards merge."""
     device, head = head.weight.device, head.cpu()
     try:
         summed = None

@@ -36,11 +36,11 @@ class Spool:
         layers = {f"layer {name}": part for name, part in (batch.layers or {}).items()}
         given = batch._replace(layers=None, views=views)._asdict() | layers
         parts = {name: part for name, part in given.items() if part is not None}
+        rows = {name: len(part) for name, part in parts.items()}
         widths = {name: tuple(part.shape[1:]) for name, part in parts.items()}
         self._widths = self._widths or widths
         if widths != self._widths:
             raise ValueError(f"a batch has parts of widths {widths}, the first one {self._widths}: give all the same")
-        rows = {name: len(part) for name, part in parts.items()}
         if len(set(rows.values())) > 1:
             raise ValueError(f"the parts of a batch have different numbers of rows: {rows}; give one row per sample")
         self._file.seek(0, os.SEEK_END)

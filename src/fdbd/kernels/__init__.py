@@ -1,8 +1,4 @@
-"""What is worth a compiled kernel: fDBD's score and the sums of a streaming fit, each in one read of the features.
-
-Each has its definition in plain torch (`dispatch`), which everything takes that the kernel cannot: small inputs,
-gradients, other devices, compiled and exported graphs.
-"""
+"""What is worth a compiled kernel: fDBD's score and the sums of a streaming fit, each in one read of the features."""
 
 from fdbd.kernels.dispatch import argmax, column_sums, compile_kernels, folded_score
 from fdbd.kernels.threads import survive_forks

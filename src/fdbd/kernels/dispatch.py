@@ -1,8 +1,6 @@
-"""Large inputs in CPU memory go to the compiled kernels, everything else to their definitions in plain torch.
-
-The size of the input decides, nothing else does: the same call takes the same path each time, and a service that scores
-a few samples at a time never waits for a compiler. Both paths agree to rounding.
-"""
+"""Large inputs in CPU memory go to the compiled kernels, everything else (small inputs, gradients, other devices,
+compiled and exported graphs) to their definitions in plain torch. The same call takes the same path each time, and a
+service that scores a few samples at a time never waits for a compiler. Both paths agree to rounding."""
 
 import os
 from collections.abc import Callable

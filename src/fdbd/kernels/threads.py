@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import TypeVar
 
@@ -32,11 +33,9 @@ def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
             work(*part)
 
     helpers = []
-    try:
+    with suppress(RuntimeError):  # Python is about to exit and starts no more threads
         for _ in range(min(torch.get_num_threads(), len(parts)) - 1):
             helpers.append(_pool().submit(run))
-    except RuntimeError:  # Python is about to exit and starts no more threads
-        pass
     try:
         run()
     finally:

@@ -12,9 +12,6 @@ from fdbd.core.configuration import Needs, Paper, Passes, expect, one_of
 from fdbd.fitting.statistics import Histogram, check_finite
 from fdbd.shaping.base import Shaping
 
-_KNOTS = 1024
-"""Quantiles that stand for the distribution of the shift: resolution 1/1024, and a comparison that exports."""
-
 
 class AdaSCALE(Shaping):
     """SCALE with a percentile of its own for each sample, lower the more its largest activations shift when the image's
@@ -66,9 +63,9 @@ class AdaSCALE(Shaping):
             expect(name, share, 0 < share <= 100, "percent above 0 and up to 100")
         for name, number in (("weight", weight), ("step", step)):
             expect(name, number, 0 <= number < math.inf, "a number from 0")
-        one_of("variant", variant, "activation", "logit")
         self.low, self.high, self.shift, self.level = float(low), float(high), float(shift), float(level)
-        self.weight, self.pixels, self.step, self.variant = float(weight), float(pixels), float(step), variant
+        self.weight, self.pixels, self.step = float(weight), float(pixels), float(step)
+        self.variant = one_of("variant", variant, "activation", "logit")
         self.touches = "logits" if variant == "logit" else "features"
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
@@ -88,7 +85,8 @@ class AdaSCALE(Shaping):
 
     def passes(self, head: Head) -> Passes:
         histogram = yield Histogram(self._finite_oodness)
-        self.set(knots=histogram.quantiles([(i + 0.5) / _KNOTS for i in range(_KNOTS)]))
+        # Quantiles stand for the distribution: resolution 1/1024, and a comparison that exports.
+        self.set(knots=histogram.quantiles([(i + 0.5) / 1024 for i in range(1024)]))
 
     def oodness(self, batch: Batch) -> Tensor:
         """(N, 1) Q', how much a sample looks out-of-distribution."""

@@ -35,8 +35,7 @@ class ASHB(TopShare):
     (ASH-B, Djurisic et al., 2023). O(P) per sample.
 
     Args:
-        percentile: percent of the sample's P activations to prune; 65 is that of the authors' code. Ties go to the
-            lower index.
+        percentile: as in `ASHP`.
 
     >>> import torch
     >>> ASHB(50)(torch.tensor([[1.0, 4.0, 3.0, 2.0]]))

@@ -1,8 +1,7 @@
 """What a shaping is: features (or logits) are clipped, pruned or scaled before a detector looks at them.
 
-A shaping takes a Batch and gives a new one; `detectors.shaped.Shaped` puts it before any detector. Percentiles are in
-percent, each with the meaning that its own paper gives it: of all training activations, of each feature's training
-activations, or of the sample's own.
+Percentiles are in percent, each with the meaning that its own paper gives it: of all training activations, of each
+feature's training activations, or of the sample's own.
 """
 
 from collections.abc import Callable
@@ -53,10 +52,10 @@ class Shaping(Configured):
 
     def fitted(self, name: str) -> Tensor:
         """A buffer that `passes` has set, or an error that says how to fit it."""
-        if name not in self._buffers:
+        tensor = self._buffers.get(name)
+        if tensor is None:
             kind = type(self).__name__
             raise NotFittedError(f"{kind} has seen no training data: fit Shaped({kind}(), detector)")
-        tensor: Tensor = getattr(self, name)
         return tensor
 
 

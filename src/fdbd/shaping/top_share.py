@@ -47,10 +47,9 @@ def prune(features: Tensor, k: int, fill: Tensor | None = None, kth: Tensor | No
     """Features (N, P) with all but the k largest of each row set to 0, ties going to the lower index. `fill` (N, 1)
     replaces the kept values; `kth` (N, 1) is the k-th largest where it is known."""
     if not is_plain(features):
-        if tracing():  # graphs have no stable sort; ONNX promises the order of ties for topk, which torch does not
-            values, indices = features.topk(k, dim=1)
-        else:
-            values, indices = (part[:, :k] for part in features.sort(dim=1, descending=True, stable=True))
+        # Graphs have no stable sort; ONNX promises the order of ties for topk, which torch does not.
+        ordered = features.topk(k, dim=1) if tracing() else features.sort(dim=1, descending=True, stable=True)
+        values, indices = (part[:, :k] for part in ordered)
         return torch.zeros_like(features).scatter(1, indices, values if fill is None else fill.expand(-1, k))
     kth = largest(features, k)[0] if kth is None else kth
     is_kept = features.detach().clone().ge_(kth)  # 1 or 0 as floats, which multiply faster than booleans select

@@ -13,7 +13,6 @@ from fdbd.shaping.base import Shaping, percent
 
 _COARSE, _FINE = 11, 10
 """Leading bits of a float32 that the first pass counts by (sign, exponent, two of the mantissa), and the second's."""
-_ROWS_AT_A_TIME = 4096
 
 
 class VRA(Shaping):
@@ -83,7 +82,7 @@ class _FeatureBins(Additive):
         self.count += batch.features.shape[0]
         width, bins = self.counts.shape[1:]
         columns = np.arange(width) * bins
-        for piece in batch.features.split(_ROWS_AT_A_TIME):
+        for piece in batch.features.split(4096):
             keys = ordered_bits(piece) >> (32 - _COARSE)
             keys += 1 << _COARSE - 1
             if self.cells is None:
@@ -106,7 +105,5 @@ class _FeatureBins(Additive):
         """(P,) float64 value of this rank within the cells of a level: the least of its bin, so that what is equal to
         it is not below."""
         assert self.cells is not None
-        rest = 32 - _COARSE - _FINE
-        keys = (self.cells[level] << _FINE) + self.find(rank, level)[0] << rest
-        values = values_of_bits(keys)
+        values = values_of_bits((self.cells[level] << _FINE) + self.find(rank, level)[0] << 32 - _COARSE - _FINE)
         return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values)
