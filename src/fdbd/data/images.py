@@ -187,8 +187,7 @@ class Images:
 
     images: Any  # uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
     labels: NDArray[np.int64] | None = None  # class indices (N,), from any sequence of integers; or None
-    classes: tuple[str, ...] = ()
-    """Class names, perhaps none."""
+    classes: tuple[str, ...] = ()  # class names, perhaps none
     name: str = "images"  # what tables call the set
     source: str = "memory"  # where it came from, for people
     find_key: Callable[[], str] | None = None  # finds the content key; None: by the images themselves

@@ -33,8 +33,7 @@ class NamedModel:
     weights: str  # one line about the weights, such as "resnet20, weights resnet20.th"
     num_classes: int | None = None  # None where only the model itself can tell
     preprocess: Preprocess | None = None  # how images are prepared; None where neither the model nor the user says
-    class_names: tuple[str, ...] = ()
-    """One per class, or none."""
+    class_names: tuple[str, ...] = ()  # one per class, or none
     untrained: bool = False  # whether the weights are random; a warning was given
     origin: dict[str, Any] = field(default_factory=dict)  # JSON values to build it again, and its `weights_hash`
 

@@ -20,8 +20,7 @@ class Log:
     def __init__(self, kind: str, folder: Path | None) -> None:
         if kind not in LOGS:
             raise ValueError(f"log {kind!r} is none of {', '.join(LOGS)}")
-        self.folder = folder
-        self.kind = kind if folder is not None else "none"
+        self.folder, self.kind = folder, kind if folder is not None else "none"
         self._writer: Any = None
         if self.kind == "tensorboard":
             try:

@@ -33,14 +33,14 @@ class Bar:
         self._done = done
         if not self._enabled:
             return
+        now = time.monotonic()
         if self._bar is None and not sys.stderr.isatty():
-            if time.monotonic() >= self._next_line:
-                self._next_line = time.monotonic() + LINE_SECONDS
-                self._has_lines = True
+            if now >= self._next_line:
+                self._next_line, self._has_lines = now + LINE_SECONDS, True
                 self._line()
             return
         if self._bar is None:
-            if time.monotonic() - self._started < QUIET_SECONDS:
+            if now - self._started < QUIET_SECONDS:
                 return
             self._bar = _rich_bar()
             self._bar.start()

