@@ -14,8 +14,8 @@ from typing import Any, Literal, get_type_hints
 from fdbd.data.datasets import info
 from fdbd.data.preprocessing import Preprocess
 from fdbd.detectors import Detector, create
+from fdbd.util.extras import import_object
 from fdbd.util.files import parse_toml
-from fdbd.util.imports import import_object
 from fdbd.util.terminal import one_line
 
 Spec = str | Mapping[str, Any]

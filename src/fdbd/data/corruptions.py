@@ -31,8 +31,7 @@ Draw = Callable[..., Floats]
 def _draws(*key: int) -> Draw:
     """A fresh stream for every draw, so that an image is corrupted alike however many images follow it.
 
-    RandomState, not Generator: numpy keeps the former's streams the same in all its versions.
-    """
+    RandomState, not Generator: numpy keeps the former's streams the same in all its versions."""
     counts = itertools.count()
 
     def draw(method: str, *args: Any, size: tuple[int, ...] | None = None) -> Floats:

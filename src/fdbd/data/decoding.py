@@ -1,7 +1,6 @@
 """Images in a fixed order, made ready ahead of the model: decoded by threads or processes while it computes.
 
-A file that crashes its decoder ends neither the run nor the other images.
-"""
+A file that crashes its decoder ends neither the run nor the other images."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Features to fit on or to score, from Parquet or NPZ, in slices; rows that hold none are named one by one.
 
 Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices (or
-``label``, as in version 0.1.0); in Parquet the first two are lists, best of fixed size: read without a copy.
-"""
+``label``, as in version 0.1.0); in Parquet the first two are lists, best of fixed size: read without a copy."""
 
 from __future__ import annotations
 
@@ -278,8 +277,7 @@ def _leaf(schema: Any, name: str) -> int:
 def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dict[int, str]]:
     """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong with which row.
 
-    Rows that are null or of another width are named, and are zeros; a null among the numbers is NaN.
-    """
+    Rows that are null or of another width are named, and are zeros; a null among the numbers is NaN."""
     pa = require("pyarrow", "report")
     errors: dict[int, str] = {}
     if column.null_count or not pa.types.is_fixed_size_list(column.type):

@@ -130,14 +130,19 @@ def _to_rgb(image: Image) -> Image:
 
 class ImageFiles(Sequence[Pixels]):
     """Image files, perhaps below a folder, decoded when asked for: ``files[i]`` is uint8 RGB (H, W, 3), or its centre
-    square at (size, size, 3). A file that is no longer the one that was listed cannot be read: its row would belong to
-    other data than its neighbours."""
+    square at (size, size, 3)."""
 
     def __init__(
         self, names: Sequence[str | Path], size: int | None = None, folder: str | Path = "", marks: Any = None
     ) -> None:
-        self.names, self.size, self.folder = list(map(str, names)), size, folder
-        self._marks = np.array([self._mark(name) for name in self.names], np.uint64) if marks is None else marks
+        self.names, self.size, self.folder, self._marks = list(map(str, names)), size, folder, marks
+
+    def watched(self) -> ImageFiles:
+        """The same files; one that is no longer what it is now cannot be read from now on: its row would belong to
+        other data than its neighbours."""
+        if self._marks is None:
+            self._marks = np.array([self._mark(name) for name in self.names], np.uint64)
+        return self
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -150,10 +155,11 @@ class ImageFiles(Sequence[Pixels]):
         """One image; or, for a slice or an array of indices, the same files in that selection."""
         if isinstance(index, (slice, np.ndarray)):
             rows = np.arange(len(self))[index]
-            return ImageFiles([self.names[row] for row in rows], self.size, self.folder, self._marks[rows])
+            marks = None if self._marks is None else self._marks[rows]
+            return ImageFiles([self.names[row] for row in rows], self.size, self.folder, marks)
         name = self.names[index]
         image = decode(os.path.join(self.folder, name), name=name)
-        if self._mark(name) != self._marks[index]:
+        if self._marks is not None and self._mark(name) != self._marks[index]:
             raise ImageError(f"{name} {CHANGED}")
         return image if self.size is None else centre_square(image, self.size)
 
@@ -169,7 +175,7 @@ class ImageFiles(Sequence[Pixels]):
     def key(self) -> str:
         """SHA-256 over the folder, the names, and what changes with each file."""
         text = "\0".join([os.path.abspath(self.folder), *self.names])
-        return hashlib.sha256(text.encode(errors="surrogateescape") + self._marks.tobytes()).hexdigest()
+        return hashlib.sha256(text.encode(errors="surrogateescape") + self.watched()._marks.tobytes()).hexdigest()
 
     def content_key(self) -> str:
         """SHA-256 over the hashes of the files, in order, and the size."""

@@ -32,10 +32,10 @@ def open_images(data: str, split: str = "test") -> Images:
     path = Path(data).expanduser()
     if path.is_dir():
         found = find_images(path)
-        files = ImageFiles(found.names, folder=path)
+        files = ImageFiles(found.names, folder=path).watched()
         return Images(files, found.labels, found.classes, source=str(path), skipped=found.skipped)
     if path.is_file() and path.suffix.lower() in EXTENSIONS:
-        return Images(ImageFiles([path.name], folder=path.parent), source=str(path))
+        return Images(ImageFiles([path.name], folder=path.parent).watched(), source=str(path))
     if path.suffix.lower() == ".npz" and path.is_file():
         pixels, labels = NpzImages(path), None
         if "y" in array_names(path) and NpzArray(path, "y").dtype.kind in "biuf":  # text is no class index

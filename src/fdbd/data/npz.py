@@ -24,8 +24,7 @@ class NpzArray:
     """One array of an NPZ file, sliced along its first axis; nothing in the file is unpickled.
 
     In a compressed array a slice before the last one costs all that lies before it. Not for several threads at once. A
-    file that no longer has the `stamp` that it had (or `expected`) is an error, and never a mixture.
-    """
+    file that no longer has the `stamp` that it had (or `expected`) is an error, and never a mixture."""
 
     def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
         self.path, self.name = os.fspath(path), name

@@ -165,8 +165,7 @@ class CompactResNet(Network):
     """The zoo's network: stem convolution, four residual blocks, linear head; 128 features, 0.9 M parameters.
 
     ResNet-20 spends most of its time moving 16 channels of 32×32 maps through memory. Four wide blocks at 16×16, 8×8
-    and 4×4 cost as many multiplications but run at twice the speed on a CPU, and learn in a third of the epochs.
-    """
+    and 4×4 cost as many multiplications but run at twice the speed on a CPU, and learn in a third of the epochs."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -185,8 +184,7 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     """Start the stem as the whitening transform of image patches (Page, 2019; Jordan, 2024).
 
     The leading principal directions of the patches, scaled to unit variance, once with each sign so that the rectifier
-    loses nothing. images: normalised, (N, 3, H, W); a few thousand are enough.
-    """
+    loses nothing. images: normalised, (N, 3, H, W); a few thousand are enough."""
     weight = model.stem.weight
     half, kernel = weight.shape[0] // 2, weight.shape[2]
     patches = F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()

@@ -153,8 +153,7 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
     """The weights under the model's own names, as far as they are known by another one.
 
     state: the file's tensors; names: the keys that the model has. A projection head beside an ``encoder.`` is dropped
-    (SupCon). What nothing is known of keeps its name.
-    """
+    (SupCon). What nothing is known of keeps its name."""
     found = dict(state)
     if "patch_embedding.weight" in found and "conv_proj.weight" in names:
         found = _as_torchvision_vit(found)

@@ -32,8 +32,7 @@ def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Modul
     """Name to module of the linear head; several entries are heads whose outputs the model averages.
 
     An explicit `head` is looked up. Otherwise timm's ``get_classifier()`` is asked, then the usual attribute names are
-    tried (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken.
-    """
+    tried (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken."""
     names = {module: name for name, module in model.named_modules()}
     if head is not None:
         chosen = head.split("+") if isinstance(head, str) else head if isinstance(head, Sequence) else [head]
@@ -100,8 +99,7 @@ def check_head(
     model for `count` samples. False says that this batch cannot tell, as it is not finite.
 
     `rerun` runs the model again, to look for the right layer; None: the head was named, and may be followed by more,
-    but not by another number of classes.
-    """
+    but not by another number of classes."""
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)

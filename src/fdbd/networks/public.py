@@ -1,8 +1,7 @@
 """Public networks with published weights, by the name ``public:NAME``: those that the paper's experiments run on.
 
 The ImageNet networks come from package registries, so that any machine can have them; the CIFAR-10 checkpoints are
-files that the user puts below FDBD_DATA. What comes from either is compared with its SHA-256 before it is used.
-"""
+files that the user puts below FDBD_DATA. What comes from either is compared with its SHA-256 before it is used."""
 
 from __future__ import annotations
 

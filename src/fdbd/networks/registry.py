@@ -19,8 +19,7 @@ from torch import nn
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.architectures import CifarResNet, CompactResNet, DenseNet, ResNet, WideResNet, basic, bottleneck
 from fdbd.networks.checkpoint import load_checkpoint
-from fdbd.util.extras import require
-from fdbd.util.imports import import_object
+from fdbd.util.extras import import_object, require
 
 _OURS: dict[str, Callable[..., nn.Module]] = {
     **{f"resnet{depth}": partial(CifarResNet, depth) for depth in (20, 32, 44, 56, 110)},

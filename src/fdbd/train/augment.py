@@ -1,8 +1,7 @@
 """Random image transformations on whole batches, in plain torch.
 
 Drawing and applying are apart: the numbers are drawn for the joint batch from one seeded generator, so a process that
-holds a part of the batch applies its rows of them, and any number of processes sees the same images.
-"""
+holds a part of the batch applies its rows of them, and any number of processes sees the same images."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class Augment:
     pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or "reflect".
     area: range of the share of the image that a random resized crop keeps, aspect ratio 3/4 to 4/3; None for none.
     jitter, hue: largest relative change of brightness, contrast and saturation, largest turn of hue in fractions of the
-    colour circle, applied with probability `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020).
-    """
+    colour circle, applied with probability `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020)."""
 
     flip: bool = True
     pad: int = 4
@@ -65,8 +63,7 @@ class Augment:
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
         """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size`, which needs a random crop.
 
-        A resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are.
-        """
+        A resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are."""
         if size is not None and "size" not in draws and "offset" not in draws:
             raise ValueError("another image size needs a random crop (pad or area)")
         draws = {key: value.to(images.device) for key, value in draws.items()}

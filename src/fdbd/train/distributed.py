@@ -43,8 +43,7 @@ def gather(tensor: Tensor) -> Tensor:
     """(n, …) on each process to (n · processes, …) on all, with gradient; the tensor itself in one process.
 
     Every process computes the same joint loss, so its own rows hold the whole gradient; the factor undoes the averaging
-    that DistributedDataParallel does over processes afterwards.
-    """
+    that DistributedDataParallel does over processes afterwards."""
     rank, size = world()
     if size == 1:
         return tensor

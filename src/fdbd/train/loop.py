@@ -60,8 +60,7 @@ def train(
     dataset of single images; without `data` the preset's dataset is fetched by `load(name, split)`. out: a folder for
     `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a
     second call with the same folder goes on where the first one stopped. Under `torchrun` the processes share each
-    batch. A GPU is used, with mixed precision and `torch.compile`, where there is one.
-    """
+    batch. A GPU is used, with mixed precision and `torch.compile`, where there is one."""
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)
     if data is None:

@@ -123,8 +123,7 @@ class CSI(Contrastive):
     """Contrasting shifted instances (Tack et al., 2020): a quarter turn of an image is another instance, not a view.
 
     The loss is NT-Xent over both views of all four turns, positives being the two views of one turn of one image, plus
-    the cross-entropy of telling the turn. With `labelled`, positives share class and turn (the paper's sup-CSI).
-    """
+    the cross-entropy of telling the turn. With `labelled`, positives share class and turn (the paper's sup-CSI)."""
 
     def __init__(
         self, model: nn.Module, temperature: float = 0.5, projection: int = 128, labelled: bool = False
@@ -162,8 +161,7 @@ def fit_linear(features: Tensor, labels: Tensor, config: Preset, seed: int) -> n
     schedule.
 
     Standardising makes the problem well conditioned; it is folded into the weights afterwards, so the head applies to
-    raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s).
-    """
+    raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s)."""
     mean, std = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
     x = (features - mean) / std
     head = nn.Linear(x.shape[1], config.num_classes)

@@ -23,8 +23,7 @@ class Preset:
     training (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for
     the images' own. image_size: side of the centre squares that image files are decoded to; arrays have one size.
     start: the zoo model whose weights training starts from; empty for random ones. linear_*: the head on frozen
-    features that follows a contrastive objective.
-    """
+    features that follows a contrastive objective."""
 
     name: str
     summary: str
@@ -66,8 +65,7 @@ class Preset:
 
         multistep: ×0.1 at each milestone; cosine: to zero; triangle: linearly up for `warmup`, linearly down to zero
         (the one-cycle policy of Smith, 2018). `warmup` is linear, for every schedule. restart: the whole schedule until
-        `when`, and once more after it with `scale` times the peak (a warm restart: Loshchilov and Hutter, 2017).
-        """
+        `when`, and once more after it with `scale` times the peak (a warm restart: Loshchilov and Hutter, 2017)."""
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
         peak = self.lr

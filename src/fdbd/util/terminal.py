@@ -42,8 +42,7 @@ def answer_interrupts(message: str) -> Iterator[None]:
     """While the block runs, Ctrl-C prints `message` at once, whatever the main thread is doing.
 
     The block then gets its KeyboardInterrupt as ever. If the program has not ended after `GRACE_SECONDS`, or at a
-    second Ctrl-C, it is ended without cleaning up: outputs are renamed into place when they are whole.
-    """
+    second Ctrl-C, it is ended without cleaning up: outputs are renamed into place when they are whole."""
     if threading.current_thread() is not threading.main_thread() or os.name == "nt":
         try:
             yield

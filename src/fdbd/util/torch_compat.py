@@ -1,7 +1,6 @@
 """The state that torch computes in: whether it records, who may read its memory, which precision and device it chooses.
 
-The only module that touches private names of torch.
-"""
+The only module that touches private names of torch."""
 
 import contextlib
 from collections.abc import Iterator
