@@ -107,7 +107,7 @@ def _show(results: Results, written: list[Path], seconds: float, show_all: bool)
     from rich.console import Console
     from rich.markup import escape
 
-    from fdbd.results.headline import verdict
+    from fdbd.results.text import verdict
 
     console = Console(highlight=False)
     for warning in results.setting.warnings:

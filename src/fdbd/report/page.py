@@ -9,9 +9,9 @@ from importlib import resources
 from typing import Any
 
 from fdbd.report.payload import payload, table
-from fdbd.results.headline import facts, verdict
 from fdbd.results.rows import convention, machine
 from fdbd.results.table import ResultTable
+from fdbd.results.text import facts, verdict
 from fdbd.util.extras import require
 
 SCRIPTS = ("chart.js", "table.js", "histograms.js", "roc.js", "deviation.js", "samples.js", "latency.js", "main.js")
