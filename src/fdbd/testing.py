@@ -93,9 +93,6 @@ def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: floa
         raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
 
 
-# ── the checks ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def check_documentation(detector: Detector) -> None:
     """It has a docstring; it is rebuilt from its name and options; a repr shows it."""
     part = detector.shaping if isinstance(detector, Shaped) else detector

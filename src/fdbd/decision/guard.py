@@ -348,8 +348,6 @@ class Guard(nn.Module):
             )
         return self.classifier
 
-    # ── save and export ────────────────────────────────────────────────────────────────────────────────────────────
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write detector, threshold and the head's fingerprint as one safetensors file; the model is not in it."""
         self.require_fitted()

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from fdbd.util.extras import require
@@ -77,38 +78,17 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     names = list(given) if isinstance(given, (list, tuple)) else []
     listed = ", ".join([*map(_plain, names[:20]), *(["…"] if len(names) > 20 else [])])
     rows = [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
-    return f"""---
-library_name: fdbd
-tags: [out-of-distribution-detection, fdbd]
----
-
-# An out-of-distribution guard
-
-- Detector: {detector.label}
-- Model: {_plain(name) if name else "not in this repository: give it to `fdbd.from_hub(…, model)`"}
-- Head: {head.num_classes} classes, {head.num_features} features
-{f"- Classes: {listed}" if names else ""}
-
-## What it promises
-
-{promise}
-
-That holds for samples like those of the calibration. It says nothing of samples that an adversary made.
-
-## Metrics
-
-{chr(10).join(["| metric | value |", "| --- | --- |", *rows]) if rows else "None were given."}
-
-## Use
-
-```python
-import fdbd
-
-guard = fdbd.from_hub("owner/name", model)
-```
-
-Written by fdbd {__version__}; the detector's settings: `{json.dumps(detector.to_config(), sort_keys=True)}`
-"""
+    return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
+        detector=detector.label,
+        model=_plain(name) if name else "not in this repository: give it to `fdbd.from_hub(…, model)`",
+        classes=head.num_classes,
+        features=head.num_features,
+        names=f"- Classes: {listed}" if names else "",
+        promise=promise,
+        metrics="\n".join(["| metric | value |", "| --- | --- |", *rows]) if rows else "None were given.",
+        version=__version__,
+        config=json.dumps(detector.to_config(), sort_keys=True),
+    )
 
 
 def _plain(text: object) -> str:

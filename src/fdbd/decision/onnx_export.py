@@ -78,8 +78,7 @@ def export(
         class_names: one per class, for the metadata.
         opset: version of the ONNX operator set.
 
-    Raises:
-        ExportError: the graph cannot be made, or its outputs differ from torch's by more than 1e-4.
+    ExportError: the graph cannot be made, or its outputs differ from torch's by more than 1e-4.
 
     >>> import fdbd, tempfile
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
@@ -264,12 +263,12 @@ def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
     assert threshold is not None
     for what, tensors in _trials(graph, lengths):
         with torch.no_grad():
-            expected = dict(zip(OUTPUTS, graph(*tensors)))
+            expected = graph(*tensors)
         try:
             results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
         except Exception as error:
             raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
-        _compare(dict(zip(OUTPUTS, map(torch.from_numpy, results))), expected, threshold, f"{what} ({name})")
+        _compare(list(map(torch.from_numpy, results)), expected, threshold, f"{what} ({name})")
 
 
 def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -297,22 +296,18 @@ def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ..
         yield "shorter sequences", graph.shorter
 
 
-def _compare(got: dict[str, Tensor], expected: dict[str, Tensor], threshold: Threshold, what: str) -> None:
+def _compare(got: Sequence[Tensor], expected: Sequence[Tensor], threshold: Threshold, what: str) -> None:
     """Logits and scores against torch's; label, p-value and decision against what they follow from, since a rounding
     error next to a threshold or between two equal logits moves them by a step."""
-    shapes = [{name: tuple(tensor.shape) for name, tensor in answers.items()} for answers in (got, expected)]
-    if shapes[0] != shapes[1]:
-        raise ExportError(f"shapes differ on {what}: {shapes[0]}, torch has {shapes[1]}")
-    readable = torch.isfinite(expected["logits"]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
-    same = (got["label"] == expected["label"]) | ~readable
-    p_values, is_ood = threshold(got["score"], got["label"])
-    for name, actual, wanted in (
-        ("logits", got["logits"][readable], expected["logits"][readable]),
-        ("label", got["label"][readable], got["logits"][readable].argmax(dim=1)),
-        ("score", got["score"][same], expected["score"][same]),
-        ("p_value", got["p_value"], p_values),
-        ("is_ood", got["is_ood"], is_ood),
-    ):
+    shapes, wanted_shapes = ([tuple(tensor.shape) for tensor in answers] for answers in (got, expected))
+    if shapes != wanted_shapes:
+        raise ExportError(f"shapes of {', '.join(OUTPUTS)} differ on {what}: {shapes}, torch has {wanted_shapes}")
+    logits, label, score, p_value, is_ood = got
+    readable = torch.isfinite(expected[0]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
+    same = (label == expected[1]) | ~readable
+    found = (logits[readable], label[readable], score[same], p_value, is_ood)
+    right = (expected[0][readable], logits[readable].argmax(dim=1), expected[2][same], *threshold(score, label))
+    for name, actual, wanted in zip(OUTPUTS, found, right):
         close = np.isclose(actual.double().numpy(), wanted.double().numpy(), rtol=TOLERANCE, atol=TOLERANCE)
         if not close.all():
             place = tuple(int(i) for i in np.argwhere(~close)[0])

@@ -1,8 +1,7 @@
 """A guard as an ONNX graph whose network computes in 8 bits, calibrated anew: `export_int8`.
 
-Rounding moves every score, so the threshold of the guard does not fit the quantised graph. It is set again on the
-scores that the quantised graph itself gives, and the file appears only where decisions are those of the guard but for a
-stated share.
+Rounding moves every score, so the threshold is set again on the scores that the quantised graph itself gives, and the
+file appears only where decisions are those of the guard but for a stated share.
 """
 
 from __future__ import annotations
@@ -71,10 +70,8 @@ def export_int8(
         path, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
         data: calibration data, seen by neither the network's training nor the fit: batches of what the model takes, or
             (inputs, labels). It is iterated over several times.
-        disagreement: the largest share of samples whose label or decision may differ from the guard's.
-
-    Raises:
-        ExportError: more differ; no file is written.
+        disagreement: the largest share of samples whose label or decision may differ from the guard's; where more do,
+            an ExportError is raised and no file written.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()

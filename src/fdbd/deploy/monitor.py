@@ -61,12 +61,8 @@ class Monitor(StreamMonitor):
         return decision
 
     def update(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None = None) -> Snapshot:
-        """Count a batch and return the snapshot after it.
-
-        Args:
-            observed: a Decision, or scores (N,) in any form, such as the ``score`` of an exported graph.
-            is_ood: (N,) decisions that go with scores; None: the guard's threshold decides.
-        """
+        """Count a batch, a Decision or scores (N,) such as an exported graph gives, and return the snapshot after it.
+        `is_ood` (N,) are the decisions that go with scores; None: the guard's threshold decides."""
         return self.count(*self._values(observed, is_ood))
 
     def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:

@@ -74,6 +74,7 @@ class StreamMonitor:
         self._recent_ood = 0
         self._test = DriftTest(self.calibration, delta, horizon, seed)
         self._lock = threading.Lock()
+        self._fingerprint = hashlib.sha256(self.calibration.tobytes()).hexdigest()
 
     @property
     def alarm(self) -> bool:
@@ -107,12 +108,9 @@ class StreamMonitor:
             return self._snapshot()
 
     def reset(self) -> None:
-        """Start window and drift test anew and take the alarm back; the totals go on.
-
-        The bound holds again where the time of the reset was fixed beforehand. It does not after a reset that answers
-        an alarm: the calibration scores are the same, and those that gave one false alarm are likely to give another.
-        For the bound anew, calibrate the guard on fresh data and start a new monitor.
-        """
+        """Start window and drift test anew and take the alarm back; the totals go on. The bound holds again where the
+        time of the reset was fixed beforehand, and not after one that answers an alarm: calibration scores that gave a
+        false alarm are likely to give another. Then calibrate the guard on fresh data and start a new monitor."""
         with self._lock:
             self._recent.clear()
             self._recent_ood, self.alarm_at = 0, None
@@ -123,7 +121,7 @@ class StreamMonitor:
         """Everything as JSON takes it; `restore` goes on from it bit for bit."""
         with self._lock:
             return {
-                "calibration": self._fingerprint(),
+                "calibration": self._fingerprint,
                 **{name: getattr(self, name) for name in ("window", "confidence", "samples", "ood", "alarm_at")},
                 "test": self._test.state(),
                 "reference": base64.b64encode(self._test.reference.tobytes()).decode(),
@@ -134,7 +132,7 @@ class StreamMonitor:
         """Go on from what `state` gave. A state of another calibration, or a damaged one, is a ValueError."""
         values: dict[str, Any] = dict(state)
         try:
-            if values["calibration"] != self._fingerprint():
+            if values["calibration"] != self._fingerprint:
                 raise ValueError(
                     "it watched a guard with other calibration scores: use it with that guard, or start a new monitor"
                 )
@@ -152,9 +150,6 @@ class StreamMonitor:
             self._test, self.samples, self.ood, self.alarm_at = test, samples, ood, alarm_at
             self.window, self.confidence = int(recent.maxlen), confidence
             self._recent, self._recent_ood = recent, sum(recent)
-
-    def _fingerprint(self) -> str:
-        return hashlib.sha256(self.calibration.tobytes()).hexdigest()
 
     def _snapshot(self) -> Snapshot:
         test, count = self._test, len(self._recent)

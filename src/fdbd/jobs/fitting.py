@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -28,6 +27,7 @@ from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Target, check_target
 from fdbd.jobs.scoring import Engine
 from fdbd.networks.by_name import NamedModel
+from fdbd.networks.checkpoint import read_weights
 
 HOLDOUT = 0.2
 """Share of the data that is kept for calibration where there are no other data for it."""
@@ -144,16 +144,12 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
-    suffix, wanted = path.suffix.lower(), ("weight", "bias")
+    suffix = path.suffix.lower()
     if suffix == ".npz":
-        held = array_names(path)
-        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in wanted if name in held}
+        wanted = {"weight", "bias"}.intersection(array_names(path))
+        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in wanted}
     elif suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt") as file:
-                arrays = {name: file.get_tensor(name) for name in wanted if name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no readable safetensors file: {error}") from None
+        arrays = read_weights(path)
     else:
         raise ValueError(f"the head {str(path)!r} is neither .npz nor .safetensors")
     if "weight" not in arrays:
