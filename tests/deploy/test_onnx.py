@@ -332,10 +332,10 @@ def test_what_follows_from_the_score_is_compared_too(name):
     threshold = fdbd.Threshold.quantile(torch.arange(10.0))
     logits, scores = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([0.5, 7.0])
     right = dict(zip(deploy.OUTPUTS, (logits, logits.argmax(1), scores, *threshold(scores))))
-    onnx_export._compare(right, right, threshold, "a test")
+    onnx_export._compare([*right.values()], [*right.values()], threshold, "a test")
     wrong = {**right, name: 1 - right[name].float()}
     with pytest.raises(deploy.ExportError, match=f"{name} differs"):
-        onnx_export._compare(wrong, right, threshold, "a test")
+        onnx_export._compare([*wrong.values()], [*right.values()], threshold, "a test")
 
 
 def test_a_model_that_cannot_be_traced_is_refused_with_a_reason(tmp_path):

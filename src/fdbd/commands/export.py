@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import opt
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fdbd.core.batch import Batch
-    from fdbd.decision.guard_file import OpenedGuard
 
 ROWS = 4  # that the graph is verified on
 
@@ -39,9 +32,17 @@ def export(
     Examples: `fdbd export guard.safetensors --out guard.onnx --example photo.png`,
     `fdbd export guard.safetensors --int8 --calibration fresh`, `fdbd export guard.safetensors --out guard.xml`
     """
+    import numpy as np
+    import torch
+
+    from fdbd.core.batch import Batch
+    from fdbd.data.images import decode
+    from fdbd.data.inputs import open_rows
     from fdbd.decision.guard_file import open_guard
     from fdbd.deploy.onnx import OPSET, metadata
     from fdbd.deploy.onnx import export as export_onnx
+    from fdbd.jobs.fitting import Loader
+    from fdbd.jobs.scoring import Engine
     from fdbd.util.files import check_place, refuse_overlap
 
     check_place(out)
@@ -54,22 +55,31 @@ def export(
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    given, names, version = _example(opened, example), opened.class_names or None, OPSET if opset is None else opset
+    head, names, version = opened.guard.detector.head, opened.class_names or None, OPSET if opset is None else opset
+    given: torch.Tensor | Batch  # an image and noise, the first features of a file, or noise
+    if opened.preprocess is not None:
+        size = opened.preprocess.size
+        noise = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), np.uint8)
+        given = opened.preprocess(noise if example is None else [decode(example), *noise[1:]])
+    elif example is None:
+        given = Batch(torch.randn(ROWS, head.num_features, generator=torch.Generator().manual_seed(0)).abs())
+    else:
+        first = next(iter(Loader(open_rows(str(example)), head, (), None, Engine())), None)
+        if first is None:
+            raise ValueError(f"{str(example)!r} holds no features to verify the graph on")
+        given = Batch(first.features[:ROWS].clone())
     path, about, verified = out, {}, "agrees with torch to 1e-4"
     if for_openvino:
         from fdbd.deploy.openvino import export_openvino
 
         path = export_openvino(opened.guard, out, given, class_names=names, opset=version)
-        size = f" and {path.with_suffix('.bin').name}: OpenVINO"
+        kind = f" and {path.with_suffix('.bin').name}: OpenVINO"
     else:
         if calibration is not None:
-            from fdbd.data.inputs import open_rows
             from fdbd.deploy.int8 import export_int8
-            from fdbd.jobs.fitting import Loader
-            from fdbd.jobs.scoring import Engine
 
             rows = open_rows(calibration, "test")
-            data = Loader(rows, opened.guard.head, opened.class_names, opened.preprocess, Engine())
+            data = Loader(rows, head, opened.class_names, opened.preprocess, Engine())
             shift = export_int8(
                 opened.guard, out, given, data, class_names=names, opset=version, disagreement=max_disagreement
             )
@@ -81,31 +91,5 @@ def export(
         else:
             export_onnx(opened.guard, out, given, class_names=names, opset=version)
         about = metadata(out)
-        size = f": {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}"
-    options.answer({"out": str(path), **about}, as_json, f"{path}{size}, {opened.guard.detector.label}, {verified}")
-
-
-def _example(opened: OpenedGuard, source: Path | None) -> Tensor | Batch:
-    """A few rows to trace and verify the graph on: an image and noise, the first features of a file, or noise."""
-    import numpy as np
-    import torch
-
-    from fdbd.core.batch import Batch
-    from fdbd.data.features import Widths, holds_features, open_features
-    from fdbd.data.images import decode
-
-    head = opened.guard.detector.head
-    if opened.preprocess is None:
-        if source is None:
-            return Batch(torch.randn(ROWS, head.num_features, generator=torch.Generator().manual_seed(0)).abs())
-        if not holds_features(str(source)):
-            raise ValueError(f"{str(source)!r} is no file of features, and the graph takes features")
-        rows, widths = open_features(source), Widths.of(head)
-        rows.check(widths)
-        first = next(iter(rows.read(rows.spans(1)[0], widths)), None) if len(rows) else None
-        if first is None or not isinstance(first.inputs, Batch) or not len(first.inputs.features):
-            raise ValueError(f"{str(source)!r} holds no features to verify the graph on")
-        return Batch(first.inputs.features[:ROWS].clone())
-    size = opened.preprocess.size
-    noise = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), np.uint8)
-    return opened.preprocess(noise if source is None else [decode(source), *noise[1:]])
+        kind = f": {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}"
+    options.answer({"out": str(path), **about}, as_json, f"{path}{kind}, {opened.guard.detector.label}, {verified}")
