@@ -516,11 +516,10 @@ def _about(name: str) -> str:
             "\nCPU time of one thread, the least of several rounds, which other work on the machine hardly disturbs; "
             "“× faster” is pytorch-ood's time over ours. At 1,000 classes MDS and RMDS score 100 samples.\n\n"
             "What costs us more: moments are summed in float64, in which a product and the eigenvectors take twice as "
-            "long as in float32 (mds, vim); a bank is ordered by a hash of every sample, so that neither the split nor "
-            "the order of the data matters (knn, nnguide); features are read once more to look for numbers that are "
-            "not finite, which clipping would hide (react, vra); the logarithm of a probability next to 1 keeps its "
-            "digits, for which the largest logit's place is found (tempscale); and a call has a fixed cost of some ten "
-            "microseconds (maxlogit).\n"
+            "long as in float32 (mds, vim); features are read once more to look for numbers that are not finite, which "
+            "clipping would hide (react, vra); the logarithm of a probability next to 1 keeps its digits, for which "
+            "the largest logit's place is found (tempscale); and a call has a fixed cost of some ten microseconds "
+            "(maxlogit).\n"
         )
     if name == "peers":
         text += (

@@ -67,8 +67,9 @@ def test_moments_keep_their_digits_where_the_mean_is_huge_and_an_outlier_comes_f
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_by_class_equal_a_loop(dtype):
     values, classes = random(20, 3, dtype=dtype), torch.arange(20) % 4
-    totals = torch.ones(5, 3, dtype=torch.float64)
-    add_by_class(totals, classes, values)
+    totals, counts = torch.ones(5, 3, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    add_by_class(totals, counts, classes, values)
+    assert counts.tolist() == [5, 5, 5, 5, 0]
     for c in range(5):
         torch.testing.assert_close(totals[c], 1 + values[classes == c].double().sum(dim=0), rtol=1e-12, atol=1e-12)
 

@@ -28,16 +28,11 @@ class Batch(NamedTuple):
     (torch.Size([4, 8]), None)
     """
 
-    features: Tensor
-    """(N, P) input of the linear head."""
-    logits: Tensor | None = None
-    """(N, C) output of the head; None: computed from the head where a detector reads them."""
-    labels: Tensor | None = None
-    """(N,) class indices, only for fitting."""
-    layers: Mapping[str, Tensor] | None = None
-    """Pooled features of earlier layers, name to (N, P_layer), for multi-layer MDS."""
-    views: Tensor | None = None
-    """(V, N, P) features of transformed copies, for CSI; None: the one view there is."""
+    features: Tensor  #: (N, P) input of the linear head
+    logits: Tensor | None = None  #: (N, C) output of the head; None: computed from the head where a detector reads them
+    labels: Tensor | None = None  #: (N,) class indices, only for fitting
+    layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers, name to (N, P_layer), for multi-layer MDS
+    views: Tensor | None = None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
 
     def rows(self, which: slice | Tensor) -> Batch:
         """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,).

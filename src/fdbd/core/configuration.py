@@ -43,25 +43,17 @@ class Needs:
     (True, True, False)
     """
 
-    features: bool = True
-    """Whether a score reads Batch.features."""
-    logits: bool = False
-    """Whether a score reads Batch.logits; missing ones are computed from the head."""
-    views: bool = False
-    """Whether a score reads Batch.views, where there are any."""
-    layers: tuple[str, ...] = ()
-    """Names in Batch.layers that a score reads."""
-    labels: bool = False
-    """Whether a fit needs Batch.labels."""
-    heldout: bool = False
-    """Whether a fit needs data that the network was not trained on: training data would mislead it."""
-    network: bool = False
-    """Whether scores need the network itself, so that only a Guard can give them."""
+    features: bool = True  #: a score reads Batch.features
+    logits: bool = False  #: a score reads Batch.logits; missing ones are computed from the head
+    views: bool = False  #: a score reads Batch.views, where there are any
+    layers: tuple[str, ...] = ()  #: names in Batch.layers that a score reads
+    labels: bool = False  #: a fit needs Batch.labels
+    heldout: bool = False  #: a fit needs data that the network was not trained on: training data would mislead it
+    network: bool = False  #: scores need the network itself, so that only a Guard can give them
     passes: int | None = None
     """Passes over the training data that a fit takes; None: several, or not known. Unless it is 0 or 1, a Guard sets
     features aside on disk."""
-    calibration: bool = False
-    """Whether scores need `calibrate` after the fit, as those of an ensemble do."""
+    calibration: bool = False  #: scores need `calibrate` after the fit, as those of an ensemble do
 
 
 class NotFittedError(RuntimeError):

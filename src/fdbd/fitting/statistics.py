@@ -1,8 +1,5 @@
-"""Mergeable sums over training data: what a detector boils its training set down to.
-
-A statistic updates with a Batch and merges with another of its kind; the result is the same for any split of the data
-and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples.
-"""
+"""Mergeable sums over training data: what a detector boils its training set down to, the same for any split of the data
+and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,11 +17,8 @@ from fdbd import kernels
 from fdbd.core.batch import Batch, Head, labels_of
 from fdbd.core.linear_algebra import whitener
 
-ROWS_AT_A_TIME = 2048
-"""Rows converted to float64 at once: bounds the memory of an update whatever the batch, and stays in the cache."""
-
-LOGITS_AT_A_TIME = 1 << 22
-"""Logits that are computed for a fit at once: 16 MB, whatever the batch."""
+ROWS_AT_A_TIME = 2048  # converted to float64 at once: bounds the memory of an update, and stays in the cache
+LOGITS_AT_A_TIME = 1 << 22  # computed for a fit at once: 16 MB
 
 S = TypeVar("S", bound="Statistic")
 
@@ -138,8 +132,9 @@ def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
     return kernels.column_sums(rows).cpu() - len(rows) * pivot, squares.tril() + squares.tril(-1).T
 
 
-def add_by_class(totals: Tensor, classes: Tensor, values: Tensor) -> None:
-    """totals[c] += the values of class c, in place; totals (C, D) float64, classes (N,), values (N, D)."""
+def add_by_class(totals: Tensor, counts: Tensor, classes: Tensor, values: Tensor) -> None:
+    """Add to totals (C, D) and counts (C,), both float64, the values (N, D) of each class and how many there are."""
+    counts += torch.bincount(classes, minlength=len(counts))
     for of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
         totals.index_add_(0, of_piece, piece)
 
@@ -218,9 +213,7 @@ class ClassMoments(Moments):
 
     def update(self, batch: Batch) -> None:
         super().update(batch)
-        labels = labels_of(batch)
-        self.counts += torch.bincount(labels, minlength=len(self.counts))
-        add_by_class(self.totals, labels, batch.features)
+        add_by_class(self.totals, self.counts, labels_of(batch), batch.features)
 
     def merge(self, other: Self) -> None:
         super().merge(other)
@@ -264,9 +257,7 @@ class ClassMeans(Additive):
 
     def update(self, batch: Batch) -> None:
         values, classes = self.value(batch)
-        classes = classes.cpu()
-        self.counts += torch.bincount(classes, minlength=len(self.counts))
-        add_by_class(self.totals, classes, values)
+        add_by_class(self.totals, self.counts, classes.cpu(), values)
 
     def means(self) -> Tensor:
         """(C, D) float64; a class without samples has NaN."""
@@ -346,12 +337,12 @@ class Histogram(Additive):
             self.counts += torch.from_numpy(np.bincount(bins, minlength=len(self.counts)))
 
     def quantile(self, fraction: float) -> float:
-        """The value below which this fraction of all values lies, between 0 and 1: numpy's definition (linear between
-        order statistics), the order statistics taken at the middle of their bin."""
+        """The value below which this fraction of all values lies, between 0 and 1."""
         return float(self.quantiles([fraction])[0])
 
     def quantiles(self, fractions: Sequence[float]) -> Tensor:
-        """Several quantiles at once, float64."""
+        """Several at once, float64: numpy's definition (linear between order statistics), the order statistics taken at
+        the middle of their bin."""
         cumulative = self.counts.cumsum(0)
         total = int(cumulative[-1])
         _require(total)
