@@ -21,7 +21,7 @@ from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.imagenet_resnet import ImageNetResNet50
-from fdbd.networks.zoo import zoo
+from fdbd.networks.registry import zoo
 from fdbd.results.rows import Latency
 
 FOLDER = Path(__file__).parent / "data"

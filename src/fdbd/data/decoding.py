@@ -26,9 +26,6 @@ from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, cut, import_pillow
 from fdbd.data.npz import NpzImages
 from fdbd.data.preprocessing import Preprocess
 
-CRASHED = "the decoder crashed on it"
-TOO_LARGE = "there is not enough memory to prepare it"
-
 Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
 S = TypeVar("S")
 T = TypeVar("T")
@@ -61,7 +58,8 @@ def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence
             images[count] = preprocess.fit(pixels[row])
             count += 1
         except (ImageError, MemoryError) as error:
-            failures.append(Failure(row, str(error) if isinstance(error, ImageError) else TOO_LARGE))
+            no_memory = "there is not enough memory to prepare it"
+            failures.append(Failure(row, str(error) if isinstance(error, ImageError) else no_memory))
     return Span(images[:count], failures)
 
 
@@ -117,7 +115,7 @@ def _apart(decode: Decode, rows: Sequence[int]) -> Span:
             return pool.submit(_serve, rows).result()
     except BrokenProcessPool:
         if len(rows) == 1:
-            return decode(())._replace(failures=[Failure(rows[0], CRASHED)])
+            return decode(())._replace(failures=[Failure(rows[0], "the decoder crashed on it")])
         first, second = (_apart(decode, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
         return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
 

@@ -44,8 +44,6 @@ def open_images(data: str, split: str = "test") -> Images:
             raise ValueError(f"{path} holds no image")
         return Images(pixels, labels, name=str(path), source=str(path), find_key=partial(stamps, [path]))
     if path.exists():
-        raise ValueError(
-            f"{data!r} is neither a folder nor a file of images or features: expected {', '.join(sorted(EXTENSIONS))}, "
-            ".npz or .parquet"
-        )
+        known = ", ".join([*sorted(EXTENSIONS), ".npz or .parquet"])
+        raise ValueError(f"{data!r} is neither a folder nor a file of images or features: expected {known}")
     return load(data, split)

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHOWN = 3  # mismatches that a warning names
-
 
 def class_order(names: Sequence[str]) -> list[str]:
     """Class names in order: as numbers where all are integers, else as text.
@@ -89,7 +87,7 @@ class Agreement:
         wrong = labels != predicted
         self.count += len(labels)
         self.right += len(labels) - int(wrong.sum())
-        if (missing := SHOWN - len(self.mismatches)) > 0:
+        if (missing := 3 - len(self.mismatches)) > 0:
             self.mismatches += zip(labels[wrong][:missing].tolist(), predicted[wrong][:missing].tolist())
 
     @property

@@ -18,8 +18,7 @@ from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.checkpoint import read_weights
 from fdbd.networks.find_head import find_heads
 from fdbd.networks.public import public_network
-from fdbd.networks.registry import Published, create, find_published, list_models
-from fdbd.networks.zoo import list_zoo, zoo, zoo_card
+from fdbd.networks.registry import Published, create, find_published, list_models, list_zoo, zoo, zoo_card
 from fdbd.util.devices import choose_device
 from fdbd.util.files import data_roots, downloads_allowed
 from fdbd.util.terminal import one_line

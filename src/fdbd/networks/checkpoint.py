@@ -108,7 +108,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """What a safetensors file says of itself.
 
-    >>> from fdbd.networks.zoo import zoo_card
+    >>> from fdbd.models import zoo_card
     >>> read_metadata(zoo_card("cifar10-ce").path)["dataset"]
     'cifar10'
     """

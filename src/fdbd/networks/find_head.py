@@ -219,10 +219,9 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
     if any(isinstance(module, (nn.Sigmoid, nn.LogSigmoid)) for module in followers):
         _refuse_sigmoid(model, name, Head.of(model.get_submodule(name)))
     if any("Pool" in type(module).__name__ for module in followers):
-        raise ValueError(
-            f"{type(model).__name__} pools after {name!r}, its last linear layer, so no linear head gives one row of "
-            "logits per sample: this architecture is not supported"
-        )
+        what = f"{type(model).__name__} pools after {name!r}, its last linear layer"
+        why = "so no linear head gives one row of logits per sample: this architecture is not supported"
+        raise ValueError(f"{what}, {why}")
     what = f"{type(followers[0]).__name__} follows {name!r}, so that layer's output is not the model's"
     advice = f"pass head={name!r} if it holds the logits all the same, or name another layer"
     _refuse(model, f"{type(model).__name__} does not end in a linear layer: {what}; {advice}")

@@ -1,14 +1,17 @@
-"""Networks by name: ours, torchvision's, timm's, or any importable factory; and what the two libraries publish with a
-model: weights, how images are prepared, class names."""
+"""Networks by name: ours, torchvision's, timm's, or any importable factory; what the two libraries publish with a model
+(weights, how images are prepared, class names); and the zoo: small CIFAR-10 classifiers that come with the package,
+trained by `fdbd train zoo-ce` and `zoo-supcon`."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import inspect
+import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from torch import nn
 
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.architectures import CifarResNet, CompactResNet, DenseNet, ResNet, WideResNet, basic, bottleneck
-from fdbd.networks.checkpoint import load_checkpoint
+from fdbd.networks.checkpoint import load_checkpoint, read_metadata
 from fdbd.util.extras import import_object, require
 
 _OURS: dict[str, Callable[..., nn.Module]] = {
@@ -32,6 +35,7 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet10_compact": CompactResNet,
 }
 LIBRARIES = ("torchvision", "timm")
+_ZOO = Path(__file__).parent / "weights"
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -155,3 +159,59 @@ def _timm(name: str) -> Published | None:
     url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
     how, is_here = f"get model.safetensors from {url} and", isinstance(kept, str)
     return Published(f"timm:{name}", config.num_classes, {"pretrained": True}, preprocess, (), is_here, how)
+
+
+@dataclass(frozen=True)
+class ZooCard:
+    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction."""
+
+    name: str
+    model: str
+    num_classes: int
+    recipe: str
+    seed: int
+    dataset: str
+    test_accuracy: float
+    preprocess: Preprocess
+    path: Path
+
+    @property
+    def text(self) -> str:
+        """The card as Markdown."""
+        return self.path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def list_zoo() -> list[str]:
+    """Names of the shipped models.
+
+    >>> list_zoo()
+    ['cifar10-ce', 'cifar10-supcon']
+    """
+    return sorted(path.stem for path in _ZOO.glob("*.safetensors"))
+
+
+def zoo_card(name: str) -> ZooCard:
+    """What the shipped model `name` is, without loading its weights.
+
+    >>> zoo_card("cifar10-supcon").recipe
+    'zoo-supcon'
+    """
+    if name not in list_zoo():
+        raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
+    path = _ZOO / f"{name}.safetensors"
+    about = read_metadata(path)  # a weights file says itself what it is; the card beside it says the same to people
+    values: dict[str, Any] = {key: about[key] for key in ("model", "recipe", "dataset")}
+    values |= {key: json.loads(about[key]) for key in ("num_classes", "seed", "test_accuracy")}
+    mean, std = (json.loads(about[key]) for key in ("mean", "std"))
+    return ZooCard(name, path=path, preprocess=Preprocess(32, mean, std), **values)
+
+
+def zoo(name: str) -> nn.Module:
+    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its inputs.
+
+    >>> import torch
+    >>> zoo("cifar10-ce")(torch.zeros(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
+    """
+    card = zoo_card(name)
+    return load_checkpoint(create(card.model, card.num_classes), card.path).eval()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fdbd.bench import bundle
-from fdbd.networks.zoo import list_zoo, zoo_card
+from fdbd.networks.registry import list_zoo, zoo_card
 from fdbd.paper import across_networks, boundary_figures, closed_form, propositions
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table

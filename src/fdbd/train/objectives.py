@@ -27,9 +27,8 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
     0.5514
     """
     if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-        raise ValueError(
-            f"embeddings (M, D) and labels (M,) do not match: {tuple(embeddings.shape)}, {tuple(labels.shape)}"
-        )
+        shapes = f"{tuple(embeddings.shape)}, {tuple(labels.shape)}"
+        raise ValueError(f"embeddings (M, D) and labels (M,) do not match: {shapes}")
     similarity = embeddings @ embeddings.T / temperature
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
     log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(dim=1, keepdim=True)
