@@ -156,6 +156,16 @@ def test_datasets_are_listed(capsys) -> None:
     assert {"cifar10", "svhn", "textures", "mnist"} <= {entry["name"] for entry in json.loads(out)}
 
 
+def test_the_list_says_which_datasets_are_here(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FDBD_DATA", str(tmp_path))
+    (tmp_path / "mnist_train.npz").touch()
+    code, out, _ = run(capsys, "data")
+    assert code == 0
+    here = [line.split()[1] for line in out.splitlines() if "yes" in line.split()]
+    assert here == ["mnist"]
+
+
 def test_the_lists_of_datasets_and_features_fit_80_columns_and_cut_no_key(capsys, tmp_path, monkeypatch) -> None:
     from fdbd.data.datasets import list_datasets
 

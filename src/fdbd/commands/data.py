@@ -78,9 +78,10 @@ def _list(as_json: bool) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    shown = {None: "", True: "yes", False: "no"}
     titles = {"name": "name", "images": "images", "classes": "classes", "size": "size", "megabytes": "MB"}
-    cells = [[*("" if row[key] is None else str(row[key]) for key in titles), shown[row["here"]]] for row in rows]
+    cells = [
+        [*("" if row[key] is None else str(row[key]) for key in titles), "yes" if row["here"] else ""] for row in rows
+    ]
     print_table([*titles.values(), "here"], cells)
     for row in rows:  # beneath, since no column is wide enough
         Console().print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
