@@ -49,12 +49,9 @@ class Engine:
     device: str | None = "auto"
     """As torch names it; on Ray, "cuda" gives each worker a GPU."""
     batch_size: int = 128
-    """Images that the model sees at once."""
     workers: int | None = None
-    """Processes that decode images, None: one per core; on Ray, tasks that run the model at once, None: as many as the
-    cluster has room for."""
+    """Processes that decode images, or on Ray tasks that run the model at once; None: as many as there is room for."""
     progress: bool = True
-    """Show a bar when it takes more than two seconds."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.workers is not None and self.workers < 1):

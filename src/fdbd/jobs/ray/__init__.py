@@ -1,7 +1,6 @@
 """A guard on a Ray cluster, with the result of one machine: every row counts once, whatever happens to the nodes."""
 
 from fdbd.jobs.ray.datasets import calibrate, fit, score
-from fdbd.jobs.ray.fitting import fit_loaders
-from fdbd.jobs.ray.pool import Workers, connect
+from fdbd.jobs.ray.pool import Workers, connect, fit_loaders
 
 __all__ = ["Workers", "calibrate", "connect", "fit", "fit_loaders", "score"]

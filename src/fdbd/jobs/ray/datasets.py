@@ -22,8 +22,7 @@ from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
 from fdbd.jobs.output import COLUMNS, decide
-from fdbd.jobs.ray.fitting import Items, Run, calibrate_rows, fit_rows
-from fdbd.jobs.ray.pool import Workers, plain_errors
+from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, plain_errors
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")
