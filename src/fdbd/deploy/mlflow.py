@@ -14,13 +14,9 @@ from fdbd.util.version import __version__
 
 
 def save_model(guard: str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> None:
-    """Write an MLflow model into a folder.
-
-    Args:
-        guard: the guard's file, as `fdbd fit` or `Guard.save` wrote it. One that names its model takes prepared images
-            (N, 3, H, W), with weights found as by `fdbd score`; any other takes features (N, D).
-        path: the folder.
-        options: further arguments of `mlflow.pyfunc.save_model`.
+    """Write an MLflow model of a guard's file into a folder; `options` are further arguments of
+    `mlflow.pyfunc.save_model`. One that names its model takes prepared images (N, 3, H, W), with weights as found by
+    `fdbd score`; any other takes features (N, D).
 
     >>> import fdbd, mlflow, tempfile, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])

@@ -63,7 +63,25 @@ class Monitor(StreamMonitor):
     def update(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None = None) -> Snapshot:
         """Count a batch, a Decision or scores (N,) such as an exported graph gives, and return the snapshot after it.
         `is_ood` (N,) are the decisions that go with scores; None: the guard's threshold decides."""
-        return self.count(*self._values(observed, is_ood))
+        if isinstance(observed, Decision):
+            is_ood, observed = observed.is_ood, observed.scores
+        scores = as_tensor(observed).detach().cpu()
+        if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
+            raise ValueError(
+                f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample (N,)"
+            )
+        if is_ood is None:
+            if self.threshold.per_class:
+                raise ValueError("a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood")
+            scores = scores if scores.is_floating_point() else scores.double()
+            is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
+        flags = as_tensor(is_ood).detach().cpu()
+        if flags.shape != scores.shape or flags.dtype != torch.bool:
+            raise ValueError(
+                f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}, expected bool of shape "
+                f"{tuple(scores.shape)}, one per score"
+            )
+        return self.count(scores.tolist(), flags.tolist())
 
     def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:
         """Register the monitor's numbers with a Prometheus registry (None: the default one), which reads them when
@@ -107,27 +125,6 @@ class Monitor(StreamMonitor):
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ArtifactError(f"{os.fspath(path)!r} does not hold a working monitor: {error}") from None
         return monitor
-
-    def _values(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None) -> tuple[list[float], list[bool]]:
-        if isinstance(observed, Decision):
-            return self._values(observed.scores, observed.is_ood)
-        scores = as_tensor(observed).detach().cpu()
-        if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
-            raise ValueError(
-                f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample (N,)"
-            )
-        if is_ood is None:
-            if self.threshold.per_class:
-                raise ValueError("a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood")
-            scores = scores if scores.is_floating_point() else scores.double()
-            is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
-        flags = as_tensor(is_ood).detach().cpu()
-        if flags.shape != scores.shape or flags.dtype != torch.bool:
-            raise ValueError(
-                f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}, expected bool of shape "
-                f"{tuple(scores.shape)}, one per score"
-            )
-        return scores.tolist(), flags.tolist()
 
 
 class _Collector:
