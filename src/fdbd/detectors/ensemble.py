@@ -9,13 +9,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core.batch import as_batch
-from fdbd.detectors.base import Batch, Detector, Head, Needs, NotFittedError, Paper, Passes, one_of
+from fdbd.detectors.base import Batch, Detector, Head, Needs, NotFittedError, Paper, Passes, expect, one_of
 from fdbd.detectors.registry import as_detector
 from fdbd.fitting.driver import side_by_side
 from fdbd.shaping.base import Shaping
 from fdbd.util.torch_compat import undisturbed
-
-MOST_MEMBERS = 100
 
 
 class Ensemble(Detector):
@@ -31,8 +29,7 @@ class Ensemble(Detector):
       sure of the opposite can outvote one that is sure.
 
     After `fit`, call `calibrate` on in-distribution data apart from those of the fit and those of the threshold; in a
-    Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``. A score
-    costs as much as those of its members and O(M log n).
+    Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``.
 
     Args:
         detectors: two or more detectors, or their names as in `create`. None that needs the network.
@@ -59,12 +56,10 @@ class Ensemble(Detector):
         super().__init__()
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
             raise ValueError("an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']")
-        if len(detectors) > MOST_MEMBERS:
-            raise ValueError(f"an ensemble of {len(detectors)} detectors, expected at most {MOST_MEMBERS}")
+        expect("the number of detectors", len(detectors), len(detectors) <= 100, "at most 100")
         members = [as_detector(detector) for detector in detectors]
-        for member in members:
-            if member.needs.network:
-                raise ValueError(f"{member.label} needs the network and cannot be in an ensemble: guard it by itself")
+        if alone := next((member.label for member in members if member.needs.network), None):
+            raise ValueError(f"{alone} needs the network and cannot be in an ensemble: guard it by itself")
         needs, flags = [member.needs for member in members], ("features", "logits", "views", "labels", "heldout")
         layers = tuple(dict.fromkeys(name for each in needs for name in each.layers))
         if layers and any(each.views for each in needs):

@@ -115,7 +115,7 @@ class KNN(Banked):
 def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
     rows = batch.features.to(dtype)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    has_direction = norms[:, 0] > SMALLEST_NORM
+    has_direction = (norms[:, 0] > SMALLEST_NORM) & torch.isfinite(norms[:, 0])
     return rows / norms if has_direction.all() else rows[has_direction] / norms[has_direction]
 
 

@@ -14,8 +14,6 @@ from fdbd.shaping.base import Shaping
 PERCENTILES_BEFORE_FDBD = {"react": 80.0, "ash-p": 90.0, "ash-b": 90.0, "ash-s": 90.0, "scale": 90.0}
 """Percentiles of the fDBD paper's experiments with shapings (section 4.3): ReAct 80, ASH 90, Scale 90."""
 
-_MOST_PARTS = 16
-
 
 def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list[str]:
     """Names that `create` takes, in alphabetical order.
@@ -61,8 +59,8 @@ def create(name: str, **options: object) -> Detector:
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}, expected the name of a detector such as 'react+fdbd'")
-    if name.count("+") >= _MOST_PARTS:
-        raise ValueError(f"{name[:40]!r}… has {name.count('+') + 1} parts, expected at most {_MOST_PARTS}")
+    if name.count("+") >= 16:
+        raise ValueError(f"{name[:40]!r}… has {name.count('+') + 1} parts, expected at most 16")
     kinds = [_find(part) for part in name.split("+")]
     if issubclass(kinds[-1], Shaping):
         kinds.append(Energy)
