@@ -13,8 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from fdbd.bench.latency import measure_forward
-from fdbd.bench.runner import Benchmark
+from fdbd.bench.runner import Benchmark, measure_forward
 from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.feature_set import FeatureSet

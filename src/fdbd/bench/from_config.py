@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
-from fdbd.bench.latency import choose_batch_size, measure_forward
-from fdbd.bench.runner import Benchmark
+from fdbd.bench.runner import Benchmark, choose_batch_size, measure_forward
 from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.labels import Agreement

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.bench.latency import timed
+from fdbd.bench.runner import timed
 from fdbd.core import geometry
 from fdbd.core.batch import Batch, Head
 from fdbd.detectors import KNN, MDS, Detector, ViM
