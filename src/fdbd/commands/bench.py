@@ -75,10 +75,9 @@ def bench(
         benchmark = benchmark_of(described, device=device, trust=trust_model, autocast=precision)
     if positive is not None:
         benchmark.positive = "id" if positive is Positive.id else "ood"
-    typer.echo(
-        f"fdbd: {benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
-        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed",
-        err=True,
+    options.note(
+        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
+        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed"
     )
     results = benchmark.run(chosen, latency=latency)
     out.mkdir(parents=True, exist_ok=True)
@@ -90,9 +89,9 @@ def bench(
     else:
         _show(results, written, time.perf_counter() - started, show_all)
     for warning in benchmark.warnings if as_json else ():
-        typer.echo(f"fdbd: {warning}", err=True)
+        options.note(warning)
     for row in results.failures:
-        typer.echo(f"fdbd: {row.name} failed: {row.error}", err=True)
+        options.note(f"{row.name} failed: {row.error}")
     if results.failures and not results.finished:
         raise typer.Exit(1)
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import answer, arg, opt, print_table, say
 from fdbd.util.terminal import printable
-
-if TYPE_CHECKING:
-    from fdbd.report.explanation import Sample
 
 
 def explain(
@@ -45,8 +41,22 @@ def explain(
             picture.parent.mkdir(exist_ok=True)
             draw(sample, pixels, printable(image.name), picture)
         found.append({"image": str(image), **sample.to_dict(), "picture": picture and str(picture)})
-        if not as_json:
-            _print(sample, image, picture)
+        if as_json:
+            continue
+        titles = ["boundary to", "distance", "share of the score"]
+        rows = [[each.name, f"{each.distance:.4g}", f"{each.share:.1%}"] for each in sample.boundaries]
+        print_table(titles, rows, right=titles[1:], title=str(image))
+        if sample.others:
+            say(f"and {sample.others} more, farther away")
+        verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
+        above = f"is above {sample.standing:.1%} of the calibration scores"
+        say(
+            f"predicted {sample.predicted}: {verdict}. "
+            f"Score {sample.score:.4g} {above if math.isfinite(sample.score) else 'is not finite'} "
+            f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
+        )
+        if picture is not None:
+            say(str(picture))
     if as_json:
         answer(found[0] if len(found) == 1 else found, as_json)
 
@@ -69,20 +79,3 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
     if out.suffix or (out.exists() and not out.is_dir()):
         raise ValueError(f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending")
     return [out / f"{number:03d}-{image.stem}.png" for number, image in enumerate(images, start=1)]
-
-
-def _print(sample: Sample, image: Path, picture: Path | None) -> None:
-    titles = ["boundary to", "distance", "share of the score"]
-    rows = [[each.name, f"{each.distance:.4g}", f"{each.share:.1%}"] for each in sample.boundaries]
-    print_table(titles, rows, right=titles[1:], title=str(image))
-    if sample.others:
-        say(f"and {sample.others} more, farther away")
-    verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
-    above = f"is above {sample.standing:.1%} of the calibration scores"
-    say(
-        f"predicted {sample.predicted}: {verdict}. "
-        f"Score {sample.score:.4g} {above if math.isfinite(sample.score) else 'is not finite'} "
-        f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
-    )
-    if picture is not None:
-        say(str(picture))

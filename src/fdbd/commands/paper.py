@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -40,21 +39,17 @@ def paper(
     if as_json:
         answer(records if name == "all" else records[0], as_json)
     else:
-        _show(records, out)
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        for record in records:
+            console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)")
+            for item in record["checks"] if len(records) == 1 else []:
+                console.print(f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False)
+        if any(record["checks"] for record in records):
+            console.print(f"[dim]written in {out}[/dim]")
     for record in records:
         for line in record["missing"]:
             typer.echo(f"fdbd: {record['name']}: {line}", err=True)
     if not any(record["checks"] for record in records):
         raise typer.Exit(2)
-
-
-def _show(records: list[dict[str, Any]], out: Path) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for record in records:
-        console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)")
-        for item in record["checks"] if len(records) == 1 else []:
-            console.print(f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False)
-    if any(record["checks"] for record in records):
-        console.print(f"[dim]written in {out}[/dim]")
