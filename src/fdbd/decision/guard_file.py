@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
     >>> fdbd.load(path).threshold
     Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
-    return run_apart(lambda: _assemble(path, *artifact.read(path), model, head))
+    return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
 
 
 def from_hub(
@@ -143,7 +143,7 @@ def open_guard(
                 "and say there with --preprocess"
             )
     around = None if found is None else found.model
-    guard = run_apart(lambda: _assemble(path, description, tensors, around))
+    guard = _beside_model(run_apart(lambda: _assemble(path, description, tensors, around)))
     if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
         raise artifact.ArtifactError(
             f"{os.fspath(path)!r} names {len(class_names)} classes, and its head has {classes}: fit a new guard"
@@ -193,6 +193,11 @@ def _assemble(
             f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
             "load it with the model that it was fitted on, or fit a new guard"
         )
+    return guard
+
+
+def _beside_model(guard: Guard) -> Guard:
+    """The guard on its model's device; moved in the caller's thread, whose settings decide what a device does."""
     return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
 
 
