@@ -37,9 +37,9 @@ MAX_ROWS_PER_BYTE = 64
 class RowBatch(NamedTuple):
     """Some rows of the input, in order; those that could not be read are named in `errors`."""
 
-    names: Names  # of all rows: a range of row numbers, or paths
-    inputs: Tensor | Batch  # of the readable rows, in order: images ready for the model, or features
-    errors: Mapping[int, str]  # why a row could not be read, by its position in `names`
+    names: Names  #: of all rows: a range of row numbers, or paths
+    inputs: Tensor | Batch  #: of the readable rows, in order: images ready for the model, or features
+    errors: Mapping[int, str]  #: why a row could not be read, by its position in `names`
 
 
 class Widths(NamedTuple):

@@ -24,10 +24,10 @@ UNREADABLE_FOLDER = "a folder that cannot be read"
 class Found(NamedTuple):
     """Images below a folder, at least one."""
 
-    names: list[str]  # paths below the folder, with `/`, in the order of their parts
+    names: list[str]  #: paths below the folder, with `/`, in the order of their parts
     classes: tuple[str, ...]
-    labels: NDArray[np.int64] | None  # by the first folder of each path, as `classes_by_folder` has them
-    skipped: Counter[str]  # how many entries were passed over, by reason
+    labels: NDArray[np.int64] | None  #: by the first folder of each path, as `classes_by_folder` has them
+    skipped: Counter[str]  #: how many entries were passed over, by reason
 
 
 def find_images(folder: str | os.PathLike[str]) -> Found:

@@ -191,13 +191,13 @@ class Images:
     (5, (32, 32, 3), array([1, 0]))
     """
 
-    images: Any  # uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
-    labels: NDArray[np.int64] | None = None  # class indices (N,), from any sequence of integers; or None
-    classes: tuple[str, ...] = ()  # class names, perhaps none
-    name: str = "images"  # what tables call the set
-    source: str = "memory"  # where it came from, for people
-    find_key: Callable[[], str] | None = None  # finds the content key; None: by the images themselves
-    skipped: dict[str, int] = field(default_factory=dict)  # how many entries of a folder were passed over, by reason
+    images: Any  #: uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
+    labels: NDArray[np.int64] | None = None  #: class indices (N,), from any sequence of integers; or None
+    classes: tuple[str, ...] = ()  #: class names, perhaps none
+    name: str = "images"  #: what tables call the set
+    source: str = "memory"  #: where it came from, for people
+    find_key: Callable[[], str] | None = None  #: finds the content key; None: by the images themselves
+    skipped: dict[str, int] = field(default_factory=dict)  #: how many entries of a folder were passed over, by reason
     _content_key: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

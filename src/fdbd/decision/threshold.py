@@ -54,12 +54,12 @@ class Threshold(nn.Module):
     tensor([ True, False,  True,  True])
     """
 
-    calibration: Tensor  # (n,) class after class, ascending within each
-    offsets: Tensor  # (C + 1,) where the scores of each class start and end; (2,) when there is one threshold for all
+    calibration: Tensor  #: (n,) class after class, ascending within each
+    offsets: Tensor  #: (C + 1,) where the scores of each class start and end; (2,) when there is one threshold for all
     value: Tensor
-    runs: Tensor  # the calibration scores, and once more all together where a class has none of its own
-    starts: Tensor  # (C,) where each class's scores start in `runs`
-    sizes: Tensor  # (C,) how many these are
+    runs: Tensor  #: the calibration scores, and once more all together where a class has none of its own
+    starts: Tensor  #: (C,) where each class's scores start in `runs`
+    sizes: Tensor  #: (C,) how many these are
 
     def __init__(self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
         super().__init__()

@@ -42,8 +42,8 @@ class Ensemble(Detector):
     torch.Size([3])
     """
 
-    knots: Annotated[Tensor, "M K"]  # ascending calibration scores of each member
-    levels: Annotated[Tensor, "K"]  # p-values at the knots
+    knots: Annotated[Tensor, "M K"]  #: ascending calibration scores of each member
+    levels: Annotated[Tensor, "K"]  #: p-values at the knots
 
     name = "ensemble"
     paper = Paper("The harmonic mean p-value for combining dependent tests", "Wilson", "PNAS", 2019)

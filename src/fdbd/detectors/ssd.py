@@ -45,7 +45,7 @@ class SSD(Detector):
     paper = Paper("SSD: A Unified Framework for Self-Supervised Outlier Detection", "Sehwag et al.", "ICLR", 2021)
     needs = Needs(labels=True, passes=1)
     center: Annotated[Tensor, "P"]
-    whitener: Tensor  # (P, P) where clusters share a covariance, else (M, P, P)
+    whitener: Tensor  #: (P, P) where clusters share a covariance, else (M, P, P)
     means: Annotated[Tensor, "M P"]
     shrinkages: Annotated[Tensor, "M"]
 

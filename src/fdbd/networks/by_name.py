@@ -29,12 +29,12 @@ class NamedModel:
     """A model in eval mode, on its device, and what is known of it."""
 
     model: nn.Module
-    weights: str  # one line about the weights, such as "resnet20, weights resnet20.th"
-    num_classes: int | None = None  # None where only the model itself can tell
-    preprocess: Preprocess | None = None  # how images are prepared; None where neither the model nor the user says
-    class_names: tuple[str, ...] = ()  # one per class, or none
-    untrained: bool = False  # whether the weights are random; a warning was given
-    origin: dict[str, Any] = field(default_factory=dict)  # JSON values to build it again, and its `weights_hash`
+    weights: str  #: one line about the weights, such as "resnet20, weights resnet20.th"
+    num_classes: int | None = None  #: None where only the model itself can tell
+    preprocess: Preprocess | None = None  #: how images are prepared; None where neither the model nor the user says
+    class_names: tuple[str, ...] = ()  #: one per class, or none
+    untrained: bool = False  #: whether the weights are random; a warning was given
+    origin: dict[str, Any] = field(default_factory=dict)  #: JSON values to build it again, and its `weights_hash`
 
 
 def model_by_name(

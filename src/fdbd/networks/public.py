@@ -24,12 +24,12 @@ class PublicNetwork:
 
     name: str
     title: str
-    dataset: str  # what it was trained on, a name of `fdbd.data.datasets`
-    preprocess: str  # the preset that makes its inputs
-    source: str  # where the weights come from, with their licence
-    file: str  # the file that holds them; one in `weights/` lies below FDBD_DATA
+    dataset: str  #: what it was trained on, a name of `fdbd.data.datasets`
+    preprocess: str  #: the preset that makes its inputs
+    source: str  #: where the weights come from, with their licence
+    file: str  #: the file that holds them; one in `weights/` lies below FDBD_DATA
     sha256: str
-    make: Callable[[], nn.Module]  # the network; with its weights, unless these lie below FDBD_DATA
+    make: Callable[[], nn.Module]  #: the network; with its weights, unless these lie below FDBD_DATA
 
     def build(self) -> nn.Module:
         """The network with its weights, in evaluation mode."""

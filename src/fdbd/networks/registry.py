@@ -110,13 +110,13 @@ def _factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.
 class Published(NamedTuple):
     """A model with published weights; `models.create(name, num_classes, **options)` loads them."""
 
-    name: str  # with its source: `timm:…` or `torchvision:…`
+    name: str  #: with its source: `timm:…` or `torchvision:…`
     num_classes: int
     options: dict[str, Any]
     preprocess: Preprocess
     class_names: tuple[str, ...]
-    is_here: bool  # whether they are downloaded already
-    how: str  # how to get the file by hand
+    is_here: bool  #: whether they are downloaded already
+    how: str  #: how to get the file by hand
 
 
 def find_published(name: str) -> Published | None:

@@ -40,23 +40,23 @@ class Archive(NamedTuple):
 class DatasetInfo:
     """One dataset, as the tables show it."""
 
-    name: str  # what `load` takes; one with a colon is the form of many names
-    title: str  # for people
-    licence: str  # a note, not legal advice
-    how: str  # one line that says how to get it where no source works
-    home: str = ""  # where it is described
-    counts: Mapping[str, int] = field(default_factory=dict)  # official image count by split
-    aliases: tuple[str, ...] = ()  # other names that `load` takes
-    num_classes: int | None = None  # None where labels play no part
-    classes: tuple[str, ...] = ()  # class names in label order, where they are few
-    image_size: str = "varies"  # such as `"32×32"`
-    megabytes: float | None = None  # size of the download; None: nothing is downloaded
-    preprocess: str = "cifar10"  # the `Preprocess` preset that its usual models take
-    local: tuple[tuple[str, str], ...] = ()  # format and path where it may lie below FDBD_DATA ({split} is replaced)
-    torchvision: str | None = None  # the torchvision class that downloads it
+    name: str  #: what `load` takes; one with a colon is the form of many names
+    title: str  #: for people
+    licence: str  #: a note, not legal advice
+    how: str  #: one line that says how to get it where no source works
+    home: str = ""  #: where it is described
+    counts: Mapping[str, int] = field(default_factory=dict)  #: official image count by split
+    aliases: tuple[str, ...] = ()  #: other names that `load` takes
+    num_classes: int | None = None  #: None where labels play no part
+    classes: tuple[str, ...] = ()  #: class names in label order, where they are few
+    image_size: str = "varies"  #: such as `"32×32"`
+    megabytes: float | None = None  #: size of the download; None: nothing is downloaded
+    preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
+    local: tuple[tuple[str, str], ...] = ()  #: format and path where it may lie below FDBD_DATA ({split} is replaced)
+    torchvision: str | None = None  #: the torchvision class that downloads it
     archive: Archive | None = None
     npm: Npm | None = None
-    sha256: Mapping[str, str] = field(default_factory=dict)  # by file name; of the unpacked file for `.gz`
+    sha256: Mapping[str, str] = field(default_factory=dict)  #: by file name; of the unpacked file for `.gz`
 
 
 def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
