@@ -139,7 +139,7 @@ def test_an_ensemble_is_calibrated_on_half_of_the_hold_out():
 
 def test_a_detector_that_needs_the_network_is_refused():
     X, y = blobs()
-    with pytest.raises(ValueError, match="needs the network"):
+    with pytest.raises(ValueError, match="through the network"):
         OODDetector(detector="odin").fit(X, y)
 
 
