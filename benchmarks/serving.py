@@ -48,7 +48,7 @@ OF_BARE, OF_SINGLE, OF_LITSERVE, ADDED_SECONDS = 0.85, 3.0, 1.0, 0.003
 # ── the others: run in processes of their own ──────────────────────────────────────────────────────────────────────
 
 
-def serve_fastapi(guard: str, port: int) -> None:
+def serve_fastapi(guard: str, port: int, size: int) -> None:
     """What one writes first: a route that decodes an image and asks the guard, one request at a time."""
     import uvicorn
     from fastapi import FastAPI, Request
@@ -68,16 +68,16 @@ def serve_fastapi(guard: str, port: int) -> None:
     uvicorn.run(app, port=port, log_level="error")
 
 
-def serve_litserve(guard: str, port: int) -> None:
-    server = litserve.LitServer(LitGuard(guard), accelerator="cpu", workers_per_device=CORES)
+def serve_litserve(guard: str, port: int, size: int) -> None:
+    server = litserve.LitServer(LitGuard(guard, size), accelerator="cpu", workers_per_device=CORES)
     server.run(port=port, log_level="error", generate_client_file=False)
 
 
 class LitGuard(litserve.LitAPI if litserve else object):
     """LitServe with its batching. It takes JSON, so that images come as base64."""
 
-    def __init__(self, guard: str) -> None:
-        super().__init__(max_batch_size=CLIENTS, batch_timeout=0.001)
+    def __init__(self, guard: str, size: int) -> None:
+        super().__init__(max_batch_size=size, batch_timeout=0.001)
         self.guard = guard
 
     def setup(self, device: str) -> None:
@@ -250,10 +250,11 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         ports = {kind: free_port() for kind in ("fdbd", "workers", "fastapi", *(["litserve"] if litserve else []))}
         groups = {}
         for kind, port in ports.items():
-            command = [python, here, "--child", kind, str(guard), str(port)]
+            command = [python, here, "--child", kind, str(guard), str(port), str(best)]
             if kind in ("fdbd", "workers"):
                 command = [python, "-m", "fdbd", "serve", str(guard), "--no-state", "--no-samples", "--device", "cpu"]
                 command += ["--port", str(port), "--workers", str(CORES if kind == "workers" else 1)]
+                command += ["--batch-size", str(best)]
             path = "/health" if kind == "litserve" else "/v2/health/ready"
             groups[kind] = stack.enter_context(running(command, port, path))
         described = {"name": "images", "shape": list(row.shape), "datatype": "FP32"}
@@ -344,11 +345,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--no-write", action="store_true", help="print only")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        kind, guard, port = options.child
-        (serve_litserve if kind == "litserve" else serve_fastapi)(guard, int(port))
+        kind, guard, port, size = options.child
+        (serve_litserve if kind == "litserve" else serve_fastapi)(guard, int(port), int(size))
         return
     lines: list[list[str]] = []
     missed: list[str] = []
@@ -358,11 +359,11 @@ def main() -> None:
         lines, missed = lines + found, missed + misses
     text = f"""{CLIENTS} clients on loopback, one image per request, on connections that stay open. The clients are one
 process on the same {CORES} cores, so that what they take is missing from the service; the bare model has the cores to
-itself, in one process with a thread per core. `fdbd serve` runs in one process, as it starts by default, and with one
-process per core; the better of the two counts. LitServe runs with one process per core, plain FastAPI with one; the
-latency is that of `fdbd serve` in one process. Tensors go to the Open Inference
-Protocol in binary form, files (JPEG) to `/decide`; plain FastAPI and LitServe decode the same files with the same code
-and ask the same guard (LitServe as base64 in JSON, batches of up to {CLIENTS}). ResNet-18 has random weights. Medians
+itself, in one process with a thread per core, and the batch size that suits it best, which is also the largest of the
+servers. `fdbd serve` runs in one process, as it starts by default, and with one process per core; the better of the two
+counts. LitServe runs with one process per core, plain FastAPI with one; the latency is that of `fdbd serve` in one
+process. Tensors go to the Open Inference Protocol in binary form, files (JPEG) to `/decide`; plain FastAPI and LitServe decode the same files with the same code
+and ask the same guard (LitServe as base64 in JSON). ResNet-18 has random weights. Medians
 over {options.rounds} interleaved rounds of {options.seconds:g} s, the other servers stopped; ratios are within a round.
 Machine: {machine()}
 
