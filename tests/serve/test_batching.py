@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 
 from fdbd.serve.answers import Answers
-from fdbd.serve.batching import Batcher
+from fdbd.serve.batching import SLOW, Batcher
 from fdbd.serve.run import listen
 
 
@@ -178,6 +179,33 @@ def test_callers_that_came_together_are_waited_for_until_all_are_back() -> None:
         await batcher.stop()
 
     run(program)  # ends after 30 s, before the delay does
+
+
+def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_with_all_cores() -> None:
+    entered: dict[int, int] = {}
+    decided: list[tuple[int, int]] = []
+    both = threading.Barrier(2, timeout=20)
+
+    def decide(batch: np.ndarray) -> Answers:
+        sharing = entered[threading.get_ident()]
+        decided.append((sharing, len(batch)))
+        if sharing == 2:
+            both.wait()  # ends only if two batches are under way at the same time
+        else:
+            time.sleep(2 * SLOW)
+        return answers(batch)
+
+    async def program() -> None:
+        batcher = Batcher(decide, size=8, enter=lambda n: entered.update({threading.get_ident(): n}))
+        batcher.start()
+        assert (await batcher.submit(rows(1))).scores.tolist() == [1.0]
+        found = await asyncio.gather(*(batcher.submit(rows(value)) for value in range(8)))
+        assert [answer.scores.tolist() for answer in found] == [[value] for value in range(8)]
+        assert (await batcher.submit(rows(2))).scores.tolist() == [2.0]
+        await batcher.stop()
+        assert decided == [(1, 1), (2, 4), (2, 4), (1, 1)]
+
+    run(program)
 
 
 def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +38,8 @@ class Reason(NamedTuple):
 
 
 class Backend(Protocol):
-    """A guard that answers on arrays. `decide` is called from one thread at a time, `prepare` from several."""
+    """A guard that answers on arrays. `prepare` is called from several threads, `decide` from two where there is an
+    `enter`, else from one at a time."""
 
     name: str
     """What the guard is, in one line: detector and threshold."""
@@ -56,6 +58,9 @@ class Backend(Protocol):
     """One, or one per predicted class."""
     expected_rate: float
     """The share of in-distribution samples that the threshold rejects, as it was set."""
+
+    enter: Callable[[int], object] | None
+    """Called by each thread that decides, with the number of those that share the cores."""
 
     def prepare(self, image: bytes) -> NDArray[np.float32]:
         """One encoded image as a row of the input. ValueError says what is wrong with it."""

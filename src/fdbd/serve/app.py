@@ -81,6 +81,7 @@ class App:
             size=settings.batch_size,
             delay=settings.delay,
             capacity=max(settings.queue, settings.batch_size),
+            enter=backend.enter,
             observe=self.watch.count,
         )
         self.is_ready = False

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +17,27 @@ from fdbd.serve.answers import Answers
 
 Rows = NDArray[np.float32]
 Answer = asyncio.Future[Answers]
+SLOW = 0.05
+"""Seconds per batch from which on a model is slow."""
 
 
 class Batcher:
-    """Collects rows of concurrent requests and runs them through `decide` in one thread of its own.
+    """Collects rows of concurrent requests and runs them through `decide` in threads of its own.
 
     While the model works, requests wait in a queue; when it is free, as many rows as fit go through it together. The
     callers of a batch often come back together, so the next one waits for as many rows, up to `delay` or a twentieth of
     the model's time; who is alone is answered at once. A request whose caller has gone is left out.
+
+    A slow model takes two batches at a time under load, each with half the cores: halves that do not wait for each
+    other at every layer get more done. A fast one would lose more to Python's lock than it gains.
 
     Args:
         decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
         size: the largest number of rows per batch. A request with more rows is a batch of its own.
         delay: seconds that a batch waits for company; 0: none does.
         capacity: the largest number of rows that wait.
+        enter: called once by each thread that decides, with the number of threads that share the cores: 1 for the one
+            that decides alone, 2 for the two that decide together; None: batches go through the model one by one.
         observe: called after each batch with its answers and its seconds.
     """
 
@@ -40,6 +48,7 @@ class Batcher:
         size: int = 32,
         delay: float = 0.001,
         capacity: int = 1024,
+        enter: Callable[[int], object] | None = None,
         observe: Callable[[Answers, float], object] = lambda answers, seconds: None,
     ) -> None:
         self.size, self.delay, self.capacity = size, delay, capacity
@@ -49,23 +58,29 @@ class Batcher:
         self._queue: dict[Answer, Rows] = {}  # in the order of arrival
         self._arrived, self._gathered = asyncio.Event(), asyncio.Event()
         self._company = 0  # rows of the batch before, where they came from several callers
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fdbd-model")
-        self._worker: asyncio.Task[None] | None = None
+        self._alone, self._together = (
+            ThreadPoolExecutor(count, "fdbd-model", enter and partial(enter, count)) for count in (1, 2)
+        )
+        self._lanes = 1 if enter is None else 2
+        self._collecting = asyncio.Lock()
+        self._running = 0  # rows that go through the model now
+        self._patience, self._is_slow = 0.0, False  # by the model's time for the batch before
+        self._workers: list[asyncio.Task[None]] = []
         self._is_open = False
 
     def start(self) -> None:
         """Begin to answer, in the running event loop."""
         self._is_open = True
-        self._worker = asyncio.get_running_loop().create_task(self._work())
+        self._workers = [asyncio.get_running_loop().create_task(self._work()) for _ in range(self._lanes)]
 
     async def stop(self) -> None:
         """Refuse new requests, answer those that wait, and end."""
         self._is_open = False
         self._arrived.set()
         self._gathered.set()
-        if self._worker is not None:
-            await self._worker
-        self._thread.shutdown()
+        await asyncio.gather(*self._workers)
+        self._alone.shutdown()
+        self._together.shutdown()
 
     def submit(self, rows: Rows) -> Answer:
         """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue back.
@@ -90,33 +105,47 @@ class Batcher:
         self.waiting -= len(self._queue.pop(answer, ()))
 
     async def _work(self) -> None:
-        patience = 0.0
         while self._is_open or self._queue:
-            if not self._queue:
-                self._arrived.clear()
-                await self._arrived.wait()
-            if self.waiting < self._company and patience and self._is_open:
-                self._gathered.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._gathered.wait(), patience)
-            batch: list[tuple[Answer, Rows]] = []
-            count = 0
-            for answer, rows in list(self._queue.items()):
-                if batch and count + len(rows) > self.size:
-                    break
-                count += len(rows)
-                self._leave(answer)
-                batch.append((answer, rows))
+            async with self._collecting:
+                batch = await self._collect()
             if batch:
-                self._company, start = count if len(batch) > 1 else 0, time.monotonic()
-                await self._run(batch)
-                patience = self.delay and max(self.delay, (time.monotonic() - start) / 20)
+                start, count = time.monotonic(), sum(len(rows) for _, rows in batch)
+                is_alone = len(batch) == 1 and not self._running and not self._queue
+                self._company = 0 if is_alone else count
+                self._running += count
+                await self._run(batch, self._together if self._is_slow and not is_alone else self._alone)
+                self._running -= count
+                seconds = time.monotonic() - start
+                self._patience = self.delay and max(self.delay, seconds / 20)
+                self._is_slow = len(self._workers) > 1 and seconds > SLOW
+                self._arrived.set()
 
-    async def _run(self, batch: list[tuple[Answer, Rows]]) -> None:
+    async def _collect(self) -> list[tuple[Answer, Rows]]:
+        """The requests that have waited longest, as many as fit into a batch: half of all under way where the model is
+        slow. None of them where the service ends."""
+        while (self._running and not self._is_slow) or (self._is_open and not self._queue):
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self.waiting < self._company and self._patience and self._is_open:
+            self._gathered.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._gathered.wait(), self._patience)
+        most = min(self.size, -(-(self.waiting + self._running) // (2 if self._is_slow else 1)))
+        batch: list[tuple[Answer, Rows]] = []
+        count = 0
+        for answer, rows in list(self._queue.items()):
+            if batch and count + len(rows) > most:
+                break
+            count += len(rows)
+            self._leave(answer)
+            batch.append((answer, rows))
+        return batch
+
+    async def _run(self, batch: list[tuple[Answer, Rows]], thread: ThreadPoolExecutor) -> None:
         rows = batch[0][1] if len(batch) == 1 else np.concatenate([rows for _, rows in batch])
         start = time.perf_counter()
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._decide, rows)
+            answers = await asyncio.get_running_loop().run_in_executor(thread, self._decide, rows)
         except Exception as error:
             for answer, _ in batch:
                 if not answer.done():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ class OnnxBackend:
         self.promise = about["promise"]
         fields = about.get("preprocess")
         self._preprocess = None if fields is None else Preprocess.from_dict(fields)
+
+    enter: Callable[[int], object] | None = None
 
     def prepare(self, image: bytes) -> NDArray[np.float32]:
         """One encoded image as the graph takes it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,6 +34,10 @@ class TorchBackend:
         self.expected_rate = threshold.target if threshold.kind == "conformal" else 1 - threshold.target
         self.name = f"{guard.detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         self.promise = threshold.guarantee
+        threads, is_here = torch.get_num_threads(), guard.detector.head_weight.device.type == "cpu"
+        self.enter: Callable[[int], object] | None = None
+        if is_here and threads > 1:
+            self.enter = lambda sharing: torch.set_num_threads(max(1, threads // sharing))
 
     def prepare(self, image: bytes) -> NDArray[np.float32]:
         """One encoded image as the model takes it."""
