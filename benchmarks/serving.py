@@ -364,8 +364,8 @@ servers. `fdbd serve` runs in one process, as it starts by default, and with one
 counts. LitServe runs with one process per core, plain FastAPI with one; the latency is that of `fdbd serve` in one
 process. Tensors go to the Open Inference Protocol in binary form, files (JPEG) to `/decide`; plain FastAPI and LitServe
 decode the same files with the same code and ask the same guard (LitServe as base64 in JSON). ResNet-18 has random
-weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s, the other servers stopped; ratios are
-within a round.
+weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s, the other servers stopped; ratios
+are within a round.
 Machine: {machine()}
 
 {table(["model", "what", "measured", "target"], lines)}
