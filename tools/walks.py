@@ -100,7 +100,9 @@ def config_to_report(folder: Path) -> list[str]:
     from fdbd.bench import Config, benchmark_of
     from fdbd.bench.cache import FeatureCache
     from fdbd.bench.config import detectors_from
+    from fdbd.kernels.threads import survive_forks
 
+    survive_forks()  # once per process, whichever walk is first
     pixels = np.random.default_rng(0).integers(0, 256, (160, 32, 32, 3), dtype=np.uint8)
     for index, image in enumerate(pixels):
         place = folder / ("ood" if index >= 120 else "id") / f"class{index % 10}"
