@@ -33,6 +33,7 @@ CONTENTS = (
     "fdbd/networks/weights/*.md",
     "fdbd/paper/*.md",
     "fdbd/data/datasets/datasets.toml",
+    "fdbd/decision/card.md",
     "fdbd/paper/*.toml",
     "fdbd/train/*.toml",
     "fdbd/report/assets/*.html",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fdbd.util.files import beside, remove_drafts
@@ -39,7 +39,7 @@ def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: di
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
         remove_drafts(Path(path))
-        save_file(tensors, temporary, metadata)
+        temporary.write_bytes(save(tensors, metadata))  # save_file has drafts of its own, which a kill would leave
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import Unpack
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
 from fdbd.decision.answers import Decision, NotCalibratedError
 from fdbd.decision.guard import Guard
-from fdbd.deploy.stream_monitor import Options, Snapshot, StreamMonitor
+from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
 from fdbd.util.files import remove_drafts
 
@@ -38,7 +37,12 @@ class Monitor(StreamMonitor):
 
     Args:
         guard: calibrated. A guard without a model does for `update`: ``Monitor(fdbd.load("guard.safetensors"))``.
-        options: `window`, `delta`, `horizon`, `confidence`, `seed` and `on_alarm`, as for `StreamMonitor`.
+        window: latest samples of the rolling rate.
+        delta: largest probability of a false alarm in a horizon, a fraction.
+        horizon: samples after which the drift test starts anew.
+        confidence: of the rate's interval, which is Wilson's, a fraction.
+        seed: of the test's random tie-breaking.
+        on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.
 
     >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
     >>> monitor = Monitor(guard)
@@ -47,11 +51,30 @@ class Monitor(StreamMonitor):
     (8, False)
     """
 
-    def __init__(self, guard: Guard, **options: Unpack[Options]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        window: int = 1000,
+        delta: float = 0.01,
+        horizon: int = 100_000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        on_alarm: Callable[[Snapshot], object] | None = None,
+    ) -> None:
         threshold = guard.threshold
         if threshold is None:
             raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
-        super().__init__(threshold.calibration.tolist(), threshold.expected_rate, **options)
+        super().__init__(
+            threshold.calibration.tolist(),
+            threshold.expected_rate,
+            window=window,
+            delta=delta,
+            horizon=horizon,
+            confidence=confidence,
+            seed=seed,
+            on_alarm=on_alarm,
+        )
         self.guard, self.threshold = guard, threshold
 
     def __call__(self, images: Inputs | Batch) -> Decision:
