@@ -443,7 +443,7 @@ def test_a_failed_write_leaves_the_old_file(guard: fdbd.Guard, tmp_path, monkeyp
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(artifact, "save_file", fail)
+    monkeypatch.setattr(artifact, "save", fail)
     with pytest.raises(OSError, match="disk full"):
         guard.save(path)
     assert path.read_bytes() == before
