@@ -1,4 +1,4 @@
-"""Every detector, by class and by name. A module of this package enters the registry by lying here."""
+"""Every detector, by class and by name. Every module in this folder is registered."""
 
 import importlib
 import pkgutil

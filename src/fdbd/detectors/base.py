@@ -42,8 +42,9 @@ class Detector(Configured):
     - `score`: the formula, on a checked batch in the dtype of the fit with all that `needs` names. NaN means that a row
       is not to be trusted.
 
-    Whoever calls `score` goes through `checked_score`, which prepares the batch for the formula and closes untrusted
-    rows. Three hooks are for the few detectors that need them: `observe`, `example` and `parts`.
+    When the class is created, `score` is wrapped by `checked_score`: it prepares the batch before the formula and gives
+    untrusted rows −inf after it, so a formula needs no checks. Three hooks are for the few detectors that need them:
+    `observe`, `example` and `parts`.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
@@ -103,7 +104,7 @@ class Detector(Configured):
         return ()
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
-        """Learn from training data: one Batch, or an iterable of batches that starts anew with each pass."""
+        """Learn from training data: one Batch, or an iterable of batches that can be iterated once per pass."""
         if self.needs.network:
             raise ValueError(self._through_a_guard("guard.fit(loader)"))
         fit_together([self], batches, head)
@@ -195,7 +196,7 @@ class Detector(Configured):
             with full_precision():
                 return self.checked_score(formula, batch)
         prepared = self.prepare(batch)
-        if tracing():  # nobody can look at a number, so nothing can be scored anew in float64
+        if tracing():  # a graph cannot inspect values, so no row can be scored again in float64
             scores = formula(self, prepared)
             for values in [] if self.notices_bad_rows else self._read(prepared):
                 scores = torch.where((values.abs() < _LARGE[scores.dtype]).all(dim=1), scores, torch.nan)
@@ -214,7 +215,7 @@ class Detector(Configured):
         finite = torch.stack([torch.isfinite(values).all(dim=1) for values in self._read(given)]).all(dim=0)
         rescued = (doubtful & finite).nonzero()[:, 0]
         if prepared.features.dtype != torch.float64 and len(rescued):
-            # Rare, hence on the CPU: not every device has float64.
+            # On the CPU, since this is rare and not every device has float64.
             exact = copy.deepcopy(self).cpu().double().score(given.rows(rescued).cpu().to(dtype=torch.float64))
             limits = torch.finfo(scores.dtype)
             exact = torch.where(exact.isfinite(), exact.clamp(limits.min, limits.max), exact)
@@ -222,7 +223,7 @@ class Detector(Configured):
         return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch as the formula wants it: checked shapes, the dtype of the fit, logits where it reads them."""
+        """The batch as the formula expects it: checked shapes, the dtype of the fit, logits where it reads them."""
         weight, needs = self._of_head("head_weight"), self.needs
         if needs.network and batch.views is None:
             raise ValueError(self._through_a_guard("guard(images)"))

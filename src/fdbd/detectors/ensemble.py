@@ -24,12 +24,12 @@ class Ensemble(Detector):
 
     - "harmonic": M / Σ 1/pᵢ (Wilson, 2019), low as soon as one member is sure, and robust to dependence: members see
       the same features, so their p-values are anything but independent;
-    - "fisher": the geometric mean (Fisher, 1932), which weighs all members alike;
+    - "fisher": the geometric mean (Fisher, 1932), which gives all members the same weight;
     - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
       sure of the opposite can outvote one that is sure.
 
-    After `fit`, call `calibrate` on in-distribution data apart from those of the fit and those of the threshold; in a
-    Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``.
+    After `fit`, call `calibrate` on in-distribution data that neither the fit nor the threshold uses; in a Guard
+    that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``.
 
     Args:
         detectors: two or more detectors, or their names as in `create`. None that needs the network.
@@ -123,7 +123,7 @@ class Ensemble(Detector):
 
     def _p_values(self, scores: Tensor) -> Tensor:
         if not self.is_calibrated:
-            data = "in-distribution data apart from the fit's"
+            data = "in-distribution data that the fit did not see"
             raise NotFittedError(f"the ensemble is not calibrated: call calibrate(batches) on {data}")
         knots, levels = self.knots, self.levels
         if torch.compiler.is_compiling():  # ONNX has no binary search

@@ -36,7 +36,7 @@ class MDS(Detector):
     same. Where a Guard adds input noise, that noise follows the combined score, so layers are weighed without it.
 
     Args:
-        layers: names in ``Batch.layers`` that are used beside the penultimate features; none: those features alone.
+        layers: names in ``Batch.layers`` that are used in addition to the penultimate features.
         std: the per-channel std by which images were normalised, or one number: the adversarial step, which is in
             [0, 1] pixel units, is divided by it. None: images are in pixel units.
 
@@ -114,7 +114,7 @@ class MDS(Detector):
         of_part, _, part = name.partition("_")
         if not part.isdigit():
             return super().buffer_shape(name)
-        shape = super().buffer_shape(of_part)  # each layer has a width and a number of classes of its own
+        shape = super().buffer_shape(of_part)  # each layer has its own width and number of classes
         return shape and " ".join(letter + part for letter in shape.split())
 
     def score(self, batch: Batch) -> Tensor:

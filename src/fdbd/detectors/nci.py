@@ -19,7 +19,7 @@ class NCI(Detector):
 
     Args:
         alpha: weight α of the feature norm, which filters out features near the origin. The paper chooses it on
-            validation data with outliers, for each network anew; 0, the proximity alone, needs none.
+            validation data with outliers, separately for each network; 0, the proximity alone, needs none.
 
     >>> from fdbd import Head
     >>> detector = NCI().fit(Batch(torch.eye(2)), Head(torch.eye(2)))

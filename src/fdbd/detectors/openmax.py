@@ -19,13 +19,13 @@ class OpenMax(Detector):
         score = log Σ_c exp(v_c − m_c) − Σ_c m_c = log P(known) − log P(unknown)
         m_c = v_c · F_c(‖v − μ_c‖) · (α − r_c)/α
 
-    v are the logits, μ_c the mean logits of the training samples rightly predicted as c, F_c the Weibull law of the
+    v are the logits, μ_c the mean logits of the training samples correctly predicted as c, F_c the Weibull law of the
     largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
     rank like 1 − P(unknown) without rounding to 1. O(C²) per sample; fitting keeps `tail` distances per class.
 
     Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine distance. A class
-    without a rightly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
-    multiplied, which takes it that large ones are positive.
+    without a correctly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
+    multiplied, which assumes that large ones are positive.
 
     Args:
         tail: number of largest distances to which each Weibull law is fitted.
@@ -89,7 +89,7 @@ def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def distances_to_own(batch: Batch, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (M,) of the rightly predicted samples from their class's center, in float64, and the classes (M,)."""
+    """Distances (M,) of the correctly predicted samples from their class's center, in float64, and the classes (M,)."""
     logits, classes = right_logits(batch)
     rows = max(1, (1 << 20) // centers.shape[1])
     pieces = [

@@ -71,7 +71,7 @@ def create(name: str, **options: object) -> Detector:
     detector: Any = kinds[-1](**of_detector)
     for kind, given in zip(kinds[-2::-1], reversed(of_shapings)):
         detector = Shaped(create_shaping(kind.name, kinds[-1], **given), detector, **of_shaped)
-        of_shaped = {}  # `mean` is about the detector, hence for the shaping next to it
+        of_shaped = {}  # `mean` is about the detector, so it goes to the shaping next to it
     assert isinstance(detector, Detector)
     return detector
 

@@ -13,9 +13,9 @@ from fdbd.fitting.statistics import ClassMeans, with_logits
 class SHE(Detector):
     """Inner product with the stored pattern of the predicted class (Zhang et al., 2023).
 
-        score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples rightly predicted as c
+        score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples correctly predicted as c
 
-    O(P) per sample and one read of z. A class without a rightly predicted sample has nothing stored: its pattern is 0.
+    O(P) per sample and one read of z. A class without a correctly predicted sample has the pattern 0.
 
     >>> detector = SHE().fit(Batch(4 * torch.eye(3), None, torch.arange(3)), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))

@@ -38,7 +38,7 @@ def logsumexp(logits: Tensor) -> Tensor:
     """(N,) log Σ_c exp(logits_c)."""
     if not tracing():
         return logits.logsumexp(dim=1)
-    # Spelt out for exported graphs: no runtime then needs an operation of its own for it.
+    # Spelt out for exported graphs, so that a runtime needs no special operation for it.
     return bound_(gaps(logits)).exp_().sum(dim=1).log_() + logits.amax(dim=1)
 
 

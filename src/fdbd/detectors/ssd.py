@@ -119,7 +119,7 @@ class SSD(Detector):
 
 
 class ClusterMoments(Together):
-    """Moments of each class apart: M·P² numbers."""
+    """Moments of each class separately: M·P² numbers."""
 
     def __init__(self, num_classes: int, num_features: int) -> None:
         super().__init__(Moments(num_features) for _ in range(num_classes))

@@ -27,8 +27,8 @@ class TemperatureScaling(Detector):
     stops at the end of the grid, 1/64 (64 where predictions are worse than chance).
 
     Args:
-        scale: "log", or "probability" for the probability itself, which ranks alike but rounds to 1 in float32 for most
-            in-distribution samples of a good network; guards saved by version 0.1.0 use it.
+        scale: "log", or "probability" for the probability itself, which ranks samples the same but rounds to 1 in
+            float32 for most in-distribution samples of a good network; guards saved by version 0.1.0 use it.
 
     >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
     >>> detector = TemperatureScaling().fit(Batch(features, None, labels), Head(torch.eye(3)))

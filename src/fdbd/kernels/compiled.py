@@ -1,7 +1,7 @@
 """The kernels that numba compiles: each reads the features once and writes nothing of their size.
 
 Compilation happens at the first call and takes about a second per kernel and dtype; the machine code is kept in numba's
-cache folder (``NUMBA_CACHE_DIR``). Without a folder that can be written, each process compiles anew.
+cache folder (``NUMBA_CACHE_DIR``). Where that folder cannot be written, each process compiles again.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,7 @@ def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
 
 
 def run_apart(function: Callable[[], T]) -> T:
-    """function() in a thread of its own. The threads that OpenMP starts for it end with that thread: the process may
+    """function() in a separate thread. The threads that OpenMP starts for it end with that thread: the process may
     fork afterwards, which it may not once its main thread has computed with several (see `survive_forks`)."""
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(function).result()
@@ -59,9 +59,9 @@ def _pool() -> ThreadPoolExecutor:
 
 @cache
 def survive_forks() -> None:
-    """Give children that are forked from now on one torch thread each. Whoever fits or scores calls this.
+    """Give children that are forked from now on one torch thread each. Fitting and scoring call this.
 
-    Once a process has computed with several threads, GNU's OpenMP library, on which torch runs on Linux, waits for ever
+    Once a process has computed with several threads, GNU's OpenMP library, on which torch runs on Linux, waits forever
     in a forked child for threads that the fork did not copy. With one thread it never asks for them; torch's own
     ``DataLoader`` does the same in its workers. A process that has computed nothing is left alone.
     """

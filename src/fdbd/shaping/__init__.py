@@ -1,5 +1,5 @@
-"""Activation shaping: Batch in, Batch out, before any detector. One file per shaping, which enters the registry by
-lying here."""
+"""Activation shaping: Batch in, Batch out, before any detector. One file per shaping; every module in
+this folder is registered."""
 
 import importlib
 import pkgutil

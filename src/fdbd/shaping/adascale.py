@@ -14,7 +14,7 @@ from fdbd.shaping.base import Shaping
 
 
 class AdaSCALE(Shaping):
-    """SCALE with a percentile of its own for each sample, lower the more its largest activations shift when the image's
+    """SCALE with a separate percentile for each sample, lower the more its largest activations shift when the image's
     least important pixels are moved (Regmi, 2025):
 
         Q' = λ · Σ_{top k₁ %} |z − z'| + Σ_{top k₂ %} max(z', 0)        z' = features of the moved image
