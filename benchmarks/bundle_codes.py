@@ -1,5 +1,5 @@
 """What the 8-bit codes of the package's ResNet-50 features cost: AUROCs of every detector on every OOD set, from codes
-and from the float32 features that `fdbd.bench.make_bundle` makes them from.
+and from the float32 features that `tools/make_bundle.py` makes them from.
 
     FDBD_DATA=FOLDER python benchmarks/bundle_codes.py
 
@@ -13,8 +13,7 @@ from dataclasses import replace
 from _common import machine, table, write_section
 
 from fdbd.bench import Benchmark, Config, FeatureSet, benchmark_of, load_bundle
-from fdbd.bench.bundle import DEFAULT, FOLDER, bundle_model
-from fdbd.bench.make_bundle import NEAR_SCENES
+from fdbd.bench.bundle import DEFAULT, FOLDER, NEAR_SCENES, bundle_model
 from fdbd.data.datasets import load
 
 

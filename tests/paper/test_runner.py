@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fdbd import cli
 from fdbd.paper import experiment as experiments
-from fdbd.paper import page, runner
+from fdbd.paper import runner
 from fdbd.paper.result import Check, Result, Table
 
+page = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tools" / "paper_page.py")))
 FAST = ("proposition-1", "theorem-bound")
 
 

@@ -64,7 +64,7 @@ def test_the_regularisation_table_weighs_the_gain_against_its_error(small_bundle
 def test_a_bundle_that_the_package_lacks_is_one_line_that_says_how_to_write_it(small_bundle, tiny) -> None:
     result = tiny("table-regularization")
     assert len(result.missing) == 2
-    assert "no cifar10-supcon; `python -m fdbd.bench.make_bundle` writes it" in result.missing[1]
+    assert "no cifar10-supcon; `python tools/make_bundle.py` in the repository writes it" in result.missing[1]
     assert {row[0] for row in result.tables[0].rows} == {"cross-entropy"}
 
 

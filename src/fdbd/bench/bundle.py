@@ -1,6 +1,7 @@
 """Bundles: features of real networks on real images, inside the package, so that a benchmark needs nothing else.
 
-They hold features only, in float16 or as 8-bit codes; logits are computed from the head. `make_bundle` writes them.
+They hold features only, in float16 or as 8-bit codes; logits are computed from the head.
+`tools/make_bundle.py` writes them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from fdbd.networks.registry import zoo
 from fdbd.results.rows import Latency
 
 FOLDER = Path(__file__).parent / "data"
+NEAR_SCENES = ("garden", "ocean")
+"""Categories of SUN that share their contents with ImageNet classes: greenhouse, pot, fence; seashore, lakeside."""
 DEFAULT = "imagenet-resnet50"
 
 

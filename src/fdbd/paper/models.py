@@ -113,7 +113,7 @@ def _load(entry: Mapping[str, Any], config: Config | None, result: Result) -> tu
     """The benchmark of a bundle, with a config of its network; or that of a config, made once per process."""
     if config is None:
         if (bundle := entry["bundle"]) not in list_bundles():
-            raise ValueError(f"the package has no {bundle}; `python -m fdbd.bench.make_bundle` writes it")
+            raise ValueError(f"the package has no {bundle}; `python tools/make_bundle.py` in the repository writes it")
         benchmark = load_bundle(bundle)
         ood = [samples.name for samples in benchmark.ood]
         return Config.from_dict({"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}), benchmark

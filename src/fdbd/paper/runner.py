@@ -16,8 +16,7 @@ from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
 from fdbd.paper.experiment import Experiment, Say, find
 from fdbd.paper.models import MissingData
-from fdbd.paper.page import summary
-from fdbd.paper.result import Record, Result
+from fdbd.paper.result import Record, Result, Table
 from fdbd.util.devices import choose_device
 from fdbd.util.files import read_json, write_text
 from fdbd.util.version import __version__
@@ -125,3 +124,12 @@ def _display(total: int, enabled: bool) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, text: bar.update(task, completed=done, description=text)
+
+
+def summary(records: Sequence[Record]) -> str:
+    """README.md of a folder of results: one line per experiment."""
+    links = [f"[{r['name']}]({r['name']}.md)" if r["checks"] else r["name"] for r in records]
+    rows = [[link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)]
+    lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
+    missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
+    return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])

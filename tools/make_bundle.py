@@ -1,4 +1,4 @@
-"""Write the bundles: ``python -m fdbd.bench.make_bundle [NAME]``, with the images below FDBD_DATA.
+"""Write the bundles: ``python tools/make_bundle.py [NAME]``, with the images below FDBD_DATA.
 
 ResNet-50 runs over a few ImageNet photographs per class and the OOD sets; its features are kept as 8-bit codes. Each
 zoo model runs over CIFAR-10 and five OOD sets; kept, in float16, are a class-balanced part of the training set with the
@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fdbd.bench.bundle import DEFAULT, FOLDER, bundle_model, encode, moment_tensors
+from fdbd.bench.bundle import DEFAULT, FOLDER, NEAR_SCENES, bundle_model, encode, moment_tensors
 from fdbd.bench.cache import CachedFeatures, FeatureCache
 from fdbd.core.batch import Head
 from fdbd.data.datasets import Images, load
@@ -36,8 +36,6 @@ TRAIN_PER_CLASS = 500
 TEST_COUNT = 8000
 OOD = {"textures32": 1200, "tiny-imagenet": 2500, "flowers102": 819, "mnist": 1500, "fashion-mnist": 1500}
 GROUPS = {"near": ["tiny-imagenet"], "far": ["textures32", "flowers102", "mnist", "fashion-mnist"]}
-NEAR_SCENES = ("garden", "ocean")
-"""Categories of SUN that share their contents with ImageNet classes: greenhouse, pot, fence; seashore, lakeside."""
 IMAGENET_GROUPS = {"near": ["sun-near"], "far": ["textures", "sun"]}
 
 

@@ -1,4 +1,4 @@
-"""docs/paper.md from the results, the scales side by side: ``python -m fdbd.paper.page [SMALL] [PUBLIC] [PAGE]``.
+"""docs/paper.md from the results, the scales side by side: ``python tools/paper_page.py [SMALL] [PUBLIC] [PAGE]``.
 
 SMALL and PUBLIC are the folders that ``fdbd paper all --out SMALL`` and ``fdbd paper all --scale public --out PUBLIC``
 wrote.
@@ -21,20 +21,12 @@ _DEFAULTS = Path("paper"), Path("paper-public"), Path("docs/paper.md")
 _MODEL = re.compile(r" \(([^()]*)\)$")  # the model that a statement is about stands at its end
 
 
-def summary(records: Sequence[Record]) -> str:
-    """README.md of a folder of results: one line per experiment."""
-    links = [f"[{r['name']}]({r['name']}.md)" if r["checks"] else r["name"] for r in records]
-    rows = [[link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)]
-    lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
-    missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
-    return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])
-
-
 def render(small: Sequence[Record], public: Sequence[Record], figures: str = "paper") -> str:
     """The page, as Markdown; figures are looked for in the folder `figures` beside it."""
     rows = [[f"[`{a['name']}`](#{a['name']})", a["place"], _verdict(a), _verdict(b)] for a, b in zip(small, public)]
     introduction, slips = (
-        Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8") for name in ("introduction", "slips")
+        Path(__file__).with_suffix("").joinpath(f"{name}.md").read_text(encoding="utf-8")
+        for name in ("introduction", "slips")
     )
     overview = Table("", ["experiment", "in the paper", "small", "public"], rows).markdown()
     sections = (_section(a, b, figures) for a, b in zip(small, public))
