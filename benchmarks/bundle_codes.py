@@ -1,5 +1,5 @@
-"""What the 8-bit codes of the package's ResNet-50 features cost: AUROCs of every detector on every OOD set, from codes
-and from the float32 features that `tools/make_bundle.py` makes them from.
+"""What storing the package's ResNet-50 features as 8-bit codes costs: AUROC of every detector on every OOD set, from
+the codes and from the float32 features from which `tools/make_bundle.py` makes them.
 
     FDBD_DATA=FOLDER python benchmarks/bundle_codes.py
 

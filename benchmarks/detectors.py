@@ -1,7 +1,7 @@
-"""Every detector against pytorch-ood's same one: time to fit and to score, peak memory; KNN against faiss; the whole
-family against one forward pass; and fit memory against the number of samples.
+"""Every detector compared with its counterpart in pytorch-ood: time to fit and to score, peak memory; KNN compared with
+faiss; the whole family compared with one forward pass; and fit memory for different numbers of samples.
 
-    python benchmarks/detectors.py            all of it, about half an hour on two cores; renews RESULTS.md
+    python benchmarks/detectors.py            all of it, about half an hour on two cores; updates RESULTS.md
     python benchmarks/detectors.py --quick    small arrays, a few minutes, nothing written
 """
 
@@ -33,7 +33,7 @@ NEIGHBOURS = ("knn", "nnguide", "csi")
 ALONE = ("ssd", "csi", "residual", "neco", "deviation")  # pytorch-ood has no such detector
 SHAPED = ("react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts")
 AS_FAST = 0.8
-"""Least speed relative to pytorch-ood's: not slower by more than a fifth."""
+"""Least speed relative to pytorch-ood: at most a fifth slower."""
 NAMES = (
     *("msp", "maxlogit", "energy", "entropy", "gen", "tempscale", "klm", "openmax"),
     *("fdbd", "mds", "rmds", "vim", "nci", "she", "dice", "gradnorm"),
@@ -53,7 +53,7 @@ TITLES = {
 
 
 class Arrays(NamedTuple):
-    """What both sides are given."""
+    """The input of both sides."""
 
     train: Tensor
     train_logits: Tensor
@@ -78,7 +78,7 @@ def make_arrays(width: int, classes: int, fitted: int, scored: int) -> Arrays:
 
 
 class Side(NamedTuple):
-    """One implementation: `fit` gives a fitted thing, `score` takes it."""
+    """One implementation: `fit` returns a fitted object, which `score` takes."""
 
     fit: Callable[[], Any]
     score: Callable[[Any], Any]
@@ -107,7 +107,7 @@ def ours(name: str, arrays: Arrays) -> Side:
 
 
 def options(name: str) -> dict[str, Any]:
-    """The peers' settings where defaults differ: what is timed is the same work."""
+    """The peer's settings where defaults differ, so that both sides do the same work."""
     return {"ash-s": {"percentile": 65}, "scale": {"percentile": 65}}.get(name, {})
 
 
@@ -188,7 +188,7 @@ class Row(NamedTuple):
 
 
 def compare(name: str, arrays: Arrays, shape: tuple[int, int, int, int]) -> Row:
-    """One detector: seconds of ours, ratios theirs/ours, peaks of memory in processes of their own."""
+    """One detector: our seconds, ratios theirs/ours, and peak memory measured in separate processes."""
     mine, peer = ours(name, arrays), theirs(name, arrays)
     fits = {"ours": mine.fit} | ({"theirs": peer.fit} if peer else {})
     fit = timed(fits)
@@ -202,7 +202,7 @@ def compare(name: str, arrays: Arrays, shape: tuple[int, int, int, int]) -> Row:
 
 
 def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
-    """As many rounds as a slow contender allows: one call each where that takes half a minute."""
+    """As many rounds as a slow contender allows: one call each if that takes half a minute."""
     first = interleaved(contenders, rounds=1, calls=1, dropped=0)
     spent = sum(map(first.seconds, contenders))
     if spent > 30:
@@ -397,7 +397,7 @@ def against_faiss(width: int, classes: int, fitted: int, scored: int) -> tuple[s
 
 
 def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
-    """All detectors over cached samples, the KNN family aside, and ResNet-18 over images."""
+    """All detectors except the KNN family over cached samples, and ResNet-18 over images."""
     from torchvision.models import resnet18
 
     arrays = make_arrays(512, 10, rows, rows)
@@ -426,8 +426,8 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
     slowest = sorted(scores, key=lambda name: -scores[name])[:3]
     examples = ", ".join(f"{name} {seconds_text(scores[name])}" for name in slowest)
     text = (
-        f"### The whole family and one forward pass\n\n{len(scores)} detectors (the nearest-neighbour family aside) "
-        f"score {rows:,} cached samples, P = 512, C = 10, in {seconds_text(sum(scores.values()))} altogether (the "
+        f"### The whole family and one forward pass\n\n{len(scores)} detectors (without the nearest-neighbour family) "
+        f"score {rows:,} cached samples, P = 512, C = 10, in {seconds_text(sum(scores.values()))} in total (the "
         f"slowest: {examples}), and are fitted on {rows:,} in {seconds_text(sum(fits.values()))}. ResNet-18 takes "
         f"{seconds_text(forward)} for one forward pass over {images:,} images of 224 × 224.\n"
     )
@@ -437,7 +437,7 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
 
 
 class Stream:
-    """Batches made as they are asked for, the same ones each time."""
+    """Batches generated on demand, the same ones each time."""
 
     def __init__(self, count: int, width: int, classes: int) -> None:
         self.count, self.width, self.classes = count, width, classes
@@ -476,7 +476,7 @@ def fit_memory(counts: tuple[int, int]) -> tuple[str, list[str]]:
 
 
 def quiet() -> None:
-    """Two threads at most, and no warnings of the libraries that are measured."""
+    """Two threads at most, and no warnings from the libraries that are measured."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(min(2, torch.get_num_threads()))
 
@@ -502,7 +502,7 @@ def main() -> None:
             done = [part() for part in parts]
             missed = [line for _, lines in done for line in lines]
             if arguments.quick:
-                print("\nSmall arrays measure calls, not work: the targets are judged without --quick.")
+                print("\nSmall arrays measure calls, not work: targets are checked without --quick.")
                 continue
             print("\n" + verdict(missed))
             write_section(TITLES[name], "\n".join([_about(name), *(text for text, _ in done), verdict(missed)]))
@@ -513,20 +513,21 @@ def _about(name: str) -> str:
     text = f"`python benchmarks/detectors.py --only {name}` on {machine(('torch', 'pytorch-ood', 'faiss-cpu'))}.\n"
     if name == "cpu":
         text += (
-            "\nCPU time of one thread, the least of several rounds, which other work on the machine hardly disturbs; "
-            "“× faster” is pytorch-ood's time over ours. At 1,000 classes MDS and RMDS score 100 samples.\n\n"
-            "What costs us more: moments are summed in float64, in which a product and the eigenvectors take twice as "
-            "long as in float32 (mds, vim); features are read once more to look for numbers that are not finite, which "
-            "clipping would hide (react, vra); the logarithm of a probability next to 1 keeps its digits, for which "
-            "the largest logit's place is found (tempscale); and a call has a fixed cost of some ten microseconds "
-            "(maxlogit).\n"
+            "\nCPU time of one thread, the minimum of several rounds, which other work on the machine hardly disturbs; "
+            "“× faster” is pytorch-ood's time divided by ours. At 1,000 classes, MDS and RMDS score 100 samples.\n\n"
+            "Where ours costs more: moments are summed in float64, in which a product and the eigenvectors take twice "
+            "as long as in float32 (mds, vim); features are read a second time to look for numbers that are not "
+            "finite, which clipping would hide (react, vra); the index of the largest logit is needed to keep the "
+            "digits of the logarithm of a probability close to 1 (tempscale); and a call has a fixed cost of about ten "
+            "microseconds (maxlogit).\n"
         )
     if name == "peers":
         text += (
-            "\nTimes are ours; “× faster” is pytorch-ood's time over ours, medians of interleaved rounds on the same "
-            "arrays in one process. Megabytes are the rise of peak resident memory, each in a process of its own. The "
-            "temperature is fitted on 5,000,000 logits at most, since pytorch-ood would take 10 GB. What "
-            "needs the network itself is in `networks.py`; AdaSCALE, which pytorch-ood lacks, is left out.\n"
+            "\nTimes are ours; “× faster” is pytorch-ood's time divided by ours, as the median of interleaved rounds "
+            "on the same arrays in one process. Megabytes are the increase of peak resident memory, each measured in "
+            "a separate process. The temperature is fitted on at most 5,000,000 logits, since pytorch-ood would need "
+            "10 GB for more. Detectors that need the network are in `networks.py`; AdaSCALE, which pytorch-ood does "
+            "not have, is left out.\n"
         )
     return text
 

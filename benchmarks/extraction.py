@@ -1,6 +1,6 @@
-"""Extraction to the feature cache against the bare model over tensors that are in memory already.
+"""Extraction to the feature cache compared with the bare model over tensors that are already in memory.
 
-Run ``python benchmarks/extraction.py``; it writes the section "Extraction" of RESULTS.md. Nothing else should run.
+Run ``python benchmarks/extraction.py``; it writes the section "Extraction" of RESULTS.md. Run nothing else.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main() -> None:
     if not quick:
         text = (
             f"`python benchmarks/extraction.py` on {machine(('torch', 'numpy'))}. {count:,} images of 32 × 32 go "
-            f"through the network in batches of {BATCH}, features and logits to the cache; {rounds} rounds in "
-            f"turns. At least {TARGET:.0%} of the bare model's throughput is asked for.\n\n"
+            f"through the network in batches of {BATCH}, and features and logits go to the cache; {rounds} interleaved "
+            f"rounds. Target: at least {TARGET:.0%} of the bare model's throughput.\n\n"
         )
         write_section("Extraction", text + table(["model", "bare model", "extraction", "share"], rows))
 

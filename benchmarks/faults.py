@@ -1,9 +1,9 @@
-"""A trial of faults: kills, swapped inputs, forged files, hostile names, full disks, forks, Ctrl-C, clusters.
+"""A test with injected faults: kills, swapped inputs, forged files, hostile names, full disks, forks, Ctrl-C, clusters.
 
 Run ``python benchmarks/faults.py`` (about twenty minutes) or ``--quick`` (two); it prints a table and, without
-``--quick``, writes its rows to docs/reliability.md. A function is a fault. Each try has a folder of its own and a
-seeded random generator, and raises `Broken` where a promise does not hold. Commands run in forks of this process, which
-computes nothing itself and starts no thread: a fork costs nothing, a new interpreter seconds. Clusters come last.
+``--quick``, writes its rows to docs/reliability.md. Each fault is a function. Each try has its own folder and seeded
+random generator, and raises `Broken` if a promise does not hold. Commands run in forks of this process, which computes
+nothing itself and starts no thread: a fork costs almost nothing, a new interpreter seconds. Clusters come last.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ FAULTS: list[Fault] = []
 
 
 def fault(name: str, tries: int, quick: int = 1) -> Callable[[Any], Any]:
-    """Adds a function to the trial, with the number of its tries."""
+    """Adds a function to the test, with its number of tries."""
 
     def add(trial: Callable[[Path, random.Random], str | None]) -> Any:
         FAULTS.append(Fault(name, trial, tries, quick))
@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
 
 class Child:
-    """A fork of this process that does something in a folder, as a session of its own."""
+    """A fork of this process that does something in a folder, in a new session."""
 
     def __init__(self, folder: Path, work: Callable[[], Any]) -> None:
         self.log = folder / f"log-{time.monotonic_ns()}"
@@ -120,7 +120,7 @@ class Child:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def wait(self, seconds: float = HANG_SECONDS) -> Run:
-        """Its end; what hangs is killed, and is broken."""
+        """Waits for its end; a process that hangs is killed, and the promise is broken."""
         while self.is_alive():
             if time.monotonic() - self.start > seconds:
                 self.kill()
@@ -133,7 +133,7 @@ class Child:
         return self.log.read_text(errors="surrogateescape") if self.log.exists() else ""
 
     def kill(self) -> None:
-        """-9, to it and what it started."""
+        """Sends SIGKILL to it and to all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -141,7 +141,7 @@ class Child:
 
 
 def slow_down() -> None:
-    """Small parts and a slow disk, so that faults come in the middle."""
+    """Small parts and a slow disk, so that faults happen in the middle of the work."""
     scoring.FEATURE_PART_ROWS, scoring.PART_ROWS = 200, 4
     write = Output.write
 
@@ -164,14 +164,14 @@ def start_command(folder: Path, *words: object, before: Callable[[], Any] = lamb
 
 
 def command(folder: Path, *words: object, **options: Any) -> Run:
-    """A command to its end, which is never a traceback."""
+    """Runs a command to its end, which must not be a traceback."""
     run = start_command(folder, *words, **options).wait()
     expect("Traceback" not in run.text and run.code >= 0, f"exit code {run.code}: {run.text[-300:]}")
     return run
 
 
 def aside(folder: Path, work: Callable[[], Any], seconds: float = HANG_SECONDS) -> str:
-    """Does something that would start threads in this process in a fork of it; gives what it printed."""
+    """Does something that would start threads in a fork instead of this process; returns what it printed."""
 
     def told() -> None:
         try:
@@ -206,7 +206,7 @@ def write_table(path: Path, values: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 def make_base(base: Path) -> None:
-    """Inputs, guards, and what is to come out."""
+    """Inputs, guards, and the expected output."""
     values, labels = features(2000, 1)
     guard = fdbd.Guard(head(), "fdbd").fit([fdbd.Batch(values)], progress=False)
     guard.calibrate([fdbd.Batch(features(500, 2)[0])], progress=False)
@@ -245,7 +245,7 @@ def check_scores(place: Path, *names: str, out: str = "scores.parquet") -> None:
 
 
 def wait_for_parts(place: Path, child: Child, count: int) -> bool:
-    """Waits until so many parts of the output are there; False where the command ended before."""
+    """Waits until that many parts of the output exist; False if the command ended earlier."""
     while child.is_alive():
         if len(list(place.glob("scores.parquet.parts/part-*.parquet"))) >= count:
             return True
@@ -539,7 +539,7 @@ DETECTORS = ("fdbd", "knn", "mds", "vim", "she", "energy", "react+energy", "devi
 
 
 def forge(place: Path, chance: random.Random) -> None:
-    """A guard whose file was changed, with a checksum that fits, is refused or does not trust what is not finite."""
+    """A guard whose file was changed, with a matching checksum, is refused or does not trust what is not finite."""
     description, tensors = artifact.read(BASE / f"{chance.choice(DETECTORS)}.safetensors")
     kind = chance.randrange(6)
     if kind < 4:
@@ -654,7 +654,7 @@ def ask_in_worker(guard: fdbd.Guard, values: torch.Tensor) -> int:
 
 
 class Asking(torch.utils.data.Dataset[int]):
-    """A dataset whose samples are what a guard says."""
+    """A dataset whose samples are a guard's decisions."""
 
     def __init__(self, guard: fdbd.Guard, values: torch.Tensor) -> None:
         self.guard, self.values = guard, values
@@ -726,7 +726,7 @@ def the_cluster() -> Nodes:
 
 
 def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: None, **workers: Any) -> None:
-    """Some jobs at once, alternately over files and over a Dataset; each gives every row once."""
+    """Several jobs at once, alternately over files and over a Dataset; each returns every row once."""
     import ray
 
     from fdbd.jobs import ray as on_ray
@@ -837,7 +837,7 @@ def lose_node(place: Path, chance: random.Random, how: signal.Signals) -> None:
 
 
 def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
-    """What came of so many tries of a fault, and whether the promise held."""
+    """The outcome of the tries of one fault, and whether the promise held."""
     failures: list[str] = []
     answers: dict[str, int] = {}
     for number in range(tries):
@@ -894,7 +894,7 @@ def main() -> int:
 
 
 def write_page(rows: dict[str, str]) -> None:
-    """Puts these rows into the table of the page; those of other faults stay."""
+    """Puts these rows into the table of the page and leaves the rows of other faults."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
     table, _, after = rest.partition(MARKS[1])
     old = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| ")}
@@ -906,7 +906,7 @@ def write_page(rows: dict[str, str]) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """What all faults work on."""
+    """The data that all faults use."""
     global BASE
     BASE = folder / "base"
     BASE.mkdir()

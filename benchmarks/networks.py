@@ -1,7 +1,7 @@
-"""The detectors that need the network itself against pytorch-ood's same ones: ODIN, MDS with input noise, and MDS over
-several layers; time to fit and to score the same images, and how far the scores agree.
+"""The detectors that need the network, compared with their counterparts in pytorch-ood: ODIN, MDS with input noise, and
+MDS over several layers; time to fit and to score the same images, and how far the scores agree.
 
-    python benchmarks/networks.py            all of it, about ten minutes on two cores; renews RESULTS.md
+    python benchmarks/networks.py            all of it, about ten minutes on two cores; updates RESULTS.md
     python benchmarks/networks.py --quick    few images, under two minutes, nothing written
 """
 
@@ -33,7 +33,7 @@ SAME = 0.99  # rank correlation from which on two detectors count as the same on
 
 
 class Data(NamedTuple):
-    """What both sides are given."""
+    """The input of both sides."""
 
     network: models.Network
     fitted: list[tuple[Tensor, Tensor]]
@@ -99,7 +99,7 @@ def layered_mds(data: Data) -> Pair:
 
 
 def weighed_mds(data: Data) -> Pair:
-    """A guard's own fit, which learns the weights; pytorch-ood leaves them to the user, so it is told ours."""
+    """A guard's own fit, which learns the weights; pytorch-ood leaves them to the user, so it is given ours."""
 
     def guard() -> Guard:
         return Guard(data.network, fdbd.MDS(LAYERS)).fit(data.fitted, progress=False)
@@ -127,7 +127,7 @@ def their_layers(data: Data, guard: Guard) -> Side:
 
 
 def their_scores(data: Data, fitted: Any) -> Tensor:
-    """Negated: with pytorch-ood higher is more out-of-distribution."""
+    """Negated: in pytorch-ood, higher is more out-of-distribution."""
     return -torch.cat([fitted.predict(images) for images in data.scored])
 
 
@@ -150,7 +150,7 @@ class Row(NamedTuple):
 
 
 def compare(pair: Pair, rounds: int) -> Row:
-    """Seconds of ours, ratios theirs/ours, and the rank correlation of the scores."""
+    """Our seconds, ratios theirs/ours, and the rank correlation of the scores."""
     sides = {"ours": pair.ours, "theirs": pair.theirs}
     fitted = {name: side.fit() for name, side in sides.items()}
     scores = {name: side.score(fitted[name]).numpy() for name, side in sides.items()}
@@ -208,7 +208,7 @@ def main() -> None:
     quiet()
     text, missed = against_pytorch_ood(*(200, 100, 1) if arguments.quick else (2000, 500, 9))
     if arguments.quick:
-        print("\nOne round says little: the targets are judged without --quick.")
+        print("\nOne round says little: targets are checked without --quick.")
         return
     print("\n" + verdict(missed))
     write_section(TITLE, "\n".join([_about(), text, verdict(missed)]))
@@ -217,12 +217,12 @@ def main() -> None:
 def _about() -> str:
     return (
         f"`python benchmarks/networks.py` on {machine(('torch', 'pytorch-ood'))}.\n\n"
-        "Times are ours; “× faster” is pytorch-ood's time over ours, medians of interleaved rounds with the same "
-        "network (random weights) and the same images of 32 × 32 in one process. Most of each time is the network's "
-        f"own, so a ratio from {AS_FAST} on counts as equally fast. ODIN has nothing to fit. MDS over layers reads "
-        f"{' and '.join(LAYERS)} beside the penultimate features, with equal weights or with those that a guard learns "
-        "from adversarial copies of the training images. pytorch-ood learns no weights: it is told ours, so that "
-        "scores can be compared, and the fit that learns them has no counterpart.\n"
+        "Times are ours; “× faster” is pytorch-ood's time divided by ours, as the median of interleaved rounds with "
+        "the same network (random weights) and the same images of 32 × 32 in one process. Most of each time is spent "
+        f"in the network, so a ratio of at least {AS_FAST} counts as equally fast. ODIN has nothing to fit. MDS over "
+        f"layers reads {' and '.join(LAYERS)} in addition to the penultimate features, with equal weights or with the "
+        "weights that a guard learns from adversarial copies of the training images. pytorch-ood learns no weights: it "
+        "is given ours, so that the scores can be compared, and the fit that learns them has no counterpart.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a guard costs in ONNX Runtime: its graph against the plain classifier's, ResNet-18 at 224 × 224, batch 1.
+"""What a guard costs in ONNX Runtime compared with the plain classifier: ResNet-18 at 224 × 224, batch 1.
 
 Run ``python benchmarks/onnx_overhead.py``; it writes the section "ONNX" of RESULTS.md.
 """
@@ -33,7 +33,7 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 
 
 def cpu_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """CPU time of this thread for each call, which is where a session of one thread does its work."""
+    """CPU time of this thread for each call: a session with one thread does its work in it."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
@@ -89,9 +89,10 @@ def main() -> None:
         "ONNX",
         "`python benchmarks/onnx_overhead.py`: ONNX Runtime on the CPU, 1 thread, ResNet-18 at 224 × 224, 1,000 "
         f"classes, batch 1, opset {OPSET}, {options.calibration:,} calibration scores. A guard's graph gives logits, "
-        "label, score, p_value and is_ood. An overhead is the median of the ratio to the classifier alone, run in the "
-        f"same round: wall clock over {options.rounds} interleaved rounds, and the thread's own CPU time over "
-        f"{options.rounds * 3}, which other programs on the machine disturb less. At most {LIMIT:.0%} is asked for.\n\n"
+        "label, score, p_value and is_ood. An overhead is the median ratio to the classifier alone, run in the same "
+        f"round: wall-clock time over {options.rounds} interleaved rounds, and CPU time of the thread over "
+        f"{options.rounds * 3} rounds, which other programs on the machine disturb less. Target: at most "
+        f"{LIMIT:.0%}.\n\n"
         + table(["graph", "wall clock", "overhead", "CPU time", "overhead"], rows)
         + "\n"
         + machine(("torch", "onnxruntime", "onnx"))

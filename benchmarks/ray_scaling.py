@@ -1,6 +1,6 @@
-"""Two workers on Ray against one, on this machine: a zoo model over CIFAR-size images, one torch thread per worker.
+"""Two Ray workers compared with one, on this machine: a zoo model over CIFAR-size images, one torch thread per worker.
 
-Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS.md. Nothing else should be running.
+Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS.md. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def main() -> None:
     rows.append(["ratio", f"{ratio:.2f}", f"{whole_ratio:.2f}"])
     write_section(
         "Ray",
-        f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over "
+        f"`python benchmarks/ray_scaling.py`: `fdbd.deploy.ray.score` with the zoo model {MODEL} over "
         f"{options.images:,} images of 32 × 32 in Ray's object store, batches of {options.batch_size}, one torch "
         f"thread per worker; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
-        "images, the whole job includes the start of the workers. At least "
-        f"{LIMIT} times the rate of one worker is asked for.\n\n"
+        "images; the whole job includes starting the workers. Target: at least "
+        f"{LIMIT} times the rate of one worker.\n\n"
         + table(["workers", "images/s", "whole job"], rows)
         + "\n"
         + machine(("torch", "ray"))

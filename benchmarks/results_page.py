@@ -1,8 +1,8 @@
-"""Measures the sections of docs/results.md: what `fdbd bench` says of the package's features and of each config.
+"""Measures the sections of docs/results.md: the output of `fdbd bench` for the package's features and for each config.
 
     FDBD_DATA=FOLDER python benchmarks/results_page.py [NAME …]
 
-With names (cifar10-ce, cifar10-resnet20, …) only their sections are measured anew, the others stay as they are.
+With names (cifar10-ce, cifar10-resnet20, …) only their sections are measured again; the others stay as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a score costs: against one read of the features, against pytorch-ood, against the head, inside a guarded model.
+"""What a score costs: compared with one read of the features, pytorch-ood and the head, and in a guarded model.
 
     python benchmarks/score.py [--quick]
 
-Also what folding and fitting cost, in time and in memory. Writes its section of RESULTS.md.
+Also what folding and fitting cost, in time and in memory. Writes its sections of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PEER = "pytorch-ood"
 
 
 class Problem(NamedTuple):
-    """Features with the look of a trained network's, their logits and the mean of a training set."""
+    """Features like those of a trained network, their logits and the mean of a training set."""
 
     features: Tensor
     logits: Tensor
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
 
 class Given(nn.Module):
-    """Stands in for the peer's head, so that its score stage, like ours, starts from logits that are there."""
+    """Stands in for the peer's head, so that its score stage, like ours, starts from given logits."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def peer_of(problem: Problem) -> Any:
 
 
 def detector_of(head: Head, folded: Folded) -> FDBD:
-    """A fitted detector without folding the head a second time."""
+    """A fitted detector that does not fold the head a second time."""
     detector = FDBD()
     detector.start(head)
     detector.set(normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor)
@@ -128,12 +128,12 @@ def score_stage(quick: bool) -> str:
         ratios.append([shape, *_ratios(timings)])
         missed += _missed(shape, timings, classes)
     return (
-        "The score stage, labels or logits given, float32, and the largest relative error against float64:\n\n"
+        "Time of the score stage in float32, given labels or logits, and largest relative error against float64:\n\n"
         + table(
             ["N × P, C", "read", "fdbd, labels", "fdbd, logits", "head's product", PEER, *errors_of],
             times,
         )
-        + "\nAs ratios within a round, median over rounds:\n\n"
+        + "\nThe same as ratios within a round (median over rounds):\n\n"
         + table(
             [
                 "N × P, C",
@@ -146,10 +146,10 @@ def score_stage(quick: bool) -> str:
             ],
             ratios,
         )
-        + "\n`read` is `features.sum()`; with normals, the folded row of each predicted class is summed too, which the "
-        "score has to read as well: next to nothing in the first three lines, as much as the features in the last, "
-        f"where almost each sample has a class of its own. {PEER}'s own `predict_features` runs with a head that "
-        "returns the same logits; its table of norms is filled beforehand. Targets: at most 1.5 × the read; "
+        + "\n`read` is `features.sum()`. `read with normals` also sums the folded row of each predicted class, which "
+        "the score has to read as well: this adds almost nothing in the first three rows, and as much as the features "
+        f"in the last, where almost every sample has a different class. {PEER}'s `predict_features` runs with a head "
+        "that returns the same logits; its table of norms is filled beforehand. Targets: at most 1.5 × the read; "
         f"with labels 20 × faster than {PEER} for C ≥ 1,000 and 8 × for C = 10, with logits 10 × and 5 ×.\n"
         + misses(missed)
     )
@@ -194,8 +194,8 @@ def one_sample() -> str:
 
     timings = interleaved({"score": often(lambda: detector.score(batch)), "sum": often(features.sum)}, rounds=9)
     return (
-        f"One row of 64 features with its logits: {seconds_text(timings.seconds('score') / 200)}, where the smallest "
-        f"torch operation (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
+        f"Scoring one row of 64 features with its logits takes {seconds_text(timings.seconds('score') / 200)}; the "
+        f"smallest torch operation (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
     )
 
 
@@ -224,10 +224,11 @@ def fit_cost(quick: bool) -> str:
         )
     memory = [[f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))]
     return (
-        "The pass over the training data against one read of them (target 1.5), and the whole fit where C is small:\n\n"
+        "The pass over the training data compared with one read of them (target 1.5), and the whole fit for small "
+        "C:\n\n"
         + table(["N × P", "read", "the pass", "pass / read", "fit / read"], rows)
         + misses(missed)
-        + "\nStreaming a fit in batches of 1,000, none of which is kept: peak memory beyond the start of the fit.\n\n"
+        + "\nA streaming fit in batches of 1,000, none of which is kept: growth of peak memory during the fit.\n\n"
         + table(["training data", "their size", "peak growth"], memory)
     )
 
@@ -264,7 +265,7 @@ print(time.perf_counter() - start, peak())
 """
         took, growth = in_own_process(code)
         rows.append([f"{classes:,} × {width:,}", seconds_text(took), seconds, _megabytes(growth), size])
-    return "Folding a head, in a process of its own:\n\n" + table(
+    return "Folding a head, in a separate process:\n\n" + table(
         ["C × P", "time", "target", "peak memory beyond W", "target"], rows
     )
 
@@ -295,8 +296,8 @@ def guarded(quick: bool) -> str:
         if added > 0.0005 if target is None else 100 * extras[0] - 100 > target:
             missed.append(f"{name} at batch {len(images)}: {percent[0]}, {seconds_text(added)}, not {rows[-1][-1]}")
     return (
-        "A guarded model, `Guard(model)(x)` against `model(x)`, call by call in turns: medians, and what the fastest "
-        "call of each says, which other programs on the machine disturb least:\n\n"
+        "A guarded model, `Guard(model)(x)`, compared with `model(x)`, in alternating calls: medians, and the fastest "
+        "call of each, which other programs on the machine disturb least:\n\n"
         + table(["model", "batch", "model", "guard", "extra", "extra, fastest", "target"], rows)
         + misses(missed)
     )
@@ -328,7 +329,7 @@ def main() -> None:
             print(texts[-1], flush=True)
         if not arguments.quick:
             how = (
-                "\nContenders run in turns and change places from round to round; a ratio is the median "
+                "\nContenders run in turns, in a different order in each round; a ratio is the median "
                 f"over rounds. Written by `python benchmarks/score.py --only {name}`.\n\n"
             )
             description = machine(("torch", "numpy", "numba", PEER))

@@ -1,6 +1,6 @@
-"""What `fdbd score` reaches: images against the bare model over tensors, features against a bare Parquet read.
+"""Throughput of `fdbd score`: images compared with the bare model over tensors, features with a bare Parquet read.
 
-Run ``python benchmarks/scoring.py``; it writes the section "Scoring files" of RESULTS.md. Nothing else should run.
+Run ``python benchmarks/scoring.py``; it writes the section "Scoring files" of RESULTS.md. Run nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def bare_model(count: int, batch_size: int) -> float:
-    """Seconds of the model alone over tensors that are in memory already."""
+    """Seconds of the model alone over tensors that are already in memory."""
     model, batch = models.zoo(MODEL), torch.randn(batch_size, 3, 32, 32)
     with torch.inference_mode():
         model(batch)
@@ -96,10 +96,10 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
         peaks = f"{small / 1e6:.0f} MB, {large / 1e6:.0f} MB"
         rows.append([kind, f"{rate:,.0f}/s", f"{share:.0%}", f"{IMAGE_SHARE:.0%}", peaks, f"{large / small - 1:+.1%}"])
     return (
-        f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` against the model alone over "
-        f"tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after; medians of {rounds}. "
-        f"Peak memory of the scoring process for {count // 10:,} and {count:,} images, to differ by less than "
-        f"{MEMORY_SHARE - 1:.0%}.\n\n"
+        f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` compared with the model "
+        f"alone over tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after; medians of "
+        f"{rounds}. Peak memory of the scoring process is given for {count // 10:,} and {count:,} images and should "
+        f"differ by less than {MEMORY_SHARE - 1:.0%}.\n\n"
         + table(["input", "rate", "of the bare model", "target", "peak memory", "difference"], rows)
     )
 
@@ -126,8 +126,8 @@ def features(folder: Path, count: int, width: int, rounds: int) -> str:
     share = statistics.median(shares)
     row = [seconds_text(statistics.median(reads)), seconds_text(statistics.median(scores)), f"{share:.2f}"]
     return (
-        f"{count:,} × {width} float32 in Parquet, lists of fixed size in row groups of {group:,}, not compressed: "
-        f"`pyarrow.parquet.read_table` against `score_files` from file to file; medians of {rounds} pairs.\n\n"
+        f"{count:,} × {width} float32 in Parquet, fixed-size lists in row groups of {group:,}, uncompressed: "
+        f"`pyarrow.parquet.read_table` compared with `score_files` from file to file; medians of {rounds} pairs.\n\n"
         + table(["bare read", "score", "speed of the bare read", "target"], [[*row, f"{FEATURE_SHARE:.2f}"]])
     )
 

@@ -1,4 +1,4 @@
-"""The service against the bare model, plain FastAPI and LitServe, with 32 clients on loopback: ratios of one run.
+"""The service compared with the bare model, plain FastAPI and LitServe, with 32 clients on loopback.
 
 Run ``python benchmarks/serving.py`` (under six minutes); it writes the section "Serving" of RESULTS.md. LitServe is
 measured where it is installed (``pip install litserve``).
@@ -49,7 +49,7 @@ OF_BARE, OF_SINGLE, OF_LITSERVE, ADDED_SECONDS = 0.85, 3.0, 1.0, 0.003
 
 
 def serve_fastapi(guard: str, port: int, size: int) -> None:
-    """What one writes first: a route that decodes an image and asks the guard, one request at a time."""
+    """A simple first version: a route that decodes an image and calls the guard, one request at a time."""
     import uvicorn
     from fastapi import FastAPI, Request
 
@@ -74,7 +74,7 @@ def serve_litserve(guard: str, port: int, size: int) -> None:
 
 
 class LitGuard(litserve.LitAPI if litserve else object):
-    """LitServe with its batching. It takes JSON, so that images come as base64."""
+    """LitServe with its batching. It takes JSON, so images are sent as base64."""
 
     def __init__(self, guard: str, size: int) -> None:
         super().__init__(max_batch_size=size, batch_timeout=0.001)
@@ -115,7 +115,7 @@ def cpu_seconds(group: int) -> float:
 
 @contextmanager
 def running(command: list[str], port: int, path: str) -> Iterator[int]:
-    """A server in processes of its own, from when it answers; the id of their group."""
+    """A server in separate processes, once it answers; yields the ID of their process group."""
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 180
@@ -161,7 +161,7 @@ def request_bytes(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 
 
 async def _client(port: int, request: bytes, until: Callable[[], bool], times: list[float]) -> None:
-    """Asks again and again on one connection; a plain reader, so that the client costs little."""
+    """Sends one request after another on one connection; a minimal reader, so that the client costs little."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     while not until():
         start = time.perf_counter()
@@ -213,7 +213,7 @@ def bare_per_second(model: torch.nn.Module, rows: torch.Tensor, seconds: float) 
 
 
 def make_guard(folder: Path, model: str, side: int) -> Path:
-    """A guard fitted on noise: speed does not depend on what it knows."""
+    """A guard fitted on noise: its speed does not depend on the data."""
     generator = np.random.default_rng(0)
     for name in ("fit", "calibration"):
         (folder / name).mkdir()
@@ -302,7 +302,7 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
                     added.append(median_latency(ports["fdbd"], tensor, 20) - statistics.median(called))
 
     def ratio(kinds: tuple[str, str], base: str) -> float:
-        """Of the better of two numbers of processes."""
+        """For the better of the two numbers of processes."""
         return max(statistics.median(a[0] / b[0] for a, b in zip(found[kind], found[base])) for kind in kinds)
 
     tensors, files = ("tensors", "workers"), ("files", "worker files")
@@ -357,15 +357,16 @@ def main() -> None:
         model, _, side = given.rpartition(":")
         found, misses = measure(model, int(side), options.seconds, options.rounds)
         lines, missed = lines + found, missed + misses
-    text = f"""{CLIENTS} clients on loopback, one image per request, on connections that stay open. The clients are one
-process on the same {CORES} cores, so that what they take is missing from the service; the bare model has the cores to
-itself, in one process with a thread per core, and the batch size that suits it best, which is also the largest of the
-servers. `fdbd serve` runs in one process, as it starts by default, and with one process per core; the better of the two
-counts. LitServe runs with one process per core, plain FastAPI with one; the latency is that of `fdbd serve` in one
+    text = f"""\
+`python benchmarks/serving.py`: {CLIENTS} clients on loopback, one image per request, on connections that stay open. The
+clients are one process on the same {CORES} cores, so the service lacks the CPU time that they use. The bare model has
+the cores to itself, in one process with a thread per core, and runs at the batch size that suits it best, which is also
+the servers' maximum. `fdbd serve` runs in one process, as by default, and with one process per core; the better of the
+two counts. LitServe runs with one process per core, plain FastAPI with one; the latency is that of `fdbd serve` in one
 process. Tensors go to the Open Inference Protocol in binary form, files (JPEG) to `/decide`; plain FastAPI and LitServe
-decode the same files with the same code and ask the same guard (LitServe as base64 in JSON). ResNet-18 has random
-weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s, the other servers stopped; ratios
-are within a round.
+decode the same files with the same code and use the same guard (LitServe gets them as base64 in JSON). ResNet-18 has
+random weights. Medians over {options.rounds} interleaved rounds of {options.seconds:g} s, with the other servers
+stopped; ratios are within a round.
 Machine: {machine()}
 
 {table(["model", "what", "measured", "target"], lines)}

@@ -1,8 +1,8 @@
-"""Load with faults on a real service: broken images, huge bodies, slow clients, disconnects, killed workers.
+"""Load and faults on a real service: broken images, huge bodies, slow clients, disconnects, killed workers.
 
-Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer was the guard's own,
-each request had an answer (but for those on connections that a killed worker held, which are counted and repeated), and
-the memory of the service stayed flat. It prints its verdict and what it counted as JSON.
+Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer equals the guard's,
+each request is answered (except on connections that a killed worker held: those are counted and repeated), and the
+memory of the service stays flat. It prints its verdict and its counts as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_BODY = 1
 
 
 class Service:
-    """`fdbd serve` with two workers, in processes of its own."""
+    """`fdbd serve` with two workers, in separate processes."""
 
     def __init__(self, guard: Path) -> None:
         command = [sys.executable, "-m", "fdbd", "serve", str(guard), "--port", "0", "--workers", str(WORKERS)]
@@ -61,7 +61,7 @@ class Service:
         return [int(child) for child in children if b"spawn_main" in _read(f"/proc/{child}/cmdline")]
 
     def memory(self) -> int:
-        """Bytes that the largest worker holds."""
+        """Memory of the largest worker, in bytes."""
         lines = (_read(f"/proc/{pid}/status").decode() for pid in self.workers())
         return max((1024 * int(m[1]) for text in lines if (m := re.search(r"VmRSS:\s+(\d+)", text))), default=0)
 
@@ -94,7 +94,7 @@ class Load:
             self.images.append((image, int(answers.labels[0]), float(answers.scores[0]), bool(answers.is_ood[0])))
 
     async def ask(self, body: bytes, kind: str = "image/png", *, pause: float = 0.0) -> tuple[int, Any]:
-        """One request on a connection of its own; status 0 where the connection broke."""
+        """One request on a new connection; status 0 if the connection broke."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
@@ -115,7 +115,7 @@ class Load:
             writer.close()
 
     async def honest(self, pause: float = 0.0) -> None:
-        """Asks about images, and repeats until there is an answer."""
+        """Sends images, and repeats each request until it is answered."""
         while time.monotonic() < self.end:
             image, label, score, is_ood = random.choice(self.images)
             for _ in range(600):
@@ -133,7 +133,7 @@ class Load:
                 self.wrong.append(f"{found} instead of {label}, {score}, {is_ood}")
 
     async def broken(self) -> None:
-        """Files that are no images, images that are cut, and bodies above the limit."""
+        """Sends files that are not images, truncated images, and bodies above the limit."""
         while time.monotonic() < self.end:
             image = random.choice(self.images)[0]
             for name, body, kind, expected in (
@@ -150,7 +150,7 @@ class Load:
                 await asyncio.sleep(0.02)
 
     async def leaving(self) -> None:
-        """Sends half a request or a whole one, and goes."""
+        """Sends half a request or a whole one, and disconnects."""
         while time.monotonic() < self.end:
             image = random.choice(self.images)[0]
             try:
@@ -174,7 +174,7 @@ class Load:
                 self.counts["kills"] += 1
 
     async def run(self, service: Service) -> list[int]:
-        """All together; the memory once per second."""
+        """Runs all of them; reads the memory once per second."""
         memory = []
 
         async def watch() -> None:
@@ -202,7 +202,7 @@ def make_guard(folder: Path) -> Path:
 
 
 def trial(minutes: float) -> dict[str, Any]:
-    """Run it, and say what happened; `faults` is empty where all is well."""
+    """Runs it and reports what happened; `faults` is empty if all is well."""
     with tempfile.TemporaryDirectory() as name:
         guard = make_guard(Path(name))
         torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""A nightly job on Ray: fit and calibrate a guard on features in Parquet, score the day's rows, say whether to worry.
+"""A nightly job on Ray: fit and calibrate a guard on features in Parquet, score the day's rows, report the OOD rate.
 
-Run it with ``python examples/nightly_ray.py``, on Ray on this machine; ``--address auto`` or ``--address head:6379``
-runs it on a cluster, where FOLDER must be the same on every node. Without Parquet files in FOLDER it writes some: the
-features of a CIFAR-10 classifier that ship with the package, and a day on which a fifth of the images is no CIFAR-10.
+``python examples/nightly_ray.py`` runs it with Ray on this machine; ``--address auto`` or ``--address head:6379`` runs
+it on a cluster, where FOLDER must be the same on every node. If FOLDER has no Parquet files, it writes some: features
+of a CIFAR-10 classifier from the package, and a day on which a fifth of the images are not from CIFAR-10.
 """
 
 from __future__ import annotations

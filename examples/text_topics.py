@@ -1,7 +1,7 @@
-"""Which documents are about something the classifier was never taught? TF-IDF, logistic regression and fDBD.
+"""Find documents on topics that the classifier was not trained on, with TF-IDF, logistic regression and fDBD.
 
-The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one topic a submodule.
-Four topics are known, three are not. Run it with ``python examples/text_topics.py``; it takes some ten seconds.
+The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one topic per
+submodule. Four topics are known, three are not. Run ``python examples/text_topics.py``; it takes about ten seconds.
 """
 
 from __future__ import annotations

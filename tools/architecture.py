@@ -1,4 +1,4 @@
-"""`make architecture`: the rooms of the library from the ground up, with their modules and lines, and who imports whom.
+"""`make architecture`: the rooms (layers) of the library, with their modules and lines, and which imports which.
 
 Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code, so that the
 page cannot lie: tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms
@@ -61,7 +61,8 @@ def page(found: list[Room]) -> str:
         [
             "# The rooms of the library",
             "",
-            "Written by `make architecture` from the code. A room imports only from rooms below it: `make lint`.",
+            "Written by `make architecture` from the code. A room is one layer of the library and imports only from "
+            "rooms below it; `make lint` checks this.",
             "",
             "![Rooms and their imports](architecture.svg)",
             "",

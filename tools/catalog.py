@@ -16,14 +16,14 @@ _INTRODUCTION = """\
 
 Written by `python tools/catalog.py` from the classes themselves: change a docstring, then run it again.
 
-A detector scores how in-distribution a sample is, higher being more so. `fdbd.create(name)` makes one by name, and a
-shaping and a detector together are one by `fdbd.create("react+fdbd")`. P is the number of features, C of classes, z the
-features of a sample, k its predicted class, W and b the head.
+A detector scores how in-distribution a sample is: higher is more in-distribution. `fdbd.create(name)` creates a
+detector by name; `fdbd.create("react+fdbd")` combines a shaping with a detector. P is the number of features, C the
+number of classes, z the features of a sample, k its predicted class, and W and b the weight and the bias of the head.
 
-- **reads**: what a score looks at. Logits that are not given are computed from the head.
-- **fit**: what fitting asks for beside features: labels, or the network itself, which only a `Guard` has; and whether
-  one pass over the training data is enough.
-- **ONNX**: whether a fitted one can be exported.
+- **reads**: what a score is computed from. Logits that are not given are computed from the head.
+- **fit**: what the fit needs besides features: labels, or the network itself, which only a `Guard` has; and the number
+  of passes over the training data, if more than one.
+- **ONNX**: whether a fitted detector can be exported.
 """
 
 
