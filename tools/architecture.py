@@ -1,7 +1,7 @@
 """`make architecture`: the rooms (layers) of the library, with their modules and lines, and which imports which.
 
-Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code, so that the
-page cannot lie: tests/docs/test_architecture.py compares them. The rule itself, that a room imports only from rooms
+Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code;
+tests/docs/test_architecture.py checks that they are up to date. The rule itself, that a room imports only from rooms
 below it, is the import-linter contract in pyproject.toml, from which the order of the rooms is read.
 """
 

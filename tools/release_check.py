@@ -1,8 +1,8 @@
-"""`make release-check`: build wheel and sdist, check what is in them, and use them as a stranger would.
+"""`make release-check`: build wheel and sdist, check what is in them, and use them as a new user would.
 
 The wheel is installed without extras into a fresh environment with an empty home, where the README's quickstart and
-`fdbd bench` run. Each extra alone is then installed into an environment above that one, and what needs it is tried.
-Nothing of this checkout is on the path.
+`fdbd bench` run. Each extra is then installed alone, in an environment on top of that one, and what needs it is
+tested. Nothing of this checkout is on the path.
 """
 
 from __future__ import annotations

