@@ -67,9 +67,9 @@ def interleaved(
 
 
 def in_own_process(code: str) -> tuple[float, int]:
-    """Run Python `code` in a process of its own and return the two numbers that it prints last: seconds and bytes.
+    """Run Python `code` in a separate process and return the two numbers that it prints last: seconds and bytes.
 
-    The code may call ``reset_peak()``, which starts the peak of resident memory anew, and ``peak()``, the bytes by
+    The code may call ``reset_peak()``, which resets the peak of resident memory, and ``peak()``, the bytes by
     which the peak rose since (Linux only)."""
     run = subprocess.run([sys.executable, "-c", _PROBE + code], capture_output=True, text=True, check=False)
     if run.returncode:

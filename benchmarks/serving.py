@@ -45,7 +45,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 OF_BARE, OF_SINGLE, OF_LITSERVE, ADDED_SECONDS = 0.85, 3.0, 1.0, 0.003
 
 
-# ── the others: run in processes of their own ──────────────────────────────────────────────────────────────────────
+# ── the others: run in separate processes ─────────────────────────────────────────────────────────────────────────
 
 
 def serve_fastapi(guard: str, port: int, size: int) -> None:

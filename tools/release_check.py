@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Wheel and sdist, in a folder of their own."""
+    """Wheel and sdist, in a separate folder."""
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
