@@ -1,6 +1,5 @@
-"""Images in a fixed order, made ready ahead of the model: decoded by threads or processes while it computes.
-
-A file that crashes its decoder ends neither the run nor the other images."""
+"""Images in a fixed order, decoded by threads or processes while the model computes. A file that crashes its decoder
+ends neither the run nor the other images."""
 
 from __future__ import annotations
 
@@ -52,15 +51,14 @@ def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence
     """These images, cropped to the network's size; an ImageError or a lack of memory becomes a failure."""
     images = np.empty((len(rows), preprocess.size, preprocess.size, 3), np.uint8)
     failures: list[Failure] = []
-    count = 0
-    for row in rows:
+    for place, row in enumerate(rows):
         try:
-            images[count] = preprocess.fit(pixels[row])
-            count += 1
-        except (ImageError, MemoryError) as error:
-            no_memory = "there is not enough memory to prepare it"
-            failures.append(Failure(row, str(error) if isinstance(error, ImageError) else no_memory))
-    return Span(images[:count], failures)
+            images[place - len(failures)] = preprocess.fit(pixels[row])
+        except ImageError as error:
+            failures.append(Failure(row, str(error)))
+        except MemoryError:
+            failures.append(Failure(row, "there is not enough memory to prepare it"))
+    return Span(images[: len(rows) - len(failures)], failures)
 
 
 def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
@@ -94,7 +92,7 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
 
 
 def _by_processes(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
-    """After a crash the spans that were under way are decoded apart, to find the file."""
+    """After a crash, the spans under way are decoded in processes of their own, to find the file."""
     done, ahead = 0, 2 * workers
     while done < len(spans):
         try:
@@ -109,19 +107,20 @@ def _by_processes(decode: Decode, spans: Sequence[range], workers: int) -> Gener
 
 
 def _apart(decode: Decode, rows: Sequence[int]) -> Span:
-    """Some rows in a process of their own; where that crashes, each half of them in one of its own."""
+    """Some rows in a separate process; where that crashes, each half of them in another."""
     try:
         with _processes(decode, 1) as pool:
             return pool.submit(_serve, rows).result()
     except BrokenProcessPool:
-        if len(rows) == 1:
+        half = len(rows) // 2
+        if not half:
             return decode(())._replace(failures=[Failure(rows[0], "the decoder crashed on it")])
-        first, second = (_apart(decode, part) for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]))
+        first, second = _apart(decode, rows[:half]), _apart(decode, rows[half:])
         return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
 
 
 def _processes(decode: Decode, workers: int) -> ProcessPoolExecutor:
-    # As an argument of the initializer a fork has the images as they are; with each call they would be pickled.
+    # A fork has the initializer's arguments as they are; arguments of each call would be pickled.
     return ProcessPoolExecutor(workers, initializer=_start, initargs=(decode, os.getpid()))
 
 
@@ -129,8 +128,8 @@ _decode: Decode  # what a process that decodes works with
 
 
 def _start(decode: Decode, parent: int) -> None:
-    """In a worker: end soon after the parent does. A parent that was killed tells nobody, and a worker that waits for
-    room in its pipe would keep files and locks for good. Ctrl-C is the parent's affair."""
+    """In a worker: end soon after the parent does, even if that was killed; a worker that waits for room in its pipe
+    would keep files and locks for good. The parent handles Ctrl-C."""
     global _decode
     _decode = decode
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -168,15 +167,15 @@ def prepare(
     processes: bool = False,
     pin: bool = False,
 ) -> Generator[Prepared, None, None]:
-    """The images of each span of rows, in order, made ahead of the one who asks for them.
+    """The images of each span of rows, in order, prepared in advance.
 
     Args:
-        pixels: `Sliceable`; or images that are decoded when asked for, where an ImageError becomes a failure.
+        pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a failure.
         preprocess: what the network expects.
         spans: which rows go together.
         workers: how many decode at once; None: one per core.
         processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
-        pin: into pinned memory, from which copies to CUDA go on beside the model.
+        pin: into pinned memory, from which copies to CUDA overlap with the model.
     """
     count = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
@@ -185,7 +184,7 @@ def prepare(
             if not isinstance(pixels, Sequence):
                 items: Iterable[tuple[Tensor, list[Failure]]] = ((_sliced(pixels, preprocess, r), []) for r in spans)
             else:
-                import_pillow()  # here, so that a missing one is one sentence and no traceback of a worker's
+                import_pillow()  # here, so that a missing one is one sentence and not a worker's traceback
                 decode = partial(decode_rows, pixels, preprocess)
                 if processes:
                     found = _by_processes(decode, spans, count)

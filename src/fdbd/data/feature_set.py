@@ -47,7 +47,7 @@ class FeatureSet:
 
     @property
     def key(self) -> str:
-        """What tells these samples, in this order, from others: `samples`, or a hash of the features."""
+        """Identifies these samples in this order: `samples`, or a hash of the features."""
         if self.samples:
             return self.samples
         values = self.features.detach().cpu().contiguous().view(torch.uint8)
@@ -55,8 +55,7 @@ class FeatureSet:
 
     def batches(self, size: int = 8192) -> Iterator[Batch]:
         """The samples in order, at most `size` at a time."""
-        for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
+        return (self.rows(slice(start, start + size)) for start in range(0, len(self), size))
 
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some samples as one Batch."""

@@ -1,7 +1,6 @@
-"""Features to fit on or to score, from Parquet or NPZ, in slices; rows that hold none are named one by one.
-
-Both formats have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices (or
-``label``, as in version 0.1.0); in Parquet the first two are lists, best of fixed size: read without a copy."""
+"""Features to fit on or to score, from Parquet or NPZ, in slices. Both have ``features`` (N, P) and perhaps ``logits``
+(N, C) and ``y`` (N,), the true classes as indices (or ``label``, as in version 0.1.0); in Parquet the first two are
+lists, best of fixed size, which are read without a copy."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class FeatureRows(ABC):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = os.fspath(path)
-        self.key = stamps([path])
-        """Changes when the file is written anew."""
+        self.key = stamps([path])  #: changes when the file does
         self._stamp = stamp(path)
 
     @abstractmethod
@@ -69,7 +67,7 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def check(self, widths: Widths, labels: bool = False) -> None:
-        """One sentence where the file as a whole does not suit a head, or has labels that are no class indices."""
+        """Raises where the file as a whole does not suit a head, or has labels that are not class indices."""
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of about `size` that are cheap to read apart."""
@@ -77,11 +75,11 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        """The rows of a span of a file that `check` has passed; with their labels, if asked for and there. An error
-        where the file is no longer the one that was opened."""
+        """The rows of a span of a file that `check` has passed, with their labels if wanted and present. Raises where
+        the file is no longer the one that was opened."""
 
     def _choose(self, names: Sequence[str]) -> None:
-        """Note which columns are read, in order, and which of them holds the true classes."""
+        """Set which columns are read, in order, and which of them holds the true classes."""
         self._label = "y" if "y" in names else "label"
         self._names = [name for name in ("features", "logits", self._label) if name in names]
 
@@ -158,8 +156,9 @@ class NpzFeatures(FeatureRows):
             values: dict[str, Tensor] = {}
             for name in self._columns(labels):
                 found = arrays[name][part.start : part.stop]
-                dtype = np.int64 if name == self._label else _float_for(found.dtype)
-                values[name] = torch.from_numpy(found.astype(dtype))
+                is_float = found.dtype.kind == "f"  # else float64, where float32 does not hold all integers of the type
+                dtype = found.dtype.newbyteorder("=") if is_float else np.result_type(found.dtype, np.float32)
+                values[name] = torch.from_numpy(found.astype(np.int64 if name == self._label else dtype))
             yield RowBatch(part, Batch(values["features"], values.get("logits"), values.get(self._label)), {})
 
 
@@ -185,8 +184,7 @@ class ParquetFeatures(FeatureRows):
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
             raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
         self._types = {name: schema.field(name).type for name in self._names}
-        self._values: dict[str, list[int]] = {}
-        """Numbers in each row group, by column."""
+        self._values: dict[str, list[int]] = {}  # how many numbers each row group has, by column
         for name in self._columns(labels=False):
             kind = self._types[name]
             is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
@@ -241,12 +239,12 @@ class ParquetFeatures(FeatureRows):
         with self._readable():
             start = rows.start
             for chunk in self._open().iter_batches(CHUNK_ROWS, groups, self._columns(labels), use_threads=False):
-                batch, errors = self._batch(dict(zip(chunk.schema.names, chunk.columns)), widths)
-                yield RowBatch(range(start, start + len(chunk)), batch, errors)
+                names = range(start, start + len(chunk))
+                yield self._row_batch(names, dict(zip(chunk.schema.names, chunk.columns)), widths)
                 start += len(chunk)
             check_unchanged(self.source, self._stamp)
 
-    def _batch(self, columns: Mapping[str, Any], widths: Widths) -> tuple[Batch, dict[int, str]]:
+    def _row_batch(self, names: range, columns: Mapping[str, Any], widths: Widths) -> RowBatch:
         features, errors = matrix(columns["features"], widths.features)
         logits = labels = None
         if "logits" in columns:
@@ -255,20 +253,12 @@ class ParquetFeatures(FeatureRows):
         if self._label in columns:
             indices = columns[self._label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
             labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
-        return Batch(features, logits, labels).without(errors), errors
-
-
-def _float_for(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
-    """In what numbers are read: integers beyond 2²⁴ are none of float32's."""
-    if dtype.kind == "f":
-        return np.dtype(dtype.type).type
-    return np.float32 if dtype.itemsize <= 2 else np.float64
+        return RowBatch(names, Batch(features, logits, labels).without(errors), errors)
 
 
 def _leaf(schema: Any, name: str) -> int:
-    """Number of the Parquet column that holds the numbers of a column of lists."""
-    for number in range(len(schema)):
-        leaf = schema.column(number)
+    """Index of the Parquet column that holds the numbers of a column of lists."""
+    for number, leaf in enumerate(map(schema.column, range(len(schema)))):
         if leaf.path.startswith(f"{name}.") and leaf.max_repetition_level:
             return number
     raise OSError(f"the column {name!r} has no numbers")
@@ -283,8 +273,8 @@ def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dic
     if column.null_count or not pa.types.is_fixed_size_list(column.type):
         lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(lengths != width).tolist():
-            is_null = lengths[row] < 0
-            errors[row] = f"its {what} are null" if is_null else f"it has {lengths[row]} {what}, expected {width}"
+            found = f"it has {lengths[row]} {what}, expected {width}"
+            errors[row] = f"its {what} are null" if lengths[row] < 0 else found
     values = (column.filter(pa.array(lengths == width)) if errors else column).flatten()
     if not pa.types.is_floating(values.type):
         is_small = values.type.bit_width <= 16 and not values.null_count

@@ -1,15 +1,16 @@
 """Image files to RGB arrays, refusing what is broken or too large; and Images: those of one dataset, in memory or
-decoded when asked for, with labels and a key. Pillow decodes; none of its global settings is changed here."""
+decoded on access, with labels and a key. Pillow decodes; none of its global settings is changed here."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -52,19 +53,17 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     fdbd.data.images.ImageError: <bytes> is not a readable image (cannot identify the format)
     """
     pil = import_pillow()
-    label = name or (str(source) if not isinstance(source, bytes) else "<bytes>")
+    label = name or ("<bytes>" if isinstance(source, bytes) else str(source))
     try:
         if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
             raise ValueError("it is no regular file")  # a pipe would block for ever
-        with (
-            open(source, "rb") if not isinstance(source, bytes) else io.BytesIO(source) as file,
-            pil.open(file, formats=FORMATS) as image,
-        ):
+        file = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+        with file, pil.open(file, formats=FORMATS) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
             image.load()
-            return np.array(_to_rgb(_upright(image)), dtype=np.uint8)
+            return np.array(_upright_rgb(image), dtype=np.uint8)
     except ImageError:
         raise
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
@@ -106,31 +105,24 @@ def import_pillow() -> Any:
     return require("PIL.Image", "vision")
 
 
-def _upright(image: Image) -> Image:
+def _upright_rgb(image: Image) -> Image:
     from PIL import ImageOps
 
-    try:
-        return ImageOps.exif_transpose(image) or image
-    except Exception:  # malformed EXIF says nothing about the pixels, which are whole
-        return image
-
-
-def _to_rgb(image: Image) -> Image:
-    mode = image.mode
-    if mode == "F":
+    with contextlib.suppress(Exception):  # malformed EXIF says nothing about the pixels, which are whole
+        image = ImageOps.exif_transpose(image) or image
+    if image.mode == "F":
         raise ValueError("floating-point images have no fixed range")
-    if mode.startswith("I"):  # 16-bit grey (I;16…), or 32-bit integers that hold it
+    if image.mode.startswith("I"):  # 16-bit grey (I;16…), or 32-bit integers that hold it
         values = np.asarray(image).astype(np.int64)
         if values.size and (values.min() < 0 or values.max() > 65535):
             raise ValueError("32-bit images have no fixed range")
-        grey: Image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
-        return grey.convert("RGB")
-    return image if mode == "RGB" else image.convert("RGB")
+        image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 class ImageFiles(Sequence[Pixels]):
-    """Image files, perhaps below a folder, decoded when asked for: ``files[i]`` is uint8 RGB (H, W, 3), or its centre
-    square at (size, size, 3)."""
+    """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3), or its centre square
+    at (size, size, 3)."""
 
     def __init__(
         self, names: Sequence[str | Path], size: int | None = None, folder: str | Path = "", marks: Any = None
@@ -138,8 +130,7 @@ class ImageFiles(Sequence[Pixels]):
         self.names, self.size, self.folder, self._marks = list(map(str, names)), size, folder, marks
 
     def watched(self) -> ImageFiles:
-        """The same files; one that is no longer what it is now cannot be read from now on: its row would belong to
-        other data than its neighbours."""
+        """The same files; from now on, one that changes can no longer be read."""
         if self._marks is None:
             self._marks = np.array([self._mark(name) for name in self.names], np.uint64)
         return self
@@ -168,12 +159,12 @@ class ImageFiles(Sequence[Pixels]):
         return ImageFiles(self.names, size, self.folder, self._marks)
 
     def _mark(self, name: str) -> int:
-        """Eight bytes for what any machine says of a file, its size and time: a list of a million files stays small."""
+        """Eight bytes for a file's size and time, which every machine agrees on: small even for a million files."""
         text = " ".join(stamp(os.path.join(self.folder, name)).split(" ")[:2])
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def key(self) -> str:
-        """SHA-256 over the folder, the names, and what changes with each file."""
+        """SHA-256 over the folder, the names, and the size and time of each file."""
         text = "\0".join([os.path.abspath(self.folder), *self.names])
         return hashlib.sha256(text.encode(errors="surrogateescape") + self.watched()._marks.tobytes()).hexdigest()
 
@@ -198,7 +189,6 @@ class Images:
     source: str = "memory"  #: where it came from, for people
     find_key: Callable[[], str] | None = None  #: finds the content key; None: by the images themselves
     skipped: dict[str, int] = field(default_factory=dict)  #: how many entries of a folder were passed over, by reason
-    _content_key: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         images = self.images
@@ -223,7 +213,7 @@ class Images:
 
     @property
     def key(self) -> str:
-        """Changes when an image is added, removed, written anew or replaced; of files only size and time are asked."""
+        """Changes when an image is added, removed, rewritten or replaced; of files, only size and time are read."""
         return self.images.key() if isinstance(self.images, ImageFiles) else self.content_key()
 
     def spans(self, size: int) -> list[range]:
@@ -241,13 +231,15 @@ class Images:
         return f"Images({self.name!r}, {len(self):,} images, from {self.source})"
 
     def content_key(self) -> str:
-        """SHA-256 that changes when an image does, not when a label does; files are re-read only if size or time stamp
-        changed."""
-        if self._content_key is None:
-            images = self.images
-            own = images.content_key if isinstance(images, ImageFiles) else partial(sha256_of_array, images)
-            self._content_key = (self.find_key or own)()
+        """SHA-256 that changes when an image does, not when a label does; files are re-read only if their size or time
+        stamp changed."""
         return self._content_key
+
+    @cached_property
+    def _content_key(self) -> str:
+        if self.find_key is not None:
+            return self.find_key()
+        return self.images.content_key() if isinstance(self.images, ImageFiles) else sha256_of_array(self.images)
 
     def subset(self, indices: NDArray[np.intp]) -> Images:
         """The images at `indices`, in that order. Its key follows from this set's, without reading anything."""
@@ -286,10 +278,10 @@ class Images:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
         labels = as_classes(self.labels, self.classes, num_classes, class_names)
         if labels is None:
+            found = f"labels from {self.labels.min()} to {self.labels.max()}, the model has classes 0 to {num_classes - 1}"
             if self.classes and len(self.classes) != num_classes:
-                raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
-            found = f"labels from {self.labels.min()} to {self.labels.max()}"
-            raise ValueError(f"{self.name} has {found}, the model has classes 0 to {num_classes - 1}")
+                found = f"{len(self.classes)} classes, the model has {num_classes}"
+            raise ValueError(f"{self.name} has {found}")
         if np.array_equal(labels, self.labels):
             return self
         names = tuple(class_names or map(str, range(num_classes)))

@@ -76,11 +76,10 @@ class Agreement:
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         self.count = self.right = 0
-        self.mismatches: list[tuple[int, int]] = []
-        """Label and prediction of the first that differ."""
+        self.mismatches: list[tuple[int, int]] = []  #: label and prediction of the first that differ
 
     def add(self, labels: Tensor, predicted: Tensor) -> None:
-        """Count a batch: true and predicted class indices (N,). Labels below 0 stand for none."""
+        """Count a batch: true and predicted class indices (N,). Labels below 0 mean none."""
         labels, predicted = labels.reshape(-1), predicted.reshape(-1).to(labels.device)
         known = labels >= 0
         labels, predicted = labels[known], predicted[known]
@@ -96,9 +95,9 @@ class Agreement:
         return self.right / self.count if self.count else None
 
     def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
-        """One sentence where the accuracy is no better than guessing among the classes, else None: where guesses
-        would be right as often in more than 1 % of cases (the tail of a binomial), and fewer than a quarter of what
-        guessing misses is right: five labels alone prove nothing."""
+        """One sentence where the accuracy is no better than guessing, else None. It is when guesses would be right as
+        often in more than 1 % of cases (the tail of a binomial) and it gains less than a quarter of what guessing
+        misses. Fewer than 10 labels prove nothing."""
         if self.count < 10:
             return None
         from scipy.special import bdtrc  # starts a thread when it is imported, which a process that forks later minds

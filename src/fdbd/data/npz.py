@@ -23,8 +23,8 @@ _DEFLATE = 1032  # bytes that one byte can stand for
 class NpzArray:
     """One array of an NPZ file, sliced along its first axis; nothing in the file is unpickled.
 
-    In a compressed array a slice before the last one costs all that lies before it. Not for several threads at once. A
-    file that no longer has the `stamp` that it had (or `expected`) is an error, and never a mixture."""
+    In a compressed array, going back costs a read from the start. Not for several threads at once. A file that no
+    longer has the `stamp` that it had (or `expected`) is an error."""
 
     def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
         self.path, self.name = os.fspath(path), name

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -213,34 +212,22 @@ def _stage(*blocks: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layer=nn.Sequential(*blocks)))
 
 
-class _Block(nn.Module):
-    """Normalise, rectify, convolve, perhaps twice: ``(width, kernel, stride)`` each."""
-
-    def __init__(self, width_in: int, *layers: tuple[int, int, int]) -> None:
-        super().__init__()
-        for number, (width, kernel, stride) in enumerate(layers, start=1):
-            self.add_module(f"bn{number}", nn.BatchNorm2d(width_in))
-            self.add_module(f"conv{number}", _convolution(width_in, width, kernel, stride))
-            width_in = width
-
-    def layer(self, number: int, x: Tensor) -> Tensor:
-        convolution: Any = getattr(self, f"conv{number}")
-        out: Tensor = convolution(F.relu(getattr(self, f"bn{number}")(x)))
-        return out
-
-
-class _Wide(_Block):
+class _Wide(nn.Module):
     """Two 3×3 convolutions; the shortcut starts after the first rectifier where the width changes."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__(width_in, (width, 3, stride), (width, 3, 1))
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = _convolution(width_in, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3)
         self.convShortcut = None if width_in == width else _convolution(width_in, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        part: Any = self
-        y = F.relu(part.bn1(x))
+        y = F.relu(self.bn1(x))
         shortcut = x if self.convShortcut is None else self.convShortcut(y)
-        return self.layer(2, part.conv1(y)) + shortcut
+        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(y))))
+        return out + shortcut
 
 
 class WideResNet(PreActivated):
@@ -260,18 +247,22 @@ class WideResNet(PreActivated):
         self.finish(width_in, num_classes)
 
 
-class _Dense(_Block):
-    """1×1 convolution to 4k channels, 3×3 convolution to k, appended to the input."""
+def _pre_activated(width_in: int, *layers: tuple[int, int]) -> OrderedDict[str, nn.Module]:
+    """Normalise, rectify, convolve, for each ``(width, kernel)``."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (width, kernel) in enumerate(layers, start=1):
+        parts[f"bn{number}"] = nn.BatchNorm2d(width_in)
+        parts[f"relu{number}"] = nn.ReLU()
+        parts[f"conv{number}"] = _convolution(width_in, width, kernel)
+        width_in = width
+    return parts
+
+
+class _Dense(nn.Sequential):
+    """A sequence whose result is appended to its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.layer(2, self.layer(1, x))], dim=1)
-
-
-class _Transition(_Block):
-    """1×1 convolution to half as many channels and 2×2 average pooling."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.avg_pool2d(self.layer(1, x), 2)
+        return torch.cat([x, super().forward(x)], dim=1)
 
 
 class DenseNet(PreActivated):
@@ -284,11 +275,13 @@ class DenseNet(PreActivated):
         width = 2 * growth
         self.conv1 = _convolution(3, width, 3)
         for block in (1, 2, 3):
-            layers = (4 * growth, 1, 1), (growth, 3, 1)
-            self.add_module(f"block{block}", _stage(*(_Dense(width + i * growth, *layers) for i in range(count))))
+            layers = (4 * growth, 1), (growth, 3)
+            parts = (_Dense(_pre_activated(width + i * growth, *layers)) for i in range(count))
+            self.add_module(f"block{block}", _stage(*parts))
             width += count * growth
             if block < 3:
-                self.add_module(f"trans{block}", _Transition(width, (width // 2, 1, 1)))
+                transition = _pre_activated(width, (width // 2, 1))
+                self.add_module(f"trans{block}", nn.Sequential(transition | {"pool": nn.AvgPool2d(2)}))
                 width //= 2
         self.bn1 = nn.BatchNorm2d(width)
         self.finish(width, num_classes)
