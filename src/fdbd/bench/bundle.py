@@ -20,7 +20,7 @@ from fdbd.data.datasets import info
 from fdbd.data.feature_set import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.classifier import Classifier
-from fdbd.networks.imagenet_resnet import ImageNetResNet50
+from fdbd.networks.public import ImageNetResNet50
 from fdbd.networks.registry import zoo
 from fdbd.results.rows import Latency
 

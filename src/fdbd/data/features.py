@@ -273,8 +273,8 @@ def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dic
     if column.null_count or not pa.types.is_fixed_size_list(column.type):
         lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(lengths != width).tolist():
-            found = f"it has {lengths[row]} {what}, expected {width}"
-            errors[row] = f"its {what} are null" if lengths[row] < 0 else found
+            is_null = lengths[row] < 0
+            errors[row] = f"its {what} are null" if is_null else f"it has {lengths[row]} {what}, expected {width}"
     values = (column.filter(pa.array(lengths == width)) if errors else column).flatten()
     if not pa.types.is_floating(values.type):
         is_small = values.type.bit_width <= 16 and not values.null_count

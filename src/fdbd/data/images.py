@@ -57,8 +57,10 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     try:
         if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
             raise ValueError("it is no regular file")  # a pipe would block for ever
-        file = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
-        with file, pil.open(file, formats=FORMATS) as image:
+        with (
+            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
+            pil.open(file, formats=FORMATS) as image,
+        ):
             width, height = image.size
             if width * height > max_pixels:
                 raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
@@ -278,7 +280,9 @@ class Images:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
         labels = as_classes(self.labels, self.classes, num_classes, class_names)
         if labels is None:
-            found = f"labels from {self.labels.min()} to {self.labels.max()}, the model has classes 0 to {num_classes - 1}"
+            found = (
+                f"labels from {self.labels.min()} to {self.labels.max()}, the model has classes 0 to {num_classes - 1}"
+            )
             if self.classes and len(self.classes) != num_classes:
                 found = f"{len(self.classes)} classes, the model has {num_classes}"
             raise ValueError(f"{self.name} has {found}")

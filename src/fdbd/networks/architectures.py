@@ -262,7 +262,7 @@ class _Dense(nn.Sequential):
     """A sequence whose result is appended to its input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, super().forward(x)], dim=1)
+        return torch.cat([x, super().forward(x)], dim=1)  # type: ignore[no-untyped-call]
 
 
 class DenseNet(PreActivated):

@@ -136,8 +136,8 @@ class Classifier(nn.Module):
         batch = self._collect(calls, output, labels)
         if not self._is_checked and len(batch.features) and not batch.features.is_meta:
             rerun = None if self._is_explicit else functools.partial(self._run, inputs, [], self._is_uncompiled)
-            count, name = count_samples(inputs), self.head_name
-            self._is_checked = check_head(self.model, name, self.head, batch, output, count, rerun)
+            count = next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
+            self._is_checked = check_head(self.model, self.head_name, self.head, batch, output, count, rerun)
         return self._widened(batch)
 
     def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
@@ -242,14 +242,12 @@ class _Tap:
     """The forward hook on one watched module. Outside a Classifier's call it does nothing."""
 
     def __init__(self, recorder: _Recorder, index: int) -> None:
-        self.recorder = recorder
-        self.index = index
+        self.recorder, self.index = recorder, index
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
         """`others` are keyword arguments and the output; the output alone where a tool (quantisation) has copied the
         hook to a module of its own."""
-        recorder = self.recorder
-        calls = recorder.traced if torch.compiler.is_compiling() else recorder.local.calls
+        calls = self.recorder.traced if torch.compiler.is_compiling() else self.recorder.local.calls
         if calls is not None:
             given = (*args, *(others[0].values() if len(others) > 1 else ()))
             calls.append((self.index, given[0] if given else None, others[-1]))
@@ -368,11 +366,6 @@ def rows_finite(inputs: Any) -> Tensor | None:
             finite = torch.isfinite(values).flatten(1).all(dim=1) if others else finite
         found = finite if found is None else found & finite
     return found
-
-
-def count_samples(inputs: Any) -> int | None:
-    """N, by the first tensor; None where there is none."""
-    return next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
 
 
 def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -208,12 +208,12 @@ def _refuse_followers(model: nn.Module, name: str) -> None:
     """An error where something active stands after `name` in the nn.Sequential containers around it."""
     followers: list[nn.Module] = []
     parts = name.split(".")
-    for depth in range(len(parts)):
+    for depth, child in enumerate(parts):
         parent = model.get_submodule(".".join(parts[:depth]))
         if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
-            children = dict(parent.named_children())
-            followers += list(children.values())[list(children).index(parts[depth]) + 1 :]
-    followers = [module for module in followers if not isinstance(module, _PASSIVE)]
+            names = [each for each, _ in parent.named_children()]
+            after = (parent.get_submodule(each) for each in names[names.index(child) + 1 :])
+            followers += [module for module in after if not isinstance(module, _PASSIVE)]
     if not followers:
         return
     if any(isinstance(module, (nn.Sigmoid, nn.LogSigmoid)) for module in followers):

@@ -73,11 +73,9 @@ def create(
     else:
         found = (_from_library(each, rest or name, classes | options) for each in ([source] if rest else LIBRARIES))
         model = next((made for made in found if made is not None), None)
-    if model is None and rest:
-        raise ValueError(f"{source} has no model {rest!r}")
     if model is None:
-        ours = ", ".join(list_models())
-        raise ValueError(f"no model {name!r}: ours are {ours}; torchvision and timm have none of that name")
+        ours = f"ours are {', '.join(list_models())}; torchvision and timm have none of that name"
+        raise ValueError(f"{source} has no model {rest!r}" if rest else f"no model {name!r}: {ours}")
     return model if checkpoint is None else load_checkpoint(model, checkpoint)
 
 
@@ -163,11 +161,7 @@ def _timm(name: str) -> Published | None:
 
 @dataclass(frozen=True)
 class ZooCard:
-    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction.
-
-    >>> zoo_card("cifar10-supcon").recipe
-    'zoo-supcon'
-    """
+    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction."""
 
     name: str
     model: str

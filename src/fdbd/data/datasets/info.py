@@ -65,9 +65,8 @@ def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
     return DatasetInfo(name, **values | {"local": tuple((kind, path) for kind, path in fields.get("local", ()))})
 
 
-_ALL = [
-    _read(*item) for item in parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8")).items()
-]
+_TABLE = parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
+_ALL = [_read(name, fields) for name, fields in _TABLE.items()]
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
 ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
 _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:"))

