@@ -14,7 +14,7 @@ import fdbd
 from fdbd import Batch, Head
 from fdbd.core import linear_algebra
 from fdbd.detectors.softmax import largest_probability, logsumexp
-from fdbd.fitting.statistics import Moments, add_by_class, products, row_hashes
+from fdbd.fitting.statistics import ClassMeans, Moments, products, row_hashes
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -67,11 +67,13 @@ def test_moments_keep_their_digits_where_the_mean_is_huge_and_an_outlier_comes_f
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_by_class_equal_a_loop(dtype):
     values, classes = random(20, 3, dtype=dtype), torch.arange(20) % 4
-    totals, counts = torch.ones(5, 3, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
-    add_by_class(totals, counts, classes, values)
-    assert counts.tolist() == [5, 5, 5, 5, 0]
+    means = ClassMeans(5, 3)
+    for rows in (slice(0, 7), slice(7, 20)):
+        means.update(Batch(values[rows], None, classes[rows]))
+    assert means.counts.tolist() == [5, 5, 5, 5, 0]
     for c in range(5):
-        torch.testing.assert_close(totals[c], 1 + values[classes == c].double().sum(dim=0), rtol=1e-12, atol=1e-12)
+        expected = values[classes == c].double().sum(dim=0)
+        torch.testing.assert_close(means.totals[c], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_hashes_of_rows_depend_on_every_bit_of_them_and_on_nothing_else():

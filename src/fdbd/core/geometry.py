@@ -1,5 +1,5 @@
-"""The decision boundaries of a linear head: distances to them, all of them folded into one vector per class, and the
-exact projection on a decision region. Pure functions of a Head and features."""
+"""The decision boundaries of a linear head: distances to them, their folded form with one vector per class, and the exact
+projection on a decision region. Pure functions of a Head and features."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from fdbd.core.configuration import one_of
 
 Normalizer = Literal["deviation", "norm"] | None
 _Array = NDArray[np.float64]
-
 _BLOCK_BYTES = 64 << 20
 
 
@@ -33,8 +32,8 @@ def pairwise_norms(head: Head) -> Tensor:
 
 
 def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
-    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held. In numpy: for a small
-    head the calls are what takes time, and torch's take more."""
+    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held. In numpy, whose calls
+    take less time than torch's for a small head."""
     centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
     squares = np.einsum("cp,cp->c", centred, centred)
     rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
@@ -44,8 +43,8 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
         block = (-2 * centred[start:stop]) @ centred.T
         block += scale
         itself = np.arange(stop - start), np.arange(start, stop)
-        block[itself] = np.inf  # has cancelled, and is known
-        row, column = np.nonzero(block <= 1e-3 * scale)  # three digits went: worth computing anew
+        block[itself] = np.inf  # known to be 0: not to be recomputed
+        row, column = np.nonzero(block <= 1e-3 * scale)  # three digits were lost: recomputed below
         np.sqrt(np.maximum(block, 0, out=block), out=block)
         block[itself] = 0
         at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
@@ -75,14 +74,13 @@ def distances(
 
         D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖,   k = predicted class of z
 
-    NaN at the predicted class; +inf where a class has the weights of the predicted one, since no boundary lies between.
+    NaN at the predicted class; +inf for a class with the same weights, since no boundary lies between.
 
     Args:
         features: (N, P).
-        head: the linear head.
         logits: (N, C); None: the head's.
         predicted: (N,) classes k; None: the argmax of the logits.
-        norms: (C, C) from `pairwise_norms`; None: computed for the classes that are predicted.
+        norms: (C, C) from `pairwise_norms`; None: computed for the predicted classes.
 
     >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
     >>> distances(torch.tensor([[3.0, 7.0]]), head)
@@ -96,11 +94,9 @@ def distances(
         weight, without_products = _float64(head.weight), "donot_use_mm_for_euclid_dist"  # which would cancel
         norms = torch.cdist(weight[classes.cpu()], weight, compute_mode=without_products)
     norm = norms.to(logits.dtype).to(features.device)[row]
-    own = logits.gather(1, predicted[:, None])
-    none = norm == 0
-    gap = (own - logits) / norm.masked_fill(none, 1)  # 0/0 would give the gradient a NaN even where it is masked
-    gap = gap.masked_fill(none, torch.inf)
-    return gap.scatter(1, predicted[:, None], torch.nan)
+    none, own = norm == 0, predicted[:, None]
+    gap = (logits.gather(1, own) - logits) / norm.masked_fill(none, 1)  # 0/0 would make the gradient NaN, masked or not
+    return gap.masked_fill(none, torch.inf).scatter(1, own, torch.nan)
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +123,7 @@ def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
 
 
 class Folded:
-    """All boundaries of a head folded into one vector and one number per class:
+    """The boundaries of a head, folded into one vector and one number per class:
 
         U_k = 1/n_k Σ_c (w_k − w_c)/‖w_k − w_c‖        γ_k = 1/n_k Σ_c (b_k − b_c)/‖w_k − w_c‖
 
@@ -135,9 +131,9 @@ class Folded:
 
         regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
 
-    costs O(P) per sample. Pairs of classes with equal weights leave the sum and the count n_k. Folding is done in
-    float64, block by block. What is kept: `normals` U (C, P), `offsets` U·center + γ (C,), `center` μ or zeros (P,) and
-    `floor`, the smallest denominator, eps·max(1, ‖μ‖).
+    costs O(P) per sample. Pairs of classes with equal weights are left out of the sum and the count n_k. Folding is
+    done in float64, block by block. Attributes: `normals` U (C, P), `offsets` U·center + γ (C,), `center` μ or zeros
+    (P,) and `floor`, the smallest denominator, eps·max(1, ‖μ‖).
 
     Args:
         head: the linear head, at least two distinct classes.
@@ -158,16 +154,15 @@ class Folded:
         dtype: torch.dtype | None = None,
     ) -> None:
         one_of("normalizer", normalizer, "deviation", "norm", None)
-        if normalizer == "deviation" and mean is None:
-            raise ValueError("the 'deviation' normalizer needs the mean of the training features")
         dtype = head.weight.dtype if dtype is None else dtype
         normals, gammas = fold(head)
         center = torch.zeros(head.num_features, dtype=torch.float64, device="cpu")
         if normalizer == "deviation":
-            assert mean is not None
+            if mean is None:
+                raise ValueError("the 'deviation' normalizer needs the mean of the training features")
             if mean.shape != (head.num_features,):
                 raise ValueError(f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the head")
-            # The center is rounded to the dtype first, so that offsets fit the center that is subtracted.
+            # Rounded to the dtype first, so that the offsets fit the center that is subtracted.
             center = mean.cpu().to(dtype).to(torch.float64)
         self.normals = normals.to(dtype)
         self.offsets = (self.normals.to(torch.float64) @ center + gammas).to(dtype)
@@ -178,13 +173,12 @@ class Folded:
     def score(self, features: Tensor, predicted: Tensor | None = None, *, logits: Tensor | None = None) -> Tensor:
         """(N,) scores of (N, P) features whose classes are `predicted` (N,) or the argmax of `logits` (N, C). Rows
         with a NaN or an infinity, or whose norm overflows, score NaN or −inf: `FDBD.score` decides on those."""
-        logits = None if logits is None else self._real(logits)
+        if features.dtype not in (torch.float32, torch.float64):
+            features = features.to(self.normals.dtype)  # from half precision or integers: exact
+        if logits is not None and logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.to(self.normals.dtype)
         folded = (self.normals, self.offsets, self.center, self.floor)
-        return kernels.folded_score(self._real(features), folded, self.divide, predicted=predicted, logits=logits)
-
-    def _real(self, values: Tensor) -> Tensor:
-        """Half precision and integers in the folded dtype, which loses nothing of them."""
-        return values if values.dtype in (torch.float32, torch.float64) else values.to(self.normals.dtype)
+        return kernels.folded_score(features, folded, self.divide, predicted=predicted, logits=logits)
 
 
 def fold(head: Head) -> tuple[Tensor, Tensor]:
@@ -206,7 +200,7 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
                 f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, all equal): "
                 "there is no decision boundary to measure a distance to"
             )
-        # No boundary between equal rows: they have no part.
+        # Equal rows have no boundary between them, and are left out.
         inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
         share = inverse.sum(axis=1)
         normals[start:stop] = weight[start:stop] * share[:, None] - inverse @ weight
@@ -229,10 +223,13 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
     closed = distances(z, head, logits=logits, predicted=predicted)
     weight, bias, outputs = head.weight.numpy(), head.bias.numpy(), logits.numpy()
-    coordinates = _row_space(weight - weight.mean(axis=0))
+    # (C, r) coordinates of the rows in an orthonormal basis of their span
+    left, values, _ = np.linalg.svd(weight - weight.mean(axis=0), full_matrices=False)
+    rank = max(1, int((values > values[:1] * 1e-12).sum()))
+    coordinates = left[:, :rank] * values[:rank]
     # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
     twins = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
-    out = closed.clone()  # right where no boundary lies between, and at the predicted class
+    out = closed.clone()  # already right at the predicted class and where there is no boundary
     for i, c in torch.isfinite(closed).nonzero().tolist():
         is_twin = twins == twins[c]
         if (bias[is_twin] > bias[c]).any():
@@ -243,14 +240,6 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
         sides, sizes = coordinates[c] - coordinates[~is_twin], np.abs(others) + abs(own)
         out[i, c] = _project(sides, others - own, sizes, hyperplane, closed[i, c].item())
     return out
-
-
-def _row_space(rows: _Array) -> _Array:
-    """(C, r) coordinates of the rows in an orthonormal basis of their span."""
-    left, values, _ = np.linalg.svd(rows, full_matrices=False)
-    rank = max(1, int((values > values[0] * 1e-12).sum())) if len(values) else 0
-    basis: _Array = left[:, :rank] * values[:rank]
-    return basis
 
 
 def _project(others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, closed: float) -> float:
@@ -275,8 +264,15 @@ def _project(others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, cl
 
 
 def _nnls(matrix: _Array, target: _Array) -> _Array:
-    """argmin ‖matrix · x − target‖ subject to x ≥ 0, by the active sets of Lawson and Hanson. scipy's own gives up, or
-    answers wrongly, on some of these problems in its versions 1.12 to 1.15, the last ones for Python 3.10."""
+    """argmin ‖matrix · x − target‖ subject to x ≥ 0, by the active sets of Lawson and Hanson. scipy's own fails or is
+    wrong on some of these problems in its versions 1.12 to 1.15, the last ones for Python 3.10."""
+
+    def least_squares(free: NDArray[np.bool_]) -> _Array:
+        """The best x that is zero where it is not free."""
+        best = np.zeros(len(free))
+        best[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
+        return best
+
     count = matrix.shape[1]
     solution, free = np.zeros(count), np.zeros(count, dtype=bool)
     tolerance = 10 * max(matrix.shape) * np.finfo(np.float64).eps * np.abs(matrix).sum(axis=0).max()
@@ -285,7 +281,7 @@ def _nnls(matrix: _Array, target: _Array) -> _Array:
         while descent.max() > tolerance:
             chosen = int(descent.argmax())
             free[chosen] = True
-            trial = _least_squares(matrix, target, free)
+            trial = least_squares(free)
             if trial[chosen] > 0:
                 break
             free[chosen], descent[chosen] = False, -np.inf  # by rounding: no descent there
@@ -297,27 +293,19 @@ def _nnls(matrix: _Array, target: _Array) -> _Array:
             free[np.flatnonzero(blocked)[share.argmin()]] = False
             free &= solution > 0
             solution[~free] = 0
-            trial = _least_squares(matrix, target, free)
+            trial = least_squares(free)
         solution = trial
     return solution
 
 
-def _least_squares(matrix: _Array, target: _Array, free: NDArray[np.bool_]) -> _Array:
-    """The best x with zeros where it is not free."""
-    out = np.zeros(len(free))
-    out[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-    return out
-
-
 def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
-    """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). Which one is found by a matrix
-    product; how far it is by subtraction, since next to a point that is far from the origin a product cancels."""
-    points_there = points[squared_distances(rows, points).argmin(dim=1)]
-    return (rows - points_there).square().sum(dim=1)
+    """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). A matrix product finds the
+    point; the distance is computed by subtraction, since the product cancels for points far from the origin."""
+    return (rows - points[squared_distances(rows, points).argmin(dim=1)]).square().sum(dim=1)
 
 
 def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:
     """(N, M) squared Euclidean distances from rows (N, D) to points (M, D), by one matrix product; `squares` (M,) are
-    the points' squared norms where they are already known."""
+    the points' squared norms, if known."""
     squares = points.square().sum(dim=1) if squares is None else squares
     return torch.addmm(squares, rows, points.T, alpha=-2).add_(rows.square().sum(dim=1, keepdim=True)).clamp_min_(0)

@@ -35,24 +35,8 @@ Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch]
 """What a data loader yields, one batch of it, or `Batch`es of features."""
 
 
-class Observation(NamedTuple):
-    """What the network says of a batch, before it is scored.
-
-    >>> guard = Guard(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))).fit([torch.rand(9, 4)])
-    >>> guard.observe(torch.rand(5, 4)).scored.features.shape
-    torch.Size([5, 8])
-    """
-
-    logits: Tensor
-    """(N, C) of the untouched model."""
-    scored: Batch
-    """What the detector scores: perturbed where images are."""
-    finite: Tensor | None
-    """(N,) whether all numbers that entered the network are finite; None: nothing to look at."""
-
-
 class CalibrationScores(NamedTuple):
-    """What a threshold is set from: of N samples scores, predicted classes, labels where given, and hashes."""
+    """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N samples."""
 
     scores: Tensor
     predicted: Tensor
@@ -107,21 +91,19 @@ class Guard(nn.Module):
         self._head = model if isinstance(model, Head) else None
         self.classifier = model if isinstance(model, Classifier) else None
         self.about: dict[str, object] = {}
-        """What else the file should say, as JSON values: where the model comes from, class names, how the guard was
-        calibrated. Saved and loaded."""
+        """JSON values that are saved in the file: the model's origin, class names, how the guard was calibrated."""
         self.agreement: dict[str, Agreement] = {}
         """How often given labels are the model's own predictions, for ``"fit"`` and ``"calibration"``."""
         self.seen: Sketch | None = None
         """Which samples the fit saw, so that `calibrate` notices them; None: not known."""
 
     def fit(self, data: Data, *, progress: bool = True) -> Self:
-        """Show the guard its training data, in one streaming pass of the network; a detector that needs several passes
-        gets the features from a temporary file. Under torchrun each process gives its shard, and all end with the same
-        detector.
+        """Fit the detector on training data, in one streaming pass of the network; a detector that needs several passes
+        reads the features from a temporary file. Under torchrun each process passes its shard, and all end with the
+        same detector.
 
         Args:
-            data: what a data loader yields: tensors or arrays, (inputs, labels) or dicts, or `Batch`es of features; one
-                batch alone will do.
+            data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of features; or one batch.
             progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
@@ -135,7 +117,7 @@ class Guard(nn.Module):
                     spool.append(batch)
                 batches = spool
             fit_together([self.detector], batches, head, combine)
-            for item in items:  # left where nothing is learnt: the network need not look, but `calibrate` will ask
+            for item in items:  # not read by a detector that learns nothing, but `calibrate` compares with them
                 self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
         if combine is not None:
             self.seen = combine(self.seen)
@@ -151,16 +133,16 @@ class Guard(nn.Module):
         per_class: bool = False,
         progress: bool = True,
     ) -> Self:
-        """Set the threshold from in-distribution data, which are seen by neither the network's training nor the fit:
-        scores on data that either has seen are too good, and the threshold then raises more false alarms than asked
-        for. The guard warns about data of its own fit (where that saw many more than 4,096 samples, a small calibration
-        set can escape); what the network was trained on it cannot know.
+        """Set the threshold from in-distribution data that neither the network's training nor the fit has seen: scores
+        on data that either has seen are too good, and the threshold then raises more false alarms than asked for. The
+        guard warns about data of its own fit (a small calibration set can escape where the fit saw many more than 4,096
+        samples); it cannot know what the network was trained on.
 
         Args:
             data, progress: as for `fit`.
-            tpr: fraction of in-distribution samples to accept; 0.95 where neither is given.
-            alpha: instead, the largest fraction of false alarms: a conformal threshold, whose promise holds on average
-                over the draw of the calibration data.
+            tpr: fraction of in-distribution samples to accept; 0.95 if neither is given.
+            alpha: instead, the largest fraction of false alarms, on average over the draw of the calibration data: a
+                conformal threshold.
             per_class: a threshold for each predicted class.
         """
         check_target(tpr, alpha)
@@ -172,15 +154,13 @@ class Guard(nn.Module):
 
     def calibrate_on(self, found: Iterable[CalibrationScores], **target: Unpack[Target]) -> None:
         """`calibrate`, on the `calibration_scores` of all batches."""
-        known, scores, predicted = Sketch(), [], []
-        self.agreement.pop("calibration", None)
-        for batch in found:
-            known.add_hashes(batch.hashes)
-            scores.append(batch.scores)
-            predicted.append(batch.predicted)
-            self._compare("calibration", batch.labels, batch.predicted)
-        if not scores:
+        known, batches = Sketch(), list(found)
+        if not batches:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
+        self.agreement.pop("calibration", None)
+        for batch in batches:
+            known.add_hashes(batch.hashes)
+            self._compare("calibration", batch.labels, batch.predicted)
         if self.seen is not None and known.overlap(self.seen) > 0.5:
             _warn(
                 "the calibration data were also used for the fit: scores on them are too good, and the threshold will "
@@ -188,7 +168,8 @@ class Guard(nn.Module):
                 "training has seen"
             )
         self.warn_of_labels("calibration")
-        self.set_threshold(torch.cat(scores), torch.cat(predicted), **target)
+        scores, predicted = (torch.cat([batch[part] for batch in batches]) for part in (0, 1))
+        self.set_threshold(scores, predicted, **target)
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
@@ -213,8 +194,8 @@ class Guard(nn.Module):
         """The decision on a batch of whatever the model takes."""
         is_quiet = torch.compiler.is_compiling() or not torch.is_grad_enabled()
         with nullcontext() if is_quiet else torch.no_grad():
-            observed = self.observe(images)
-            return self.decision(observed.logits, self.scores_of(observed))
+            logits, scores, _ = self.observe(images)
+            return self.decision(logits, scores)
 
     def decide(self, batch: Batch) -> Decision:
         """The same decision from features, without the network."""
@@ -223,15 +204,15 @@ class Guard(nn.Module):
     def score(self, images: Inputs | Batch) -> Tensor:
         """(N,) scores alone; needs no calibration."""
         with torch.no_grad():
-            return self.scores_of(self.observe(images))
+            return self.observe(images)[1]
 
     def explain(self, images: Inputs | Batch) -> Explanation:
         """Where the samples stand: images, or a `Batch` of features. Distances are after shaping where there is one."""
         with torch.no_grad():
-            observed = self.observe(images)
-            decision = self.decision(observed.logits, self.scores_of(observed))
+            logits, scores, scored = self.observe(images)
+            decision = self.decision(logits, scores)
             assert self.threshold is not None
-            return explain(decision, observed.scored, self.detector, self.threshold)
+            return explain(decision, scored, self.detector, self.threshold)
 
     # ── the stages by themselves, for drivers (Ray, ONNX, jobs) ────────────────────────────────────────────────────
 
@@ -249,35 +230,34 @@ class Guard(nn.Module):
     def require_fitted(self) -> None:
         """Raise NotFittedError unless the guard was fitted or loaded."""
         if not self.detector.is_fitted:
-            raise NotFittedError(
-                "the guard is not fitted: call guard.fit(loader) on training data, then guard.calibrate(loader) on "
-                "other data"
-            )
+            calls = "guard.fit(loader) on training data, then guard.calibrate(loader) on other data"
+            raise NotFittedError(f"the guard is not fitted: call {calls}")
 
-    def observe(self, images: Inputs | Batch) -> Observation:
-        """Run the network on a batch; a Batch of features stands for itself."""
+    def observe(self, images: Inputs | Batch) -> tuple[Tensor, Tensor, Batch]:
+        """Logits (N, C) of the untouched model, scores (N,), and the Batch that was scored. A score is −inf where it, or
+        a number that entered the network, is not finite: a saturating activation, such as ReLU6, turns an infinite
+        pixel into finite features."""
         self.require_fitted()
+        detector, finite = self.detector, None
         if isinstance(images, Batch):
-            batch = self.features_alone(images)
-            return Observation(self._logits(batch), batch, None)
-        classifier, detector, inputs = self._require_classifier(), self.detector, split_batch(images)[0]
-        finite = rows_finite(inputs)  # before the network, which may write to them
-        if self.perturb is None:
-            plain = scored = detector.observe(inputs if detector.needs.network else images, classifier)
+            plain = scored = self.features_alone(images)
         else:
-            score = detector.score if self.perturb.objective == "score" else None
-            plain, moved = self.perturb.seen_and_moved(inputs, classifier, score)
-            scored = classifier(moved)
-        return Observation(self._logits(plain), scored, finite)
-
-    def scores_of(self, observed: Observation) -> Tensor:
-        """(N,) scores of what was observed: −inf where a number that entered the network, or a score, is not finite. (A
-        saturating activation, such as ReLU6, turns an infinite pixel into finite features.)"""
-        scores = self.detector.score(observed.scored)
+            classifier, inputs = self._require_classifier(), split_batch(images)[0]
+            finite = rows_finite(inputs)  # before the network, which may write to them
+            if self.perturb is None:
+                plain = scored = detector.observe(inputs if detector.needs.network else images, classifier)
+            else:
+                score = detector.score if self.perturb.objective == "score" else None
+                plain, moved = self.perturb.seen_and_moved(inputs, classifier, score)
+                scored = classifier(moved)
+        logits = plain.logits
+        if logits is None:
+            logits = detector.head(plain.features.to(detector.head_weight.dtype))
+        scores = detector.score(scored)
         trusted = scores < torch.inf  # false for NaN, too
-        if observed.finite is not None and observed.finite.shape == scores.shape:
-            trusted = trusted & observed.finite.to(scores.device)
-        return torch.where(trusted, scores, -torch.inf)
+        if finite is not None and finite.shape == scores.shape:
+            trusted = trusted & finite.to(scores.device)
+        return logits, torch.where(trusted, scores, -torch.inf), scored
 
     def decision(self, logits: Tensor, scores: Tensor) -> Decision:
         """The decision that follows from the model's logits (N, C) and the scores (N,)."""
@@ -289,8 +269,8 @@ class Guard(nn.Module):
         return Decision(logits, labels, scores, *self.threshold.decide(scores, labels))
 
     def training_batch(self, item: Inputs | Batch) -> tuple[Batch, Tensor]:
-        """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are plain:
-        noise that follows a score can only be added once there is one. A number that is not finite is an error."""
+        """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are not
+        perturbed, since that may need a fitted score. A number that is not finite is an error."""
         if isinstance(item, Batch):
             batch = self.features_alone(item)
             return batch, sample_hashes(batch.features)
@@ -304,11 +284,11 @@ class Guard(nn.Module):
         return batch, sample_hashes(inputs)
 
     def noted(self, batch: Batch, hashes: Tensor) -> Batch:
-        """A training batch, whose samples and labels the guard will remember at the calibration."""
+        """The same training batch; the guard notes its samples and labels for `calibrate` and `warn_of_labels`."""
         assert self.seen is not None
         self.seen.add_hashes(hashes)
         logits = batch.logits
-        if logits is None and "fit" not in self.agreement:  # the first batch is enough: a fit may not need the product
+        if logits is None and "fit" not in self.agreement:  # only for the first batch, to save the product
             logits = self.head(batch.features.to(self.head.weight))
         if logits is not None and len(logits):
             self._compare("fit", batch.labels, logits.argmax(dim=1))
@@ -316,10 +296,9 @@ class Guard(nn.Module):
 
     def calibration_scores(self, item: Inputs | Batch) -> CalibrationScores:
         """What `calibrate_on` asks of one batch of calibration data."""
-        observed = self.observe(item)
+        logits, scores, _ = self.observe(item)
         inputs, labels = (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
-        predicted = observed.logits.argmax(dim=1)
-        return CalibrationScores(self.scores_of(observed), predicted, labels, sample_hashes(inputs))
+        return CalibrationScores(scores, logits.argmax(dim=1), labels, sample_hashes(inputs))
 
     def features_alone(self, batch: Batch) -> Batch:
         """A batch of features as the detector takes it, on its device; an error where features are not enough."""
@@ -334,11 +313,6 @@ class Guard(nn.Module):
             if part is not None and (part.ndim != 2 or part.shape[1] != width):
                 raise ValueError(f"{what} have shape {tuple(part.shape)}, expected (N, {width}) as the head has it")
         return batch
-
-    def _logits(self, batch: Batch) -> Tensor:
-        if batch.logits is not None:
-            return batch.logits
-        return self.detector.head(batch.features.to(self.detector.head_weight.dtype))
 
     def _require_classifier(self) -> Classifier:
         if self.classifier is None:
@@ -358,13 +332,13 @@ class Guard(nn.Module):
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes
         classifier = self.classifier
-        precisions = {dtype: name for name, dtype in PRECISIONS.items()}
+        precisions = {None: None, **{dtype: name for name, dtype in PRECISIONS.items()}}
         description = {
             "version": __version__,
             "head": self.detector.head.fingerprint(),
             "head_name": classifier and classifier.head_name,
             "layers": list(classifier.layer_names) if classifier else [],
-            "autocast": precisions.get(classifier.autocast) if classifier and classifier.autocast else None,
+            "autocast": precisions[classifier.autocast] if classifier else None,
             "detector": self.detector.to_config(),
             "threshold": self.threshold and self.threshold.to_config(),
             "perturb": self.perturb and self.perturb.to_config(),

@@ -18,12 +18,11 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
 
-Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
 class Target(TypedDict, total=False):
-    """What is asked of a threshold: a `tpr` or an `alpha`, and whether by predicted class."""
+    """What is asked of a threshold: a `tpr` or an `alpha`, and whether each predicted class has its own."""
 
     tpr: float | None
     alpha: float | None
@@ -31,25 +30,23 @@ class Target(TypedDict, total=False):
 
 
 class Threshold(nn.Module):
-    """Decides which scores are out-of-distribution, by the scores of a calibration sample.
+    """Decides which scores are out-of-distribution, from the scores of calibration samples.
 
-    Made by `Threshold.quantile` or `Threshold.conformal`; both also by predicted class. The calibration samples are
-    in-distribution, and seen by neither the network's training nor the fit. Their scores are finite; a score that is
-    not (−inf, +inf, NaN) is always out-of-distribution. The dtype is that of the calibration scores, and stays so when
-    the module around it is cast to another: a rounded threshold is another threshold.
+    Made by `Threshold.quantile` or `Threshold.conformal`, for all samples or per predicted class. The calibration
+    samples are in-distribution, and seen by neither the network's training nor the fit. Their scores are finite; a
+    score that is not (−inf, +inf, NaN) is always out-of-distribution. The dtype is that of the calibration scores, even
+    when the module around it is cast to another: a rounded threshold is another threshold.
 
     Attributes:
         kind: "quantile" or "conformal".
         target: the `tpr` or the `alpha` that was asked for, a fraction.
         count: number of calibration scores.
-        per_class: whether each predicted class has a threshold of its own.
-        value: (1,), or (C,) by class: scores at or above it are in-distribution. To read, not to set.
+        per_class: whether each predicted class has its own threshold.
+        value: (1,), or (C,) per class: scores at or above it are in-distribution. Read-only.
 
     >>> threshold = Threshold.quantile(torch.arange(100.0), tpr=0.95)
-    >>> threshold
-    Threshold(quantile, tpr=0.95, 100 calibration scores)
-    >>> threshold.value
-    tensor([5.])
+    >>> threshold, threshold.value
+    (Threshold(quantile, tpr=0.95, 100 calibration scores), tensor([5.]))
     >>> threshold.is_ood(torch.tensor([4.9, 5.0, float("-inf"), float("nan")]))
     tensor([ True, False,  True,  True])
     """
@@ -57,11 +54,11 @@ class Threshold(nn.Module):
     calibration: Tensor  #: (n,) class after class, ascending within each
     offsets: Tensor  #: (C + 1,) where the scores of each class start and end; (2,) when there is one threshold for all
     value: Tensor
-    runs: Tensor  #: the calibration scores, and once more all together where a class has none of its own
+    runs: Tensor  #: the calibration scores, then all of them sorted together if a class has none
     starts: Tensor  #: (C,) where each class's scores start in `runs`
     sizes: Tensor  #: (C,) how many these are
 
-    def __init__(self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
+    def __init__(self, kind: Literal["quantile", "conformal"], target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
         super().__init__()
         self.kind, self.target, self.per_class = kind, target, per_class
         self.register_buffer("calibration", calibration)
@@ -83,9 +80,9 @@ class Threshold(nn.Module):
         Args:
             scores: (n,) finite scores of in-distribution samples; tensor, array or list.
             tpr: the share to accept, a fraction in (0, 1].
-            labels: (n,) predicted classes of these samples, read only by class.
-            per_class: one threshold for each predicted class. A class without samples takes the threshold of all
-                samples together, with a warning.
+            labels: (n,) predicted classes of these samples, for `per_class`.
+            per_class: one threshold per predicted class. A class without samples takes the threshold of all samples,
+                with a warning.
             num_classes: C; None is the largest label plus one.
 
         >>> Threshold.quantile([1.0, 2.0, 3.0, 4.0], tpr=0.75).value
@@ -111,16 +108,14 @@ class Threshold(nn.Module):
         num_classes: int | None = None,
     ) -> Threshold:
         """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is at most `alpha`, a
-        fraction in (0, 1).
+        fraction in (0, 1). Other arguments are those of `quantile`.
 
         If the calibration samples and a new in-distribution sample are exchangeable, the new sample is flagged with
-        probability at most `alpha`, whatever the scores' distribution; the probability is over the draw of the
-        calibration samples too. By class, the same holds among the samples predicted as each class. It takes
-        1/alpha − 1 calibration samples (of each class) at least. Vovk, Gammerman & Shafer, "Algorithmic Learning in a
-        Random World", 2005. Other arguments are those of `quantile`.
+        probability at most `alpha`, over the draw of both and whatever the scores' distribution; with `per_class`,
+        among the samples predicted as each class. This takes at least 1/alpha − 1 calibration samples (of each class).
+        Vovk, Gammerman & Shafer, "Algorithmic Learning in a Random World", 2005.
 
-        >>> threshold = Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
-        >>> scores = torch.tensor([0.5, 1.0])
+        >>> scores, threshold = torch.tensor([0.5, 1.0]), Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
@@ -128,13 +123,9 @@ class Threshold(nn.Module):
 
     @classmethod
     def of(
-        cls,
-        scores: ArrayLike,
-        labels: ArrayLike | None = None,
-        num_classes: int | None = None,
-        **target: Unpack[Target],
+        cls, scores: ArrayLike, labels: ArrayLike | None = None, num_classes: int | None = None, **target: Unpack[Target]
     ) -> Threshold:
-        """`conformal` where `alpha` is given, else `quantile`, at 0.95 where `tpr` is not."""
+        """`conformal` if `alpha` is given, else `quantile`, by default at 0.95."""
         tpr, alpha, per_class = target.get("tpr"), target.get("alpha"), target.get("per_class", False)
         check_target(tpr, alpha)
         if alpha is not None:
@@ -148,17 +139,15 @@ class Threshold(nn.Module):
     decide = forward
 
     def is_ood(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) bool: ``not (score >= threshold)`` or not finite; exact in exported graphs too.
-
-        `predicted` (N,) are the predicted classes, needed by class. For a conformal threshold this is p ≤ alpha.
-        """
+        """(N,) bool: ``not (score >= threshold)`` or not finite; for a conformal threshold this is p ≤ alpha. Exact in
+        exported graphs too. `predicted` (N,) are the predicted classes, for a threshold per class."""
         classes = self._classes(scores, predicted)
         value = self.value if classes is None else self.value.index_select(0, classes)
         return ~((scores >= value) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), of either kind of threshold: small means
-        out-of-distribution. Scores that are not finite have the smallest, 1 / (n + 1)."""
+        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), for either kind of threshold: small means
+        out-of-distribution. Scores that are not finite get the smallest, 1 / (n + 1)."""
         count, size = self._count(scores, predicted, or_equal=True)
         return (count + 1).to(self.calibration.dtype) / (size + 1)
 
@@ -194,10 +183,10 @@ class Threshold(nn.Module):
 
     def acceptance(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """What share of new in-distribution samples is accepted: the mean over draws of the calibration samples, and
-        the interval that holds the share of this very threshold with probability `confidence`.
+        the ends of the interval that holds this threshold's share with probability `confidence`.
 
-        For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 − j). By class, it is
-        that of the class with the fewest samples.
+        For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 − j). Per class, the
+        result is that of the class with the fewest samples.
 
         >>> [round(share, 3) for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()]
         [0.923, 0.735, 0.998]
@@ -212,7 +201,7 @@ class Threshold(nn.Module):
 
     @property
     def caution(self) -> str | None:
-        """One sentence where the calibration samples are few for what is asked of them; None where they are not."""
+        """One sentence if the calibration samples are too few for the target, else None."""
         asked = self.expected_rate
         _, low, high = self.acceptance()
         if 1 - low <= max(2.5 * asked, 0.01):
@@ -225,7 +214,7 @@ class Threshold(nn.Module):
         )
 
     def to_config(self) -> dict[str, object]:
-        """What `from_state` needs beside ``state_dict()``, as JSON values."""
+        """What `from_state` needs besides ``state_dict()``, as JSON values."""
         return {name: getattr(self, name) for name in _CONFIG}
 
     @classmethod
@@ -260,24 +249,23 @@ class Threshold(nn.Module):
     def _derive(self) -> None:
         """Check calibration scores and offsets, which may come from a corrupt file, and register what follows."""
         calibration, offsets = self.calibration, self.offsets
-        if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration):
+        if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
             raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
-        if len(offsets) < 2 or (not self.per_class and len(offsets) != 2):
-            raise ValueError(f"the threshold's state has {len(offsets)} offsets")
+        if not self.per_class and len(offsets) != 2:
+            raise ValueError(f"the threshold's state has {len(offsets)} offsets, expected 2")
         self.count, own = len(calibration), offsets.diff()
         if offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
             raise ValueError(f"the threshold's offsets do not run from 0 to its {self.count} calibration scores")
         if not torch.isfinite(calibration).all():
             raise ValueError("the threshold's calibration scores are not finite")
-        if any((run.diff() < 0).any() for run in calibration.split(own.tolist())):
+        runs = calibration.split(own.tolist())
+        if any((run.diff() < 0).any() for run in runs):
             raise ValueError("the threshold's calibration scores are not sorted")
-        pooled = calibration.sort().values
-        runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
-        marks = [self._mark(size, index) for index, size in enumerate(own.tolist())]
-        is_empty = own == 0
+        is_empty, pooled = own == 0, calibration.sort().values
+        runs = [run if len(run) else pooled for run in runs]
         self.stride = math.isqrt(max(map(len, runs)) - 1) + 1
         derived = {
-            "value": torch.stack([run[mark] for run, mark in zip(runs, marks)]),
+            "value": torch.stack([run[self._mark(size, i)] for i, (run, size) in enumerate(zip(runs, own.tolist()))]),
             "runs": torch.cat([calibration, pooled]) if is_empty.any() else calibration.clone(),
             "starts": torch.where(is_empty, self.count, offsets[:-1]),
             "sizes": torch.where(is_empty, self.count, own),
@@ -292,17 +280,15 @@ class Threshold(nn.Module):
         flagged = count_to_flag(size, self.target)
         if flagged == 0:
             who = f"class {index} has" if self.per_class else "there are"
-            raise ValueError(
-                f"{who} {size} calibration samples, alpha={self.target:g} takes at least "
-                f"{samples_for(self.target)} (1/alpha − 1)"
-            )
+            needed = f"alpha={self.target:g} takes at least {samples_for(self.target)} (1/alpha − 1)"
+            raise ValueError(f"{who} {size} calibration samples, {needed}")
         return flagged - 1
 
     def _classes(self, scores: Tensor, predicted: Tensor | None) -> Tensor | None:
         if not self.per_class:
             return None
         if predicted is None:
-            raise ValueError("a threshold by predicted class needs the predicted classes: pass predicted")
+            raise ValueError("a threshold per predicted class needs the predicted classes: pass predicted")
         if not torch.compiler.is_compiling() and predicted.shape != scores.shape:
             raise ValueError(f"scores have shape {tuple(scores.shape)}, predicted {tuple(predicted.shape)}")
         return predicted
@@ -349,17 +335,13 @@ class Threshold(nn.Module):
 
 
 def check_target(tpr: float | None, alpha: float | None) -> None:
-    """One sentence where both are given."""
+    """ValueError if both are given."""
     if tpr is not None and alpha is not None:
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
 
 
 def count_to_accept(count: int, tpr: float) -> int:
-    """The smallest k with k / count ≥ tpr.
-
-    >>> count_to_accept(100, 0.95), count_to_accept(10, 0.95)
-    (95, 10)
-    """
+    """The smallest k with k / count ≥ tpr."""
     tpr = _fraction("tpr", tpr)
     k = math.ceil(tpr * count)
     while (k - 1) / count >= tpr:
@@ -368,11 +350,7 @@ def count_to_accept(count: int, tpr: float) -> int:
 
 
 def count_to_flag(count: int, alpha: float) -> int:
-    """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below it is OOD.
-
-    >>> count_to_flag(19, 0.05), count_to_flag(18, 0.05)
-    (1, 0)
-    """
+    """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below it is OOD."""
     alpha = _fraction("alpha", alpha)
     k = math.floor(alpha * (count + 1)) + 1
     while k / (count + 1) > alpha:
@@ -381,20 +359,12 @@ def count_to_flag(count: int, alpha: float) -> int:
 
 
 def samples_for(alpha: float) -> int:
-    """The number of calibration samples that a conformal threshold at `alpha` takes.
-
-    >>> samples_for(0.05), samples_for(0.01)
-    (19, 99)
-    """
+    """The smallest number of calibration samples for a conformal threshold at `alpha`."""
     return next(n for n in itertools.count(max(math.ceil(1 / alpha) - 2, 0)) if count_to_flag(n, alpha))
 
 
 def as_decimal(fraction: float) -> float:
-    """`fraction`, rounded to twelve digits where that undoes a rounding error: ``1 - 0.9`` is meant to be 0.1.
-
-    >>> 1 - 0.9, as_decimal(1 - 0.9), as_decimal(1 / 3) == 1 / 3
-    (0.09999999999999998, 0.1, True)
-    """
+    """`fraction`, rounded to twelve digits if that undoes a rounding error: ``1 - 0.9`` is meant to be 0.1."""
     fraction = float(fraction)
     rounded = float(f"{fraction:.12g}")
     return rounded if abs(rounded - fraction) <= 2.3e-16 else fraction
@@ -407,38 +377,32 @@ def _fraction(name: str, value: float) -> float:
     return as_decimal(value)
 
 
-def _runs(
-    scores: ArrayLike, labels: ArrayLike | None, per_class: bool, num_classes: int | None
-) -> tuple[Tensor, Tensor]:
+def _runs(scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes: int | None) -> tuple[Tensor, Tensor]:
     """Checked calibration scores, sorted (within each class), and where each class starts and ends."""
     values = (scores if isinstance(scores, Tensor) else torch.from_numpy(np.asarray(scores, dtype=float))).detach()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32)
     if values.ndim != 1 or not len(values):
-        raise ValueError(
-            f"there are no calibration scores: they have shape {tuple(values.shape)}, expected one per sample, (n,)"
-        )
-    bad = ~torch.isfinite(values)
-    if bad.any():
-        first = int(bad.int().argmax())
-        raise ValueError(
-            f"{int(bad.sum())} of {len(values)} calibration scores are not finite, "
-            f"the first is {values[first].item()} at index {first}"
-        )
+        shape = tuple(values.shape)
+        raise ValueError(f"there are no calibration scores: they have shape {shape}, expected one per sample, (n,)")
+    bad = (~torch.isfinite(values)).nonzero().flatten()
+    if len(bad):
+        first = f"the first is {values[bad[0]].item()} at index {int(bad[0])}"
+        raise ValueError(f"{len(bad)} of {len(values)} calibration scores are not finite, {first}")
     if not per_class:
         return values.sort().values, torch.tensor([0, len(values)], device="cpu").to(values.device)
     if labels is None:
-        raise ValueError("a threshold by predicted class needs the predicted classes: pass labels")
-    classes = as_tensor(labels).detach().to(values.device)
-    if classes.is_floating_point() or classes.is_complex() or classes.dtype == torch.bool:
-        raise TypeError(f"labels are {classes.dtype}, expected integer class indices")
-    if classes.shape != values.shape:
-        raise ValueError(f"labels have shape {tuple(classes.shape)}, scores {tuple(values.shape)}")
-    least, most = int(classes.min()), int(classes.max())
-    if least < 0 or (num_classes is not None and most >= num_classes):
-        expected = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
+        raise ValueError("a threshold per predicted class needs the predicted classes: pass labels")
+    predicted = as_tensor(labels).detach().to(values.device)
+    if predicted.is_floating_point() or predicted.is_complex() or predicted.dtype == torch.bool:
+        raise TypeError(f"labels are {predicted.dtype}, expected integer class indices")
+    if predicted.shape != values.shape:
+        raise ValueError(f"labels have shape {tuple(predicted.shape)}, scores {tuple(values.shape)}")
+    least, most = int(predicted.min()), int(predicted.max())
+    if least < 0 or (classes is not None and most >= classes):
+        expected = "at least 0" if classes is None else f"from 0 to {classes - 1}"
         raise ValueError(f"labels go from {least} to {most}, expected {expected}")
     order = values.argsort()
-    order = order[classes[order].argsort(stable=True)]
-    counts = torch.bincount(classes.long(), minlength=num_classes or 0)
+    order = order[predicted[order].argsort(stable=True)]
+    counts = torch.bincount(predicted.long(), minlength=classes or 0)
     return values[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -1,7 +1,8 @@
-"""Mergeable sums over training data: what a detector boils its training set down to, the same for any split of the data
-and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples."""
+"""Mergeable sums over training data: what a detector learns from, the same for any split of the data and any order of
+the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples."""
 
 import math
+import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -25,9 +26,9 @@ S = TypeVar("S", bound="Statistic")
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A summary of training data that grows by a batch and adds up with its like. One whose attribute
-    `finds_non_finite` is true raises `NonFiniteRow` where features hold a NaN or an infinity; for others that is looked
-    for in a read of its own.
+    """A summary of training data that is updated by a batch and merged with another of its kind. One whose attribute
+    `finds_non_finite` is true raises `NonFiniteRow` where features hold a NaN or an infinity; for others the driver
+    checks the features first.
 
     >>> isinstance(Mean(2), Statistic)
     True
@@ -45,9 +46,7 @@ class Additive:
 
     def merge(self, other: Self) -> None:
         for name in self.sums:
-            mine = getattr(self, name)
-            mine += getattr(other, name)
-            setattr(self, name, mine)
+            setattr(self, name, operator.iadd(getattr(self, name), getattr(other, name)))
 
 
 class NonFiniteRow(ValueError):
@@ -119,9 +118,8 @@ class Mean(Additive):
 
 
 def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64.
-
-    The second is symmetric: only blocks on and below the diagonal are multiplied, which saves seven sixteenths."""
+    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64. The second is symmetric:
+    only blocks on and below the diagonal are multiplied, which saves seven sixteenths."""
     width = rows.shape[1]
     squares = torch.zeros(width, width, dtype=torch.float64)
     edges = [width * i // 8 for i in range(9)]
@@ -132,11 +130,40 @@ def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
     return kernels.column_sums(rows).cpu() - len(rows) * pivot, squares.tril() + squares.tril(-1).T
 
 
-def add_by_class(totals: Tensor, counts: Tensor, classes: Tensor, values: Tensor) -> None:
-    """Add to totals (C, D) and counts (C,), both float64, the values (N, D) of each class and how many there are."""
-    counts += torch.bincount(classes, minlength=len(counts))
-    for of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
-        totals.index_add_(0, of_piece, piece)
+def features_by_label(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Features (N, P) and labels (N,)."""
+    return batch.features, labels_of(batch)
+
+
+class ClassMeans(Additive):
+    """Count (C,) and sum (C, D) by class of one vector per sample; `value` maps a Batch to the vectors (N, D) and the
+    classes (N,), by default features and labels.
+
+    >>> means = ClassMeans(2, 1)
+    >>> means.update(Batch(torch.tensor([[1.0], [3.0], [7.0]]), None, torch.tensor([0, 0, 1])))
+    >>> means.means().tolist()
+    [[2.0], [7.0]]
+    """
+
+    sums = ("counts", "totals")
+
+    def __init__(
+        self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]] = features_by_label
+    ) -> None:
+        self.value = value
+        self.counts = torch.zeros(num_classes, dtype=torch.float64)
+        self.totals = torch.zeros(num_classes, width, dtype=torch.float64)
+
+    def update(self, batch: Batch) -> None:
+        values, classes = self.value(batch)
+        classes = classes.cpu()
+        self.counts += torch.bincount(classes, minlength=len(self.counts))
+        for of_piece, piece in zip(classes.split(ROWS_AT_A_TIME), in_float64(values)):
+            self.totals.index_add_(0, of_piece, piece)
+
+    def means(self) -> Tensor:
+        """(C, D) float64; a class without samples has NaN."""
+        return self.totals / self.counts[:, None]
 
 
 class Moments:
@@ -196,7 +223,7 @@ class Moments:
         return self.covariance() + torch.outer(shift, shift)
 
 
-class ClassMoments(Moments):
+class ClassMoments(Moments, ClassMeans):
     """Moments of all features, and the count and mean of each class: (C,) and (C, P).
 
     >>> moments = ClassMoments(2, 1)
@@ -207,22 +234,16 @@ class ClassMoments(Moments):
     """
 
     def __init__(self, num_classes: int, num_features: int) -> None:
-        super().__init__(num_features)
-        self.counts = torch.zeros(num_classes, dtype=torch.float64)
-        self.totals = torch.zeros(num_classes, num_features, dtype=torch.float64)
+        Moments.__init__(self, num_features)
+        ClassMeans.__init__(self, num_classes, num_features)
 
     def update(self, batch: Batch) -> None:
-        super().update(batch)
-        add_by_class(self.totals, self.counts, labels_of(batch), batch.features)
+        Moments.update(self, batch)
+        ClassMeans.update(self, batch)
 
     def merge(self, other: Self) -> None:
-        super().merge(other)
-        self.counts += other.counts
-        self.totals += other.totals
-
-    def means(self) -> Tensor:
-        """(C, P) class means; a class without samples has NaN."""
-        return self.totals / self.counts[:, None]
+        Moments.merge(self, other)
+        ClassMeans.merge(self, other)
 
     def whitened(self) -> tuple[Tensor, Tensor]:
         """What whitens differences within classes (P, P), and the means (M, P) of the classes with samples about that
@@ -236,32 +257,6 @@ class ClassMoments(Moments):
         between = self.means()[seen] - self.average
         scatter = self.scatter - between.T @ (between * self.counts[seen, None])
         return scatter / max(self.count, 1)
-
-
-class ClassMeans(Additive):
-    """Count (C,) and sum (C, D) of some vector of each sample, by class; `value` maps a Batch to the vectors (N, D) and
-    the classes (N,).
-
-    >>> means = ClassMeans(2, 1, lambda batch: (batch.features, torch.tensor([0, 0, 1])))
-    >>> means.update(Batch(torch.tensor([[1.0], [3.0], [7.0]])))
-    >>> means.means().tolist()
-    [[2.0], [7.0]]
-    """
-
-    sums = ("counts", "totals")
-
-    def __init__(self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
-        self.value = value
-        self.counts = torch.zeros(num_classes, dtype=torch.float64)
-        self.totals = torch.zeros(num_classes, width, dtype=torch.float64)
-
-    def update(self, batch: Batch) -> None:
-        values, classes = self.value(batch)
-        add_by_class(self.totals, self.counts, classes.cpu(), values)
-
-    def means(self) -> Tensor:
-        """(C, D) float64; a class without samples has NaN."""
-        return self.totals / self.counts[:, None]
 
 
 class Sum(Additive):
