@@ -1,4 +1,4 @@
-"""Batch and Head, the two values that everything passes around. Neither knows a model or a loader."""
+"""Batch and Head, the two values that the library passes around. Neither knows a model or a loader."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from torch import Tensor, nn
 
 Array: TypeAlias = Tensor | NDArray[np.generic]
 ArrayLike: TypeAlias = Array | Sequence[object]
-"""Numbers: a tensor, an array, or a list of numbers or of lists of them."""
+"""Numbers: a tensor, an array, or a (nested) list."""
 Inputs: TypeAlias = Array | Mapping[str, object] | Sequence[object]
-"""What a model takes, or a loader's item with labels: a tensor or array (N, …); a dict of keyword arguments; a tuple or
-list (inputs, labels)."""
+"""What a model takes, a tensor or array (N, …) or a dict of keyword arguments; or a pair of that and labels."""
 
 
 class Batch(NamedTuple):
-    """What a classifier says about N samples.
+    """A classifier's features and logits of N samples.
 
-    >>> batch = Batch(torch.randn(4, 8))
-    >>> batch.features.shape, batch.logits
-    (torch.Size([4, 8]), None)
+    >>> Batch(torch.eye(2)).logits is None
+    True
     """
 
     features: Tensor  #: (N, P) input of the linear head
-    logits: Tensor | None = None  #: (N, C) output of the head; None: computed from the head where a detector reads them
+    logits: Tensor | None = None  #: (N, C) output of the head; None: computed from the head when a detector reads them
     labels: Tensor | None = None  #: (N,) class indices, only for fitting
     layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers, name to (N, P_layer), for multi-layer MDS
     views: Tensor | None = None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
@@ -43,21 +41,20 @@ class Batch(NamedTuple):
         return self._map(lambda part: part[which], lambda views: views[:, which])
 
     def without(self, rows: Collection[int]) -> Batch:
-        """All rows but these; itself where there are none to leave out.
+        """All rows but these.
 
         >>> Batch(torch.eye(3), labels=torch.arange(3)).without([1]).labels
         tensor([0, 2])
         """
-        left = [row for row in range(len(self.features)) if row not in rows] if rows else []
+        left = [row for row in range(len(self.features)) if row not in rows]
         return self.rows(torch.tensor(left, dtype=torch.int64)) if rows else self
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
-        """The same batch with every part a tensor, on this device and, but for the labels, in this floating dtype.
-        None leaves either as it is; arrays go to the CPU's memory."""
+        """The same batch as tensors, on this device and (except for the labels) in this floating dtype. None leaves
+        either as it is; arrays go to the CPU's memory."""
         labels = None if self.labels is None else as_tensor(self.labels).to(device)
-        return self._map(lambda part: part.to(device) if dtype is None else part.to(device, dtype))._replace(
-            labels=labels
-        )
+        moved = self._map(lambda part: part.to(device) if dtype is None else part.to(device, dtype))
+        return moved._replace(labels=labels)
 
     def cpu(self) -> Batch:
         """The same batch in the CPU's memory."""
@@ -86,8 +83,7 @@ class Head:
             so that softmax gives the sigmoid of d and both classes are treated alike.
         bias: (C,) array or tensor; None is zero.
 
-    >>> head = Head(torch.eye(3), torch.zeros(3))
-    >>> head(torch.tensor([[1.0, 2.0, 3.0]]))
+    >>> Head(torch.eye(3), torch.zeros(3))(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([[1., 2., 3.]])
     >>> Head(torch.ones(1, 2), torch.zeros(1)).num_classes
     2
@@ -97,20 +93,19 @@ class Head:
         weight = _as_float_tensor(weight, "head weight")
         if weight.ndim != 2:
             raise ValueError(f"head weight has shape {tuple(weight.shape)}, expected (classes, features)")
-        if bias is None:
-            bias = weight.new_zeros(weight.shape[0])
-        bias = _as_float_tensor(bias, "head bias").to(weight.device, weight.dtype).reshape(-1)
+        bias = weight.new_zeros(len(weight)) if bias is None else _as_float_tensor(bias, "head bias")
+        bias = bias.to(weight.device, weight.dtype).reshape(-1)
         if len(bias) != len(weight):
             raise ValueError(f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows")
         if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
-            raise ValueError("head holds NaN or infinite values; check the checkpoint it came from")
+            raise ValueError("head holds NaN or infinite values; check the checkpoint that it came from")
         self.is_binary = len(weight) == 1
         self.weight, self.bias = (two_rows(weight.T).T, two_rows(bias[None])[0]) if self.is_binary else (weight, bias)
 
     @classmethod
     def of(cls, source: object) -> Head:
-        """The head in `source`: a Head, an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays, or a fitted
-        scikit-learn linear classifier (``coef_``, ``intercept_``)."""
+        """The head in an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays or a fitted linear classifier of
+        scikit-learn (``coef_``, ``intercept_``); a Head unchanged."""
         if isinstance(source, Head):
             return source
         if isinstance(source, nn.Conv2d) and (source.kernel_size != (1, 1) or source.groups != 1):
@@ -143,13 +138,13 @@ class Head:
         return head
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(N, P) features to (N, C) logits, in the features' dtype and on their device; integers, in the head's."""
+        """(N, P) features to (N, C) logits, on the features' device and in their dtype; for integers, in the head's."""
         if not features.is_floating_point():
             features = features.to(self.weight.dtype)
         return nn.functional.linear(features, self.weight.to(features), self.bias.to(features))
 
     def fingerprint(self) -> str:
-        """SHA-256 of shape and float32 values: tells whether two heads are the same, whatever their device."""
+        """SHA-256 of shape and float32 values, the same on every device."""
         digest = hashlib.sha256(f"{self.num_classes}x{self.num_features}".encode())
         for tensor in (self.weight, self.bias):
             digest.update(tensor.to("cpu", torch.float32).contiguous().numpy().tobytes())
@@ -160,38 +155,36 @@ class Head:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor as and where it is, an array or a list in the CPU's memory; ``torch.as_tensor`` would move either to the
-    default device."""
+    """A tensor unchanged, an array or a list in the CPU's memory (``torch.as_tensor`` uses the default device)."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def as_batch(value: object) -> Batch:
-    """A Batch, or an error that says what came instead."""
+    """A Batch unchanged; TypeError for anything else."""
     if not isinstance(value, Batch):
         raise TypeError(f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}")
     return value
 
 
 def logits_of(batch: Batch) -> Tensor:
-    """(N, C) logits; an error where there are none."""
+    """(N, C) logits; ValueError if there are none."""
     if batch.logits is None:
         raise ValueError("the batch has no logits; give Batch(features, logits), as a Classifier does")
     return batch.logits
 
 
 def labels_of(batch: Batch) -> Tensor:
-    """(N,) int64 labels on the CPU; an error where there are none."""
+    """(N,) int64 labels on the CPU; ValueError if there are none."""
     if batch.labels is None:
         raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
     return batch.labels.detach().to("cpu", torch.int64)
 
 
 def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A real (N, width) tensor of this dtype, or of at least float32, from a tensor or an array."""
+    """A real (N, width) tensor of this dtype, by default float64 or else float32, from a tensor or an array."""
     matrix = as_tensor(values)
-    shape = matrix.shape
-    if len(shape) != 2 or shape[1] != width:
-        raise ValueError(f"{what} have shape {tuple(shape)}, expected (N, {width}): {expected}")
+    if matrix.ndim != 2 or matrix.shape[1] != width:
+        raise ValueError(f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}")
     if matrix.dtype is dtype:
         return matrix
     if matrix.is_complex():

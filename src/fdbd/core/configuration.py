@@ -1,4 +1,4 @@
-"""What detectors and shapings have in common: a description of their needs, a name, options, and fitted buffers."""
+"""What detectors and shapings share: a description of their needs, a name, options, and fitted buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 T = TypeVar("T")
 Passes = Generator[Any, Any, None]
-"""What `passes` returns: it yields empty statistics and receives them back, summed over the training data."""
+"""What `passes` returns: yields empty statistics, and is sent them summed over the training data."""
 
 
 class Paper(NamedTuple):
@@ -51,8 +51,7 @@ class Needs:
     heldout: bool = False  #: a fit needs data that the network was not trained on: training data would mislead it
     network: bool = False  #: scores need the network itself, so that only a Guard can give them
     passes: int | None = None
-    """Passes over the training data that a fit takes; None: several, or not known. Unless it is 0 or 1, a Guard sets
-    features aside on disk."""
+    """Passes over the training data in a fit; None: several, or not known. For more than one a Guard uses the disk."""
     calibration: bool = False  #: scores need `calibrate` after the fit, as those of an ensemble do
 
 
@@ -68,18 +67,15 @@ class NotFittedError(RuntimeError):
 
 
 class Configured(nn.Module):
-    """A module that is rebuilt from its name and its constructor's arguments, and whose state is buffers.
-
-    A subclass with a `name` enters the registry of its family under that name. Arguments of ``__init__`` are kept under
-    their own names and never change after construction.
-    """
+    """A module that is rebuilt from its name and its constructor's arguments, and whose state is buffers. A subclass
+    with a `name` is registered under it. Arguments of ``__init__`` are attributes of the same name and never change."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[Paper | None] = None
     needs: Needs = Needs()
-    """What it looks at and what its fit takes; an instance whose options decide sets its own."""
+    """What it reads and what its fit takes; may be set per instance if that depends on options."""
     earlier_options: ClassVar[dict[str, object]] = {}
-    """Values of options that did not exist yet when a file without them was written."""
+    """Values for options that are missing in older files."""
     registry: ClassVar[dict[str, type[Configured]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -90,7 +86,7 @@ class Configured(nn.Module):
         place = f"{known.__module__}.{known.__qualname__}"
         if place != f"{cls.__module__}.{cls.__qualname__}":
             raise ValueError(f"the name {cls.name!r} of {cls.__qualname__} is taken by {place}: choose another name")
-        Configured.registry[cls.name] = cls  # the same class defined again, as in a notebook, replaces the old one
+        Configured.registry[cls.name] = cls  # a class that is defined again, as in a notebook, replaces the old one
 
     def options(self) -> dict[str, object]:
         """Constructor arguments by name."""
@@ -102,12 +98,15 @@ class Configured(nn.Module):
         return {"name": self.name, "options": {name: _plain(value) for name, value in self.options().items()}}
 
     def require_name(self) -> None:
-        """Refuse to be saved where `from_config` would make something else of it."""
+        """ValueError unless `from_config` can rebuild this object and its parts."""
         for part in self.modules():
             if isinstance(part, Configured) and Configured.registry.get(part.name) is not type(part):
                 kind = type(part).__name__
                 lack = f"{kind} has no name of its own, by which a file could say what it is"
                 raise ValueError(f"{lack}: give the class one, such as name = {kind.lower()!r}")
+
+    fit_dtype: torch.dtype = torch.float32
+    """float64 if head or features are, else float32."""
 
     def set(self, **tensors: Tensor) -> None:
         """Keep fitted tensors as buffers; floating ones take the dtype of the fit."""
@@ -115,14 +114,11 @@ class Configured(nn.Module):
             tensor = tensor.to(self.fit_dtype) if tensor.is_floating_point() else tensor
             self._set_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
 
-    fit_dtype: torch.dtype = torch.float32
-    """float64 where head or features are, else float32."""
-
     def _set_buffer(self, name: str, tensor: Tensor) -> None:
         self._buffers[name] = tensor  # `register_buffer` would refuse a name that is also a property
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # model.half() is for the network: what was fitted stays in float32, and half inputs are scored in it.
+        # model.half() is for the network: fitted tensors stay in float32, and half inputs are scored in it.
         def at_least_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return tensor.to(moved.device) if moved.is_floating_point() and moved.dtype.itemsize < 4 else moved
@@ -130,7 +126,7 @@ class Configured(nn.Module):
         return super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # An unfitted module has no buffers yet: take those that the file holds for it.
+        # An unfitted module has no buffers yet: create those that the file holds for it.
         for key, tensor in state_dict.items():
             name = key[len(prefix) :]
             if key.startswith(prefix) and "." not in name:
@@ -139,34 +135,33 @@ class Configured(nn.Module):
         self.check_buffers()
 
     def buffer_shape(self, name: str) -> str | None:
-        """The shape of a buffer as letters, such as "C P"; None: any. By default that of its annotation, such as
-        ``center: Annotated[Tensor, "P"]``. C and P are the classes and features of the head, other letters any size
-        that is the same in all buffers, "" is a scalar."""
+        """The shape of a buffer as letters, such as "C P"; None: any. By default taken from its annotation, such as
+        ``center: Annotated[Tensor, "P"]``. C and P are the head's classes and features, other letters sizes that are
+        the same in all buffers; "" is a scalar."""
         try:
             parts = get_args(get_type_hints(type(self), include_extras=True).get(name))
-        except (NameError, TypeError):  # a user's class whose annotations name what cannot be found at run time
+        except (NameError, TypeError):  # annotations of a user's class that cannot be evaluated at run time
             return None
         return parts[1] if len(parts) == 2 and parts[0] is Tensor and isinstance(parts[1], str) else None
 
     def check_buffers(self) -> None:
-        """Refuse buffers with NaN or infinity, or whose shapes do not fit each other."""
+        """ValueError for buffers with NaN or infinity, or whose shapes do not fit each other."""
         sizes: dict[str, int] = {}
         for name, tensor in sorted(self._buffers.items(), key=lambda item: not item[0].startswith("head_")):
             if tensor is None:
                 continue
-            kind = type(self).__name__
+            what = f"{name} of {type(self).__name__}"
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise ValueError(f"{name} of {kind} holds NaN or infinity; fit it anew")
+                raise ValueError(f"{what} holds NaN or infinity; fit it again")
             if (shape := self.buffer_shape(name)) is None:
                 continue
             letters = shape.split()
             sizes.update({letter: int(letter) for letter in letters if letter.isdigit()})
             found = [sizes.setdefault(letter, size) for letter, size in zip(letters, tensor.shape)]
             if len(letters) != tensor.ndim or found != list(tensor.shape):
-                expected = (
-                    f"({', '.join(str(sizes.get(letter, letter)) for letter in letters)}) to fit its other buffers"
-                )
-                raise ValueError(f"{name} of {kind} has shape {tuple(tensor.shape)}, expected {expected}")
+                expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
+                shapes = f"shape {tuple(tensor.shape)}, expected ({expected}) to fit its other buffers"
+                raise ValueError(f"{what} has {shapes}")
 
     def extra_repr(self) -> str:
         options = self.options().items()
@@ -174,28 +169,28 @@ class Configured(nn.Module):
 
 
 MOST, _MOST_ENTRIES = 1_000_000, 2_000
-"""No count in an option is larger, nor has a configuration more values: a forged file asks for no more memory."""
+"""The largest count in an option, and the most values in a configuration: bounds the memory for a forged file."""
 
 
 def expect(name: str, value: T, is_right: bool, what: str) -> T:
-    """The option's value where it is right, else an error that says what was expected."""
+    """The option's value if it is right, else a ValueError that says what was expected."""
     if not is_right:
         raise ValueError(f"{name} is {value!r}, expected {what}")
     return value
 
 
 def one_of(name: str, value: T, *choices: object) -> T:
-    """The option where it is one of the choices, or an error that lists them."""
+    """The option if it is one of the choices, else a ValueError that lists them."""
     return expect(name, value, value in choices, f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
 
 
 def positive(name: str, value: float) -> float:
-    """The option as a positive number, or an error."""
+    """The option if it is a positive number, else a ValueError."""
     return expect(name, value, 0 < value < float("inf"), "a positive number")
 
 
 def at_least_one(name: str, value: object, what: str) -> int:
-    """The option as an int, numpy's integers included, or an error that says what was expected."""
+    """The option as an int if it is an integer (numpy's too) from 1, else a ValueError that says `what` is expected."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -211,8 +206,14 @@ def _plain(value: Any) -> Any:
     return value.to_config() if isinstance(value, Configured) else value
 
 
+def _restored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return from_config(value) if isinstance(value, dict) else value
+
+
 def from_config(config: Any) -> Any:
-    """The unfitted object that `Configured.to_config` described; registered names only: no code comes from a file."""
+    """The unfitted object that `Configured.to_config` described; only registered names: no code comes from a file."""
     if not isinstance(config, dict) or set(config) != {"name", "options"} or not isinstance(config["options"], dict):
         raise ValueError(f"not a detector's configuration: {config!r}")
     if _entries(config) > _MOST_ENTRIES:
@@ -229,14 +230,8 @@ def from_config(config: Any) -> Any:
 
 
 def _entries(value: Any) -> int:
-    """How many values a configuration holds, those of its parts included."""
+    """The number of values in a configuration and its parts."""
     if not isinstance(value, (dict, list)):
         return 1
     inner = value.values() if isinstance(value, dict) else value
     return len(value) if len(value) > _MOST_ENTRIES else 1 + sum(map(_entries, inner))
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    return from_config(value) if isinstance(value, dict) else value

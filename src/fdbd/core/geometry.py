@@ -1,5 +1,5 @@
-"""The decision boundaries of a linear head: distances to them, their folded form with one vector per class, and the exact
-projection on a decision region. Pure functions of a Head and features."""
+"""The decision boundaries of a linear head: distances to them, their folded form with one vector per class, and the
+exact projection on a decision region. Pure functions of a Head and features."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -245,6 +245,8 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
 def _project(others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, closed: float) -> float:
     """min ‖y‖ subject to others (M, r) · y ≥ gaps (M,), where `sizes` (M,) is the magnitude of the logits behind each
     gap; `closed` is the distance to the hyperplane against the predicted class, whose normal is `hyperplane` (r,)."""
+    from scipy.optimize import lsq_linear  # takes time to import
+
     # Step to that hyperplane: if all constraints hold there, the closed form is exact.
     step = others @ hyperplane * (closed / np.linalg.norm(hyperplane))
     if (step - gaps >= -1e-12 * (sizes + np.abs(step))).all():
@@ -254,48 +256,15 @@ def _project(others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, cl
     target = np.zeros(columns.shape[1])
     target[-1] = 1
     # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r].
-    residual = columns.T @ _nnls(columns.T, target) - target
+    # By bounded-variable least squares: `scipy.optimize.nnls` is wrong on some of these problems before scipy 1.16.
+    solution = lsq_linear(columns.T, target, (0, np.inf), "bvls", tol=1e-14, max_iter=30 * len(columns) + 100).x
+    residual = columns.T @ solution - target
     squares = float(residual @ residual)
     # In units of the closed form, which bounds the distance from below, 1e-14 stands for a region ten million times as
     # far away as its hyperplane, which float64 cannot tell from an empty one.
     if squares < 1e-14:
         return np.inf
     return max(float(np.linalg.norm(residual[:-1])) / squares * scale, closed)
-
-
-def _nnls(matrix: _Array, target: _Array) -> _Array:
-    """argmin ‖matrix · x − target‖ subject to x ≥ 0, by the active sets of Lawson and Hanson. scipy's own fails or is
-    wrong on some of these problems in its versions 1.12 to 1.15, the last ones for Python 3.10."""
-
-    def least_squares(free: NDArray[np.bool_]) -> _Array:
-        """The best x that is zero where it is not free."""
-        best = np.zeros(len(free))
-        best[free] = np.linalg.lstsq(matrix[:, free], target, rcond=None)[0]
-        return best
-
-    count = matrix.shape[1]
-    solution, free = np.zeros(count), np.zeros(count, dtype=bool)
-    tolerance = 10 * max(matrix.shape) * np.finfo(np.float64).eps * np.abs(matrix).sum(axis=0).max()
-    for _ in range(30 * count + 100):
-        descent = np.where(free, -np.inf, matrix.T @ (target - matrix @ solution))
-        while descent.max() > tolerance:
-            chosen = int(descent.argmax())
-            free[chosen] = True
-            trial = least_squares(free)
-            if trial[chosen] > 0:
-                break
-            free[chosen], descent[chosen] = False, -np.inf  # by rounding: no descent there
-        else:
-            return solution
-        while (blocked := free & (trial <= 0)).any():
-            share = solution[blocked] / (solution[blocked] - trial[blocked])
-            solution = solution + share.min() * (trial - solution)
-            free[np.flatnonzero(blocked)[share.argmin()]] = False
-            free &= solution > 0
-            solution[~free] = 0
-            trial = least_squares(free)
-        solution = trial
-    return solution
 
 
 def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
-"""Input perturbation: images in, images out, one signed gradient step towards a higher objective.
-
-ODIN and the noise of the Mahalanobis detector raise a score; adversarial samples raise the loss.
-"""
+"""Input perturbation: one signed gradient step of images towards a higher score (ODIN, the noise of the Mahalanobis
+detector) or a higher loss (adversarial samples)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,12 +28,11 @@ class InputPerturbation(nn.Module):
         epsilon: step in [0, 1] pixel units; 0 leaves images as they are.
         objective: "msp", or "score" for one that is given with each call.
         temperature: T of the softmax, for "msp".
-        std: the per-channel std by which the images were normalised (dimension 1), or one number; the step is
-            divided by it. None: images are in pixel units.
+        std: by which the images were normalised, one number or one per channel (dimension 1); the step is divided by
+            it. None: images are in pixel units.
 
     >>> from fdbd.networks.classifier import Classifier
-    >>> classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
-    >>> images = torch.rand(2, 3, 2, 2)
+    >>> images, classifier = torch.rand(2, 3, 2, 2), Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     >>> moved = InputPerturbation(0.0014)(images, classifier)
     >>> bool(((moved - images).abs() < 0.0015).all())
     True
@@ -66,7 +63,7 @@ class InputPerturbation(nn.Module):
     def seen_and_moved(
         self, images: Inputs, classifier: Callable[[Inputs], Batch], score: Objective | None = None
     ) -> tuple[Batch, Tensor]:
-        """What the classifier says of the images as they are, and the images moved: one forward pass serves both."""
+        """The classifier's batch of the images as they are, and the moved images, from one forward pass."""
         seen: list[Batch] = []
 
         def watched(inputs: Inputs) -> Batch:
@@ -77,12 +74,12 @@ class InputPerturbation(nn.Module):
         return (seen[0] if seen else classifier(images)).detach(), moved
 
     def _log_softmax(self, batch: Batch) -> Tensor:
-        # T · log softmax: the factor T leaves the sign, and keeps gradients away from underflow in half precision.
+        # The factor T does not change the sign, and keeps gradients from underflow in half precision.
         log_softmax = (_logits(batch) / self.temperature).log_softmax(dim=1)
         return self.temperature * log_softmax.max(dim=1).values
 
     def to_config(self) -> dict[str, object]:
-        """The arguments of the constructor, as JSON takes them.
+        """The arguments of the constructor, as JSON values.
 
         >>> InputPerturbation(**InputPerturbation(0.0014, std=0.5).to_config())
         InputPerturbation(epsilon=0.0014, objective='msp', temperature=1000.0, std=[0.5])
@@ -103,13 +100,8 @@ def adversarial(
 ) -> Tensor:
     """Images moved by one step that raises the cross-entropy of their `labels` (N,): x' = x + ε · sign ∇ₓ CE.
 
-    The fast gradient sign method (Goodfellow et al., 2015), which Lee et al. (2018) use for out-of-distribution samples
-    when layers are weighted. `epsilon` and `std` are those of `InputPerturbation`.
-
-    >>> from fdbd.networks.classifier import Classifier
-    >>> classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
-    >>> adversarial(torch.rand(2, 3, 2, 2), torch.tensor([0, 2]), classifier, 0.05).shape
-    torch.Size([2, 3, 2, 2])
+    The fast gradient sign method (Goodfellow et al., 2015), with which Lee et al. (2018) make out-of-distribution
+    samples to weight layers by. `epsilon` and `std` are those of `InputPerturbation`.
     """
     labels = as_tensor(labels)
     if labels.shape != (len(images),) or labels.is_floating_point():
@@ -128,15 +120,13 @@ def _step(
 ) -> Tensor:
     if not isinstance(images, Tensor) or not images.is_floating_point():
         given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        raise TypeError(
-            f"input perturbation got {given}, expected one floating-point tensor (N, C, …); it needs a gradient with "
-            "respect to the input, which token ids and dicts do not have"
-        )
+        expected = "expected one floating-point tensor (N, C, …): token ids and dicts have no gradient"
+        raise TypeError(f"input perturbation got {given}, {expected}")
     if std is not None and len(std) not in (1, images.shape[1]):
         raise ValueError(f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels")
     if epsilon == 0 or not len(images):
         return images
-    # Works whatever mode the caller is in; only the input's gradient is asked for, so that parameters collect none.
+    # Independent of the caller's grad mode; only the input's gradient is computed, so that parameters collect none.
     with torch.inference_mode(False), torch.enable_grad():
         moved = images.detach().clone().requires_grad_()
         score = objective(classifier(moved))
@@ -161,7 +151,7 @@ def _checked_epsilon(epsilon: float) -> float:
 
 
 def checked_std(std: float | Sequence[float] | None) -> Std:
-    """The std of each channel, or of all, as a tuple; an error where one is not positive."""
+    """The std per channel, or one for all, as a tuple; ValueError if one is not positive."""
     if std is None:
         return None
     values = tuple(torch.as_tensor(std, dtype=torch.float64, device="cpu").flatten().tolist())

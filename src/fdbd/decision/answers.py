@@ -1,4 +1,4 @@
-"""What a guard says of samples: a decision on each, and where each stands among the decision boundaries."""
+"""A guard's answers: the decision on each sample, and its distances to the decision boundaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotCalibratedError(RuntimeError):
 
 
 class Decision(NamedTuple):
-    """What a guard says of N samples. Logits and labels are always the untouched model's.
+    """A guard's decision on N samples. Logits and labels are always the untouched model's.
 
     >>> import fdbd
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
@@ -39,26 +39,26 @@ class Decision(NamedTuple):
     """
 
     logits: Tensor
-    """(N, C) output of the model's linear head, bit for bit; a binary head's single logit d stands as −d/2 and d/2, and
-    what a model does after its head (a log-softmax) is left out."""
+    """(N, C) output of the model's linear head, bit for bit, without what follows it (such as a log-softmax); a binary
+    head's single logit d becomes −d/2 and d/2."""
     labels: Tensor
     """(N,) predicted classes."""
     scores: Tensor
-    """(N,) higher is more in-distribution; −inf where a number was not finite, which is always OOD."""
+    """(N,) higher is more in-distribution; −inf if a number was not finite, which is always OOD."""
     p_values: Tensor
     """(N,) share of calibration scores at or below, (1 + #)/(n + 1)."""
     is_ood: Tensor
     """(N,) bool."""
 
     def discoveries(self, q: float) -> Tensor:
-        """(N,) bool: which samples are out-of-distribution when, of all that are named so, a share of at most `q` is to
-        be wrong on average (the false discovery rate), by Benjamini and Hochberg's procedure over the p-values.
+        """(N,) bool: samples flagged as out-of-distribution, of which a share of at most `q` is in-distribution on
+        average (the false discovery rate), by Benjamini and Hochberg's procedure on the p-values.
 
         The threshold bounds false alarms among in-distribution samples; this bounds them among the alarms, and so
-        depends on the whole batch: ask about all samples at once. It holds where the in-distribution samples among
-        these N are independent, and exchangeable with the calibration samples (Bates, Candès, Lei, Romano & Sesia,
-        "Testing for outliers with conformal p-values", Annals of Statistics 2023, theorem 2). With n calibration
-        samples the smallest p-value is 1/(n + 1), so that few of many samples can only be named where n is large.
+        depends on the whole batch: ask about all samples at once. It holds if the in-distribution samples of the batch
+        are independent, and exchangeable with the calibration samples (Bates, Candès, Lei, Romano & Sesia, "Testing for
+        outliers with conformal p-values", Annals of Statistics 2023, theorem 2). The smallest p-value is 1/(n + 1), so
+        that flagging few of many samples takes many calibration samples n.
 
         >>> p_values = torch.tensor([0.001, 0.012, 0.3, 0.9])
         >>> Decision(torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5).discoveries(0.1)
@@ -69,23 +69,23 @@ class Decision(NamedTuple):
 
 
 def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q: float) -> float:
-    """The largest p-value that Benjamini and Hochberg's procedure names at the false discovery rate `q`; −1: none.
-    p-values are the distinct ones, ascending, `counts` how many samples have each."""
+    """The largest p-value that Benjamini and Hochberg's procedure flags at the false discovery rate `q`; −1: none.
+    p-values are distinct and ascending, `counts` the number of samples with each."""
     check_rate(q)
     below = counts.cumsum()
-    # p-values are ratios of integers: one that is equal to its limit must not be above it by its last bit.
+    # p-values are ratios of integers: one that is equal to its limit must not exceed it by a rounding error.
     named = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
     return float(p_values[named[-1]]) if len(named) else -1.0
 
 
 def check_rate(q: float) -> None:
-    """One sentence where a false discovery rate is none."""
+    """ValueError unless `q` is a false discovery rate."""
     if not 0 < q < 1:
         raise ValueError(f"the false discovery rate is {q}, expected a fraction between 0 and 1")
 
 
 class Explanation(NamedTuple):
-    """Where N samples stand among the decision boundaries.
+    """The distances of N samples to the decision boundaries.
 
     >>> import fdbd
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
@@ -96,21 +96,20 @@ class Explanation(NamedTuple):
 
     decision: Decision
     distances: Tensor
-    """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf where there is none."""
+    """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf if there is none."""
     nearest: Tensor
     """(N,) class behind the nearest boundary."""
     nearest_distance: Tensor
     """(N,)."""
     shares: Tensor
-    """(N, C) each class's share of the average distance, which is fDBD's numerator; rows sum to 1, 0 where no boundary
-    is."""
+    """(N, C) each class's share of the average distance, fDBD's numerator; rows sum to 1; 0 without a boundary."""
     standing: Tensor
     """(N,) fraction of the calibration scores below the sample's score."""
 
 
 def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Threshold) -> Explanation:
-    """Where the samples of a decision stand, by the batch that the detector scored. Distances are those of the features
-    after shaping where there is one; the predicted class is that of the score."""
+    """Explain a decision from the batch that the detector scored. Distances are those of the shaped features, if there
+    is a shaping; the predicted class is that of the score."""
     with full_precision():
         head, batch = detector.head, detector.prepare(batch)
         while isinstance(detector, Shaped):
@@ -120,7 +119,7 @@ def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Thr
     nearest_distance, nearest = geometry.nearest_boundary(distances)
     is_there = torch.isfinite(distances)
     reachable = torch.where(is_there, distances, 0)
-    # On a point where all boundaries meet, all have an equal share in a distance of zero.
+    # Where all boundaries meet, all distances are zero and the shares are equal.
     reachable = torch.where(reachable.sum(dim=1, keepdim=True) > 0, reachable, is_there.to(reachable))
     shares = reachable / reachable.sum(dim=1, keepdim=True)
     standing = threshold.standing(decision.scores, decision.labels)

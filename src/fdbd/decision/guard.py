@@ -168,8 +168,8 @@ class Guard(nn.Module):
                 "training has seen"
             )
         self.warn_of_labels("calibration")
-        scores, predicted = (torch.cat([batch[part] for batch in batches]) for part in (0, 1))
-        self.set_threshold(scores, predicted, **target)
+        scores = torch.cat([batch.scores for batch in batches])
+        self.set_threshold(scores, torch.cat([batch.predicted for batch in batches]), **target)
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
@@ -234,9 +234,9 @@ class Guard(nn.Module):
             raise NotFittedError(f"the guard is not fitted: call {calls}")
 
     def observe(self, images: Inputs | Batch) -> tuple[Tensor, Tensor, Batch]:
-        """Logits (N, C) of the untouched model, scores (N,), and the Batch that was scored. A score is −inf where it, or
-        a number that entered the network, is not finite: a saturating activation, such as ReLU6, turns an infinite
-        pixel into finite features."""
+        """Logits (N, C) of the untouched model, scores (N,), and the Batch that was scored. A score is −inf if it, or a
+        number that entered the network, is not finite: a saturating activation, such as ReLU6, turns an infinite pixel
+        into finite features."""
         self.require_fitted()
         detector, finite = self.detector, None
         if isinstance(images, Batch):
@@ -332,13 +332,13 @@ class Guard(nn.Module):
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes
         classifier = self.classifier
-        precisions = {None: None, **{dtype: name for name, dtype in PRECISIONS.items()}}
+        precisions = {dtype: name for name, dtype in PRECISIONS.items()}
         description = {
             "version": __version__,
             "head": self.detector.head.fingerprint(),
             "head_name": classifier and classifier.head_name,
             "layers": list(classifier.layer_names) if classifier else [],
-            "autocast": precisions[classifier.autocast] if classifier else None,
+            "autocast": precisions[classifier.autocast] if classifier and classifier.autocast else None,
             "detector": self.detector.to_config(),
             "threshold": self.threshold and self.threshold.to_config(),
             "perturb": self.perturb and self.perturb.to_config(),

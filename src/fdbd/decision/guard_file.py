@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from fdbd.util.devices import device_of
 
 
 class OpenedGuard(NamedTuple):
-    """A guard with its model, ready to be asked; what `open_guard` gives.
+    """A guard with its model, as `open_guard` returns it.
 
     >>> OpenedGuard(Guard(Head(torch.eye(2))), None, ("cat", "dog")).class_names
     ('cat', 'dog')
@@ -37,7 +38,7 @@ class OpenedGuard(NamedTuple):
     """None: the guard takes features."""
     class_names: tuple[str, ...]
     sha256: str = ""
-    """Of everything that the file says: another guard has another."""
+    """Of the file's content: identifies the guard."""
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *, head: HeadName = None) -> Guard:
@@ -53,7 +54,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *,
     >>> fdbd.load(path).threshold
     Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
-    return _beside_model(run_apart(lambda: _assemble(path, *artifact.read(path), model, head)))
+    return _on_its_device(lambda: _assemble(path, *artifact.read(path), model, head))
 
 
 def from_hub(
@@ -64,13 +65,13 @@ def from_hub(
     token: str | None = None,
     head: HeadName = None,
 ) -> Guard:
-    """The guard of a repository of the Hugging Face Hub, or of a folder with the same files. No code of it is run.
+    """The guard in a repository of the Hugging Face Hub, or in a folder with the same files. None of its code is run.
 
     Args:
         repo: "owner/name", or a folder.
         model, head: as for `fdbd.load`.
-        revision: a branch, tag or commit, which alone is the same for ever.
-        token: of the Hub; None: the one that you are logged in with.
+        revision: a branch, a tag, or a commit, which never changes.
+        token: of the Hub; None: that of your login.
 
     >>> import fdbd, tempfile
     >>> from fdbd.decision.hub import write_folder
@@ -91,17 +92,18 @@ def open_guard(
     device: str | torch.device | None = "auto",
     features: bool = False,
 ) -> OpenedGuard:
-    """A guard from its file, around the model that the file names; without a model where it was fitted on features.
+    """A guard from its file, around the model that the file names; without a model if it was fitted on features.
     ArtifactError: the weights are not those of the fit, or the file is no guard.
 
     Args:
         path: what `fdbd fit` or `Guard.save` wrote.
-        model: another name for the model. Needed where the file names none (images are then prepared as the model
-            itself says), and where it names a factory or a ``.pt2`` file: a file does not choose what code runs.
-        checkpoint: where the weights lie now. Without it: where they lay at the fit, or beside the guard.
+        model: another name for the model. Needed if the file names none (images are then prepared as the model says),
+            or names a factory or a ``.pt2`` file: a file does not choose what code runs.
+        checkpoint: the model's weights; None: those at the place of the fit, or beside the guard.
         trust, device: as for `model_by_name`.
         features: leave the model out, for a guard that takes features.
     """
+    shown = repr(os.fspath(path))
     description, tensors = run_apart(lambda: artifact.read(path))
     about = description.get("about") or {}
     try:
@@ -111,42 +113,34 @@ def open_guard(
         preprocess = None if fields is None else Preprocess.from_dict(fields)
         class_names = tuple(map(str, about.get("class_names") or ()))
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not describe its model: {error}") from None
+        raise artifact.ArtifactError(f"{shown} does not describe its model: {error}") from None
     if features or (origin is None and model is None):
         found, preprocess = None, None
     else:
         origin = origin or {}
         name = str(origin["name"]) if model is None else model
         if model is None and runs_code(name):
-            raise ValueError(
-                f"{os.fspath(path)!r} names the model {name}, which is code to run; if you trust it, say so with "
-                f"--model {name}"
-            )
+            raise ValueError(f"{shown} names the model {name}, which is code to run; to trust it, add --model {name}")
         if checkpoint is None and (then := origin.get("checkpoint")):
             places = (Path(str(then)), Path(path).resolve().parent / Path(str(then)).name)
             checkpoint = next((place for place in places if place.is_file()), None)
             if checkpoint is None:
-                raise FileNotFoundError(
-                    f"the weights of the model, {then!r}, are neither there nor beside the guard; say with "
-                    "--checkpoint where they are"
-                )
+                where = "are neither there nor beside the guard; say with --checkpoint where they are"
+                raise FileNotFoundError(f"the weights of the model, {then!r}, {where}")
         found = model_by_name(name, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device)
         if origin.get("weights") not in (None, found.origin["weights"]):
             raise artifact.ArtifactError(
-                f"the weights of {os.fspath(checkpoint or name)!r} are not those that {os.fspath(path)!r} was fitted "
-                "with: give the right --checkpoint, or fit a new guard"
+                f"the weights of {os.fspath(checkpoint or name)!r} are not those that {shown} was fitted with: give "
+                "the right --checkpoint, or fit a new guard"
             )
         preprocess = preprocess or found.preprocess
         if preprocess is None:
-            raise ValueError(
-                f"neither {os.fspath(path)!r} nor {name} says how images are prepared; fit the guard with fdbd fit, "
-                "and say there with --preprocess"
-            )
-    around = None if found is None else found.model
-    guard = _beside_model(run_apart(lambda: _assemble(path, description, tensors, around)))
+            remedy = "fit the guard with fdbd fit, and say there with --preprocess"
+            raise ValueError(f"neither {shown} nor {name} says how images are prepared; {remedy}")
+    guard = _on_its_device(lambda: _assemble(path, description, tensors, found.model if found else None))
     if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
         raise artifact.ArtifactError(
-            f"{os.fspath(path)!r} names {len(class_names)} classes, and its head has {classes}: fit a new guard"
+            f"{shown} names {len(class_names)} classes, and its head has {classes}: fit a new guard"
         )
     return OpenedGuard(guard, preprocess, class_names or (found.class_names if found else ()), description["sha256"])
 
@@ -167,15 +161,15 @@ def _assemble(
             raise ValueError(f"{description['detector']!r} is no detector")
         detector.load_state_dict(under("detector."))
         perturb = InputPerturbation(**description["perturb"]) if description["perturb"] else None
-        classes, threshold = detector.head.num_classes, None
-        if description["threshold"]:
-            if description["threshold"]["num_classes"] not in (None, classes):
+        classes, threshold = detector.head.num_classes, description["threshold"] or None
+        if threshold is not None:
+            if threshold["num_classes"] not in (None, classes):
                 raise ValueError(f"its threshold is not for the {classes} classes of the head")
-            threshold = Threshold.from_state(description["threshold"], under("threshold."))
+            threshold = Threshold.from_state(threshold, under("threshold."))
         layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
         seen = Sketch(tensors["seen"]) if "seen" in tensors else None
         if not isinstance(layers, list) or not all(isinstance(n, str) for n in [*layers, saved_head, head_name or ""]):
-            raise ValueError("its head and layers are not named by texts")
+            raise ValueError("the names of its head and layers are not text")
         autocast = None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
         _try(detector, perturb, threshold)
     except Exception as error:  # a forged file can make any of this raise nearly anything
@@ -186,8 +180,9 @@ def _assemble(
     guard = Guard(model, detector, perturb=perturb, head=head, layers=layers)
     if guard.classifier is not None and guard.classifier is not model:
         guard.classifier.autocast = autocast
-    about = description.get("about")
-    guard.threshold, guard.seen, guard.about = threshold, seen, about if isinstance(about, dict) else {}
+    guard.threshold, guard.seen = threshold, seen
+    if isinstance(about := description.get("about"), dict):
+        guard.about = about
     if model is not None and (present := guard.head.fingerprint()) != saved_head:
         raise artifact.ArtifactError(
             f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
@@ -196,13 +191,14 @@ def _assemble(
     return guard
 
 
-def _beside_model(guard: Guard) -> Guard:
-    """The guard on its model's device; moved in the caller's thread, whose settings decide what a device does."""
+def _on_its_device(assemble: Callable[[], Guard]) -> Guard:
+    """A guard assembled in another thread, then moved to its model's device in this one, whose settings apply."""
+    guard = run_apart(assemble)
     return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
 
 
 def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
-    """Ask about two rows, so that a file whose parts do not fit each other fails at load and not in service."""
+    """Score two rows, so that a file whose parts do not fit each other fails when it is loaded."""
     if detector.needs.network or perturb is not None:
         return
     batch = detector.example()

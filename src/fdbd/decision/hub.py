@@ -24,7 +24,7 @@ FILE = "guard.safetensors"
 
 
 def write_folder(guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None) -> Path:
-    """What a repository holds, the guard's file and its card, in a folder, which `fdbd.from_hub` reads too."""
+    """Write what a repository holds, the guard's file and its card, to a folder that `fdbd.from_hub` reads too."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     guard.save(place / FILE)
@@ -41,13 +41,13 @@ def push(
     token: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Put the guard's file and a card into a repository of the Hugging Face Hub, "owner/name", made where there
-    is none; `fdbd.from_hub` reads it. Returns the address of the commit.
+    """Upload the guard's file and a card to a repository of the Hugging Face Hub, "owner/name", which is created if
+    there is none; `fdbd.from_hub` reads it. Returns the address of the commit.
 
     Args:
         metrics: what you measured, by name, for the card, which also has the threshold's promise.
-        private: whether a new repository is.
-        token: of the Hub; None: the one that you are logged in with.
+        private: whether a new repository is private.
+        token: of the Hub; None: that of your login.
         message: of the commit.
     """
     interface = require("huggingface_hub", "hub").HfApi(token=token)
@@ -60,7 +60,7 @@ def push(
 
 
 def fetch(repo: str, revision: str | None = None, token: str | None = None) -> Path:
-    """The guard's file of a folder or a repository; of a repository it is downloaded once. A folder comes first."""
+    """The path of the guard's file in a folder or, if there is no such folder, in a repository (downloaded once)."""
     if Path(repo).is_dir():
         path = Path(repo, FILE)
         if not path.is_file():

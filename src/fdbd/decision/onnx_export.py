@@ -73,8 +73,8 @@ def export(
             `perturb`) cannot be exported, nor can approximate indices of the nearest-neighbour family.
         path: where the file appears once it has been verified.
         example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
-            or an `fdbd.Batch` for a graph that takes features. Realistic, since the graph is verified on it and on
-            noisy copies. All sizes but the first are fixed by it; of token ids and masks (N, T), the length T is not.
+            or an `fdbd.Batch` for a graph that takes features. Use real data, since the graph is verified on it and on
+            noisy copies. It fixes all sizes but the first, and but the length T of token ids and masks (N, T).
         class_names: one per class, for the metadata.
         opset: version of the ONNX operator set.
 
@@ -82,9 +82,8 @@ def export(
 
     >>> import fdbd, tempfile
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
-    >>> path = Path(tempfile.mkdtemp(), "guard.onnx")
-    >>> export(guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9), path, Batch(torch.rand(4, 3))).name
-    'guard.onnx'
+    >>> guard = guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9)
+    >>> path = export(guard, Path(tempfile.mkdtemp(), "guard.onnx"), Batch(torch.rand(4, 3)))
     >>> metadata(path)["threshold"]["target"]
     0.9
     """
@@ -93,7 +92,7 @@ def export(
         require(module, "onnx")
     _check(guard, example, class_names)
     graph = Graph(guard, example)
-    with beside(path) as temporary:  # first, so that a missing folder is told before the work
+    with beside(path) as temporary:  # first, so that a missing folder is an error before the work
         model, threshold = _trace(graph, opset), graph.guard.threshold
         assert threshold is not None
         description = {
@@ -117,10 +116,8 @@ def export(
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What an exported file says of itself: version, opset, detector, head, threshold, class_names, p_value_resolution,
-    preprocess, promise, and calibration: the sorted scores, as base64 of little-endian float64.
-
-    Reads the description alone: no graph is run. In other languages it is the model's custom metadata, JSON under keys
-    that start with ``fdbd.``
+    preprocess, promise, and calibration: the sorted scores, as base64 of little-endian float64. No graph is run. Other
+    languages find it in the model's custom metadata, JSON under keys that start with ``fdbd.``
 
     >>> metadata("missing.onnx")  # `export` shows it with a file
     Traceback (most recent call last):
@@ -165,18 +162,16 @@ class Graph(nn.Module):
             if not isinstance(tensor, Tensor) or not tensor.ndim or not len(tensor) or len(tensor) != len(tensors[0]):
                 what = f"of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"the example's {name} are {what}, expected one row per sample, at least one")
-        rows = len(tensors[0])
-        places = torch.arange(max(2, rows)) % rows  # one row would become a fixed batch size
+        places = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size
         self.names = list(map(str, named))
         self.example = tuple(tensor.detach().cpu()[places].contiguous() for tensor in tensors)
         self.guard = copy.deepcopy(guard).cpu().eval()
         self.shorter: tuple[Tensor, ...] | None = None
-        """The example with sequences shorter by one, where it is token ids and masks (N, T) of which the model takes
-        any length; None: all sizes but the first are fixed."""
+        """The example with sequences shorter by one, if it is token ids and masks (N, T) and the model takes any T."""
         shape, kinds = self.example[0].shape, {(t.shape, t.is_floating_point()) for t in self.example}
         if kinds == {(shape, False)} and len(shape) == 2 and shape[1] > 3:
             shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
-            with contextlib.suppress(Exception), torch.no_grad():  # a model of one length raises what it likes
+            with contextlib.suppress(Exception), torch.no_grad():  # a model of one length may raise anything
                 self(*shorter)
                 self.shorter = shorter
 
@@ -189,43 +184,33 @@ def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | N
     if not hasattr(guard, "observe"):
         raise TypeError(f"expected an fdbd.Guard, got {type(guard).__name__}")
     guard.require_fitted()
+    name = guard.detector.label if guard.perturb is None else "a guard with input perturbation"
     if guard.detector.needs.network or guard.perturb is not None:
-        name = guard.detector.label if guard.perturb is None else "a guard with input perturbation"
-        raise ExportError(
-            f"{name} follows the network's gradient or transforms the images by itself, which a plain graph cannot: "
-            "export a guard with another detector, such as fdbd"
-        )
+        why = "follows the network's gradient or transforms the images, which a plain graph cannot"
+        raise ExportError(f"{name} {why}: export a guard with another detector, such as fdbd")
     for part in guard.detector.modules():
         if isinstance(part, KNN) and part.index not in ("exact", "flat"):
-            raise ExportError(
-                f"{guard.detector.label} searches its neighbours approximately (index={part.index!r}), a graph "
-                "exactly, and the threshold would not fit: use index='exact', and calibrate again"
-            )
+            why = f"searches its neighbours approximately (index={part.index!r}) and a graph exactly"
+            raise ExportError(f"{name} {why}, so the threshold would not fit: use index='exact', and calibrate again")
     if guard.threshold is None:
         raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before the export")
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
         raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one per class")
     if guard.classifier is not None and guard.classifier.autocast is not None and not isinstance(example, Batch):
-        raise ValueError(
-            "the guard's network runs under autocast, which an ONNX graph cannot: set guard.classifier.autocast = None "
-            "for a graph in full precision, whose scores differ a little"
-        )
+        remedy = "set guard.classifier.autocast = None for a graph in full precision, whose scores differ a little"
+        raise ValueError(f"the guard's network runs under autocast, which an ONNX graph cannot: {remedy}")
     if any(tensor.dtype is torch.bfloat16 for tensor in guard.parameters()):
-        raise ExportError(
-            "the model is in bfloat16, which ONNX Runtime does not run on a CPU: call model.float(), and export that"
-        )
+        raise ExportError("the model is in bfloat16, which ONNX Runtime cannot run on a CPU: call model.float() first")
     size = sum(tensor.nbytes for tensor in (*guard.parameters(), *guard.buffers()))
     if size > _LARGEST_FILE:
-        raise ExportError(
-            f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: use a detector that keeps no samples, or "
-            "a smaller alpha of the nearest-neighbour family"
-        )
+        remedy = "use a detector that keeps no samples, or a smaller alpha of the nearest-neighbour family"
+        raise ExportError(f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: {remedy}")
 
 
 def _trace(graph: Graph, opset: int) -> Any:
-    """The model as ONNX's protobuf, without the exporter's notes: stack traces with the paths of this machine, larger
-    than the graph itself."""
+    """The model as ONNX's protobuf, without the exporter's stack traces, which name paths of this machine and are
+    larger than the graph."""
     sizes = {0: torch.export.Dim("N"), **({} if graph.shorter is None else {1: torch.export.Dim("T")})}
     try:
         # The exporter warns of how it registers operators, and prints what it rewrote where commands print JSON.
@@ -243,9 +228,8 @@ def _trace(graph: Graph, opset: int) -> Any:
             )
     except Exception as error:
         reason = str(error.__cause__ or error).strip().split("\n")[0]
-        raise ExportError(
-            f"torch cannot export the guard ({graph.guard.detector.label}) to ONNX opset {opset}: {reason}"
-        ) from error
+        what = f"the guard ({graph.guard.detector.label}) to ONNX opset {opset}"
+        raise ExportError(f"torch cannot export {what}: {reason}") from error
     assert program is not None
     model = program.model_proto
     main, functions = model.graph, model.functions
@@ -258,9 +242,7 @@ def _trace(graph: Graph, opset: int) -> Any:
 
 
 def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
-    """Raise ExportError unless the runtime of this name gives torch's answers; `lengths`: of shorter sequences, too."""
-    threshold = graph.guard.threshold
-    assert threshold is not None
+    """Raise ExportError unless the runtime of this name gives torch's answers; `lengths`: also on shorter sequences."""
     for what, tensors in _trials(graph, lengths):
         with torch.no_grad():
             expected = graph(*tensors)
@@ -268,13 +250,13 @@ def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
             results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
         except Exception as error:
             raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
-        _compare(list(map(torch.from_numpy, results)), expected, threshold, f"{what} ({name})")
+        assert graph.guard.threshold is not None
+        _compare(list(map(torch.from_numpy, results)), expected, graph.guard.threshold, f"{what} ({name})")
 
 
 def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another length."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = graph.example
+    inputs, generator = graph.example, torch.Generator().manual_seed(0)
 
     def noisy(tensor: Tensor, scale: float) -> Tensor:
         copies = tensor[torch.arange(len(tensor) + 1) % len(tensor)]
@@ -299,9 +281,9 @@ def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ..
 def _compare(got: Sequence[Tensor], expected: Sequence[Tensor], threshold: Threshold, what: str) -> None:
     """Logits and scores against torch's; label, p-value and decision against what they follow from, since a rounding
     error next to a threshold or between two equal logits moves them by a step."""
-    shapes, wanted_shapes = ([tuple(tensor.shape) for tensor in answers] for answers in (got, expected))
-    if shapes != wanted_shapes:
-        raise ExportError(f"shapes of {', '.join(OUTPUTS)} differ on {what}: {shapes}, torch has {wanted_shapes}")
+    shapes, right_shapes = ([tuple(tensor.shape) for tensor in answers] for answers in (got, expected))
+    if shapes != right_shapes:
+        raise ExportError(f"shapes of {', '.join(OUTPUTS)} differ on {what}: {shapes}, torch has {right_shapes}")
     logits, label, score, p_value, is_ood = got
     readable = torch.isfinite(expected[0]).all(dim=1)  # what becomes of a NaN in the network is the runtime's
     same = (label == expected[1]) | ~readable
@@ -310,7 +292,7 @@ def _compare(got: Sequence[Tensor], expected: Sequence[Tensor], threshold: Thres
     for name, actual, wanted in zip(OUTPUTS, found, right):
         close = np.isclose(actual.double().numpy(), wanted.double().numpy(), rtol=TOLERANCE, atol=TOLERANCE)
         if not close.all():
-            place = tuple(int(i) for i in np.argwhere(~close)[0])
+            place = tuple(np.argwhere(~close)[0].tolist())
             raise ExportError(
                 f"{name} differs from torch on {what}: {(~close).sum()} of {close.size} values by more than "
                 f"{TOLERANCE:g}, such as {float(actual[place]):.6g} instead of {float(wanted[place]):.6g} at "

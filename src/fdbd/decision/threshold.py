@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
 
+Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
@@ -58,7 +59,7 @@ class Threshold(nn.Module):
     starts: Tensor  #: (C,) where each class's scores start in `runs`
     sizes: Tensor  #: (C,) how many these are
 
-    def __init__(self, kind: Literal["quantile", "conformal"], target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
+    def __init__(self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
         super().__init__()
         self.kind, self.target, self.per_class = kind, target, per_class
         self.register_buffer("calibration", calibration)
@@ -123,7 +124,11 @@ class Threshold(nn.Module):
 
     @classmethod
     def of(
-        cls, scores: ArrayLike, labels: ArrayLike | None = None, num_classes: int | None = None, **target: Unpack[Target]
+        cls,
+        scores: ArrayLike,
+        labels: ArrayLike | None = None,
+        num_classes: int | None = None,
+        **target: Unpack[Target],
     ) -> Threshold:
         """`conformal` if `alpha` is given, else `quantile`, by default at 0.95."""
         tpr, alpha, per_class = target.get("tpr"), target.get("alpha"), target.get("per_class", False)
@@ -350,7 +355,7 @@ def count_to_accept(count: int, tpr: float) -> int:
 
 
 def count_to_flag(count: int, alpha: float) -> int:
-    """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below it is OOD."""
+    """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below is OOD."""
     alpha = _fraction("alpha", alpha)
     k = math.floor(alpha * (count + 1)) + 1
     while k / (count + 1) > alpha:

@@ -1,8 +1,5 @@
-"""The driver of passes: runs training data through the statistics that detectors ask for.
-
-A detector's `passes` is a generator that yields empty statistics; a driver sums them over the data and sends them back.
-`fit_together` does so in this process, `fit_by` wherever its caller's sums come from.
-"""
+"""The driver of passes. A detector's `passes` is a generator that yields empty statistics; a driver sums them over the
+training data and sends them back. `fit_together` sums in this process, `fit_by` wherever its caller does."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -38,13 +35,13 @@ def fit_together(
     head: Head,
     combine: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Fit several detectors anew on the same data: one Batch, or an iterable that starts anew with each pass, which
-    serves all that still ask for one. `combine` merges a statistic over processes that each see a shard of the data
+    """Fit several detectors on the same data: one Batch, or an iterable that restarts with each pass, which serves all
+    detectors that still ask for one. `combine` merges a statistic over processes that each see a shard of the data
     (`over_processes`)."""
     data = [batches] if isinstance(batches, Batch) else batches
     iterator = iter(data)
     first = [as_batch(batch) for batch in islice(iterator, 1)]
-    if not first and combine is None:  # of several processes, one may have nothing
+    if not first and combine is None:  # one of several processes may have no data
         for detector in detectors:
             detector.forget()
         raise ValueError(_NO_SAMPLES)
@@ -54,14 +51,14 @@ def fit_together(
     def sum_up(statistics: list[Statistic], asking: list[Learner]) -> list[Statistic]:
         nonlocal source
         if source is None and iterator is data:
+            names = ", ".join(type(detector).__name__ for detector in asking)
             raise ValueError(
-                f"{', '.join(type(detector).__name__ for detector in asking)} needs another pass over the training "
-                "data, but a one-shot iterator is used up: give a list of batches, one Batch, or an object whose "
-                "__iter__ starts anew"
+                f"{names} needs another pass over the training data, but a one-shot iterator is used up: give a list "
+                "of batches, one Batch, or an object whose __iter__ restarts"
             )
-        batches, source = data if source is None else source, None
+        batches, source = source or data, None
         update_all(statistics, batches, head, asking)
-        return statistics if combine is None else [combine(statistic) for statistic in statistics]
+        return statistics if combine is None else list(map(combine, statistics))
 
     fit_by(sum_up, detectors, head, torch.float64 if is_wide else torch.float32)
 
@@ -69,9 +66,9 @@ def fit_together(
 def fit_by(
     sum_up: Callable[[list[Any], list[Any]], list[Any]], detectors: Sequence[Learner], head: Head, dtype: torch.dtype
 ) -> None:
-    """Fit detectors anew on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
-    statistics and the detectors that ask for them, and returns the statistics of all training data, in the same order.
-    `update_all` does that for one shard, and shards merge."""
+    """Fit detectors on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
+    statistics and the detectors that ask for them, and returns the statistics of all training data, in the same order:
+    those of each shard by `update_all`, merged."""
     device, head = head.weight.device, head.cpu()
     try:
         summed = None
@@ -97,8 +94,8 @@ def fit_by(
 
 
 def side_by_side(programs: Sequence[Passes]) -> Passes:
-    """Several `passes` as one: asks for what all that are not finished ask for, `Together`, whose `numbers` are
-    theirs."""
+    """Several `passes` as one, which yields the statistics of all that are not finished, `Together` with their
+    `numbers`."""
     sums: dict[int, Any] = dict.fromkeys(range(len(programs)))
     while sums:
         asked = {}
@@ -109,8 +106,8 @@ def side_by_side(programs: Sequence[Passes]) -> Passes:
 
 
 def over_processes() -> Callable[[Any], Any] | None:
-    """Under torchrun, what merges a statistic over all processes in the order of their ranks, so that each gets the
-    same; None for a process alone."""
+    """Under torchrun, a function that merges a statistic over all processes in the order of their ranks, so that each
+    gets the same; None for a single process."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized() and group.get_world_size() > 1):
         return None
@@ -129,7 +126,7 @@ def update_all(
     statistics: Sequence[Statistic], batches: Iterable[Batch], head: Head, asking: Sequence[Learner]
 ) -> None:
     """Add batches of training data to the statistics that these detectors ask for; each batch is checked first."""
-    # A sum over a NaN is NaN: where every statistic notices by itself, the features are read only once.
+    # A sum over a NaN is NaN: if every statistic notices that, the features are read only once.
     together = Together(statistics)
     head = head.cpu()
     for number, batch in enumerate(batches):
@@ -147,30 +144,24 @@ def update_all(
 
 
 def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:
-    """A batch fit for the statistics of these detectors: on the CPU, with its shapes and labels checked."""
+    """The batch on the CPU, with its shapes and labels checked."""
     batch = as_batch(batch).cpu().detach()
     features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
-    logits = batch.logits
+    logits, labels, rows = batch.logits, batch.labels, len(features)
     if logits is not None:
         logits = as_matrix(logits, head.num_classes, f"logits of batch {number}", "the head's classes")
-        if logits.shape[0] != features.shape[0]:
-            raise ValueError(
-                f"batch {number} has {features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
-            )
-    if (labels := batch.labels) is not None:
-        if labels.shape != features.shape[:1]:
-            raise ValueError(
-                f"labels of batch {number} have shape {tuple(labels.shape)}, expected ({features.shape[0]},)"
-            )
+        if len(logits) != rows:
+            raise ValueError(f"batch {number} has {rows} rows of features but {len(logits)} rows of logits")
+    if labels is not None:
+        what = f"labels of batch {number}"
+        if labels.shape != (rows,):
+            raise ValueError(f"{what} have shape {tuple(labels.shape)}, expected ({rows},)")
         if labels.is_floating_point() or labels.is_complex():
-            raise TypeError(f"labels of batch {number} are {labels.dtype}, expected integers")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < head.num_classes:
-            raise ValueError(
-                f"labels of batch {number} range from {int(labels.min())} to {int(labels.max())}, "
-                f"expected 0 to {head.num_classes - 1}"
-            )
-    elif needing := [type(detector).__name__ for detector in detectors if detector.needs.labels]:
-        raise ValueError(
-            f"{', '.join(needing)} needs labels to fit, batch {number} has none: give Batch(features, logits, labels)"
-        )
+            raise TypeError(f"{what} are {labels.dtype}, expected integers")
+        least, most = (int(labels.min()), int(labels.max())) if rows else (0, 0)
+        if least < 0 or most >= head.num_classes:
+            raise ValueError(f"{what} range from {least} to {most}, expected 0 to {head.num_classes - 1}")
+    elif needing := ", ".join(type(detector).__name__ for detector in detectors if detector.needs.labels):
+        remedy = f"batch {number} has none: give Batch(features, logits, labels)"
+        raise ValueError(f"{needing} needs labels to fit, {remedy}")
     return batch._replace(features=features, logits=logits)

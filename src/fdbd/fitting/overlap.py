@@ -1,4 +1,4 @@
-"""A small memory of which samples went by, to notice when the same ones come again."""
+"""A small summary of which samples were seen, to notice when the same ones are given again."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Sketch:
             raise ValueError(f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)")
 
     def add(self, inputs: Any) -> None:
-        """Note a batch: a tensor (N, …), or a dict or tuple whose first tensor stands for the samples."""
+        """Add a batch: a tensor (N, …), or a dict or tuple whose first tensor identifies the samples."""
         self.add_hashes(sample_hashes(inputs))
 
     def add_hashes(self, hashes: Tensor) -> None:
-        """Note samples by their `sample_hashes`."""
+        """Add samples by their `sample_hashes`."""
         self.hashes = torch.cat([self.hashes, hashes]).unique()[:_KEPT]
 
     def merge(self, other: Self) -> None:
@@ -52,10 +52,10 @@ class Sketch:
 
 
 def sample_hashes(inputs: Any) -> Tensor:
-    """(N,) int64, one hash per sample of a batch; empty where there is no tensor in it."""
-    parts = (
-        inputs.values() if isinstance(inputs, Mapping) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
-    )
+    """(N,) int64, one hash per sample of a batch; empty if there is no tensor in it."""
+    if isinstance(inputs, Mapping):
+        inputs = list(inputs.values())
+    parts = inputs if isinstance(inputs, (tuple, list)) else [inputs]
     found = next((part for part in parts if isinstance(part, (Tensor, np.ndarray))), None)
     if isinstance(found, np.ndarray):
         found = torch.from_numpy(found) if found.dtype.kind in "biuf" else None

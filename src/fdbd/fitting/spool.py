@@ -1,4 +1,4 @@
-"""Training features set aside on disk, so that a detector of several passes costs the network one."""
+"""Training features kept on disk, so that a fit of several passes runs the network only once."""
 
 import os
 import pickle
@@ -35,9 +35,9 @@ class Spool:
         views = None if batch.views is None else batch.views.transpose(0, 1)  # samples first
         layers = {f"layer {name}": part for name, part in (batch.layers or {}).items()}
         given = batch._replace(layers=None, views=views)._asdict() | layers
-        parts = {name: part for name, part in given.items() if part is not None}
-        rows = {name: len(part) for name, part in parts.items()}
-        widths = {name: tuple(part.shape[1:]) for name, part in parts.items()}
+        shapes = {name: tuple(part.shape) for name, part in given.items() if part is not None}
+        rows = {name: shape[0] for name, shape in shapes.items()}
+        widths = {name: shape[1:] for name, shape in shapes.items()}
         self._widths = self._widths or widths
         if widths != self._widths:
             raise ValueError(f"a batch has parts of widths {widths}, the first one {self._widths}: give all the same")
