@@ -2,7 +2,6 @@
 the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples."""
 
 import math
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -46,7 +45,9 @@ class Additive:
 
     def merge(self, other: Self) -> None:
         for name in self.sums:
-            setattr(self, name, operator.iadd(getattr(self, name), getattr(other, name)))
+            mine = getattr(self, name)
+            mine += getattr(other, name)
+            setattr(self, name, mine)
 
 
 class NonFiniteRow(ValueError):
