@@ -15,7 +15,7 @@ from torch import Tensor
 from fdbd.util.files import beside, remove_drafts
 
 FORMAT = 1
-"""Raised when a file written today could be misread by yesterday's library."""
+"""Increased when older versions of the library could misread a new file."""
 
 
 class ArtifactError(ValueError):
@@ -39,39 +39,34 @@ def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: di
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
         remove_drafts(Path(path))
-        temporary.write_bytes(save(tensors, metadata))  # save_file has drafts of its own, which a kill would leave
+        temporary.write_bytes(save(tensors, metadata))  # save_file would leave its own drafts when it is killed
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other.
-
-    The description has the checked SHA-256 of all that the file holds under ``sha256``.
-    """
-    source = Path(path)
+    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other. The
+    description has the checked SHA-256 of the file's content under ``sha256``."""
+    source, shown = Path(path), repr(os.fspath(path))
     if not source.is_file():
-        raise FileNotFoundError(f"no guard at {str(source)!r}: no such file")
+        raise FileNotFoundError(f"no guard at {shown}: no such file")
     try:
         with safe_open(source, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError, OverflowError, RuntimeError, OSError) as error:
-        raise ArtifactError(
-            f"{str(source)!r} is truncated or is no safetensors file ({error}); copy it again or save the guard anew"
-        ) from None
+        what = f"{shown} is truncated or is no safetensors file ({error})"
+        raise ArtifactError(f"{what}; copy it again or save the guard again") from None
     if "fdbd" not in metadata or "sha256" not in metadata:
-        raise ArtifactError(f"{str(source)!r} is a safetensors file, but not a guard saved by fdbd")
+        raise ArtifactError(f"{shown} is a safetensors file, but not a guard saved by fdbd")
     try:
         description = json.loads(metadata["fdbd"])
     except (ValueError, RecursionError):  # no JSON, or a number of a million digits
         description = None
     if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
-        raise ArtifactError(f"{str(source)!r} is corrupted: its description cannot be read; copy it again")
-    if description["format"] > FORMAT:
-        raise ArtifactError(
-            f"{str(source)!r} has format {description['format']}, this fdbd reads up to {FORMAT}: upgrade fdbd"
-        )
+        raise ArtifactError(f"{shown} is corrupted: its description cannot be read; copy it again")
+    if (version := description["format"]) > FORMAT:
+        raise ArtifactError(f"{shown} has format {version}, this fdbd reads up to {FORMAT}: upgrade fdbd")
     if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
-        raise ArtifactError(f"{str(source)!r} is corrupted: its content does not match its SHA-256; copy it again")
+        raise ArtifactError(f"{shown} is corrupted: its content does not match its SHA-256; copy it again")
     return {**description, "sha256": metadata["sha256"]}, tensors
 
 

@@ -116,10 +116,8 @@ class Head:
             return cls(np.atleast_2d(source.coef_), np.atleast_1d(source.intercept_))
         if isinstance(source, (tuple, list)) and len(source) == 2:
             return cls(*source)
-        raise TypeError(
-            f"no linear head in a {type(source).__name__}; expected nn.Linear, a 1×1 nn.Conv2d, (weight, bias) or "
-            "a fitted linear classifier with coef_ and intercept_"
-        )
+        expected = "nn.Linear, a 1×1 nn.Conv2d, (weight, bias) or a fitted linear classifier with coef_ and intercept_"
+        raise TypeError(f"no linear head in a {type(source).__name__}; expected {expected}")
 
     @property
     def num_classes(self) -> int:

@@ -21,9 +21,8 @@ _BLOCK_BYTES = 64 << 20
 def pairwise_norms(head: Head) -> Tensor:
     """(C, C) float64 distances ‖w_k − w_c‖ between the rows of the head; exactly 0 for equal rows.
 
-    >>> pairwise_norms(Head(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.zeros(2)))
-    tensor([[0., 5.],
-            [5., 0.]], dtype=torch.float64)
+    >>> pairwise_norms(Head([[0.0, 0.0], [3.0, 4.0]])).tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
     """
     norms = np.empty((head.num_classes, head.num_classes))
     for start, block in _norm_blocks(_float64(head.weight).numpy()):
@@ -82,8 +81,7 @@ def distances(
         predicted: (N,) classes k; None: the argmax of the logits.
         norms: (C, C) from `pairwise_norms`; None: computed for the predicted classes.
 
-    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
-    >>> distances(torch.tensor([[3.0, 7.0]]), head)
+    >>> distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
     tensor([[nan, 3.]])
     """
     logits = head(features) if logits is None else logits
@@ -102,8 +100,7 @@ def distances(
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
     """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of `distances`.
 
-    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]]), torch.zeros(3))
-    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), head))
+    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])))
     (tensor([2.1213]), tensor([2]))
     """
     nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)
@@ -141,8 +138,8 @@ class Folded:
         normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD), None not at all (avgDistDB).
         dtype: of the folded tensors; default the head's.
 
-    >>> head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
-    >>> Folded(head, torch.zeros(2)).score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
+    >>> folded = Folded(Head([[1.0, 0.0], [-1.0, 0.0]]), mean=torch.zeros(2))
+    >>> folded.score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
     tensor([0.6000])
     """
 
@@ -184,10 +181,8 @@ class Folded:
 def fold(head: Head) -> tuple[Tensor, Tensor]:
     """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`.
 
-    >>> normals, offsets = fold(Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2)))
-    >>> normals
-    tensor([[ 1.,  0.],
-            [-1.,  0.]], dtype=torch.float64)
+    >>> fold(Head([[1.0, 0.0], [-1.0, 0.0]]))[0].tolist()
+    [[1.0, 0.0], [-1.0, 0.0]]
     """
     weight, bias = _float64(head.weight).numpy(), _float64(head.bias).numpy()
     normals, gammas = np.empty_like(weight), np.empty_like(bias)
@@ -196,10 +191,8 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
         is_apart = norms > 0
         count = is_apart.sum(axis=1)
         if not count.all():
-            raise ValueError(
-                f"the head has fewer than two distinct classes ({head.num_classes} rows of weights, all equal): "
-                "there is no decision boundary to measure a distance to"
-            )
+            rows = f"{head.num_classes} rows of weights, all equal"
+            raise ValueError(f"the head has fewer than two distinct classes ({rows}), so it has no decision boundary")
         # Equal rows have no boundary between them, and are left out.
         inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
         share = inverse.sum(axis=1)
@@ -215,7 +208,7 @@ def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = 
     Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf for a class that is never predicted. Never
     below `distances`, and equal to it at the nearest boundary.
 
-    >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2)))
+    >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
     tensor([[nan, 3.]], dtype=torch.float64)
     """
     z, head = _float64(features), Head(_float64(head.weight), _float64(head.bias))

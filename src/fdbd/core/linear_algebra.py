@@ -8,24 +8,20 @@ from torch import Tensor
 from fdbd.util.torch_compat import tracing
 
 VARIANCE_FLOOR = 1e-12
-"""Variances below this share of the largest one are rounding errors of float32 features, and count as none."""
-
+"""Variances below this share of the largest one are rounding errors of float32 features, and count as zero."""
 ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
-
 SMALLEST_NORM = 1e-12
-"""A row whose norm is below has no direction."""
-
+"""A row with a smaller norm has no direction."""
 _QUERIES, _POINTS = 1024, 1 << 13  # a block of inner products takes 32 MB
-_ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which stay in the cache
+_ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which fit the cache
 
 
 def unit(rows: Tensor) -> Tensor:
     """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
 
-    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
+    >>> unit(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
     """
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / norms.clamp_min(SMALLEST_NORM)
@@ -34,41 +30,35 @@ def unit(rows: Tensor) -> Tensor:
 def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the Mahalanobis distance.
 
-    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out, as ``pinv`` and scikit-learn's
-    ``EmpiricalCovariance`` do: the distance does not see them, whatever the rank of Σ. Where Σ is what a subtraction
-    left of a larger covariance, `total` is the trace of that: below `ROUNDING` of it a variance is none either.
+    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out of the distance, as ``pinv`` and
+    scikit-learn's ``EmpiricalCovariance`` do. If Σ is what a subtraction left of a larger covariance, `total` is the
+    trace of the larger one, and variances below `ROUNDING` of it are left out too.
 
-    >>> whitener(torch.diag(torch.tensor([4.0, 0.0])))
-    tensor([[0.5000, 0.0000],
-            [0.0000, 0.0000]], dtype=torch.float64)
+    >>> whitener(torch.diag(torch.tensor([4.0, 0.0]))).diag().tolist()
+    [0.5, 0.0]
     """
     covariance = covariance.to(torch.float64)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
         identity = torch.eye(len(factor), dtype=torch.float64)
         inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: where their product is small enough, nothing is left out.
+        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: if their product is small enough, nothing is left out.
         if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
             return inverse
     variances, directions = torch.linalg.eigh(covariance)
     kept = variances > max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
     if not kept.any():
-        raise ValueError(
-            "the training features do not vary within their classes or clusters, so no distance can be scaled by their "
-            "covariance; give more samples per class, or a detector without a covariance"
-        )
+        remedy = "give more samples per class, or use a detector without a covariance"
+        raise ValueError(f"the training features do not vary within their classes or clusters; {remedy}")
     directions = directions[:, kept]
     symmetric: Tensor = (directions / variances[kept].sqrt()) @ directions.T
     return symmetric
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue.
-
-    Their signs and the basis of the null space are fixed, so that rounding of the matrix changes them as little as
-    possible: the largest component of each eigenvector is positive, and among the eigenvectors of eigenvalue zero,
-    where any basis would do, the basis is chosen that makes diag(1, …, 2) diagonal.
-    """
+    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue. To
+    change little when the matrix is rounded, the largest component of each is positive, and the basis of the null space
+    is the one that makes diag(1, …, 2) diagonal."""
     values, directions = torch.linalg.eigh(matrix)
     count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
     if count > 1:
@@ -81,8 +71,7 @@ def eigenvectors(matrix: Tensor) -> Tensor:
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
-    """function(rows) (N,), computed for as many rows at a time as make about 8 MB of the (N, width) array that it holds
-    meanwhile."""
+    """function(rows) (N,), computed in blocks of rows for which the function's (N, width) array takes about 8 MB."""
     size = max(64, _ELEMENTS // max(width, 1))
     if tracing() or rows.shape[0] <= size:
         return function(rows)
@@ -90,8 +79,8 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
 
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest inner products of each row (N, P) with the points (M, P), and the points' indices: both (N, k), in
-    no particular order; M of them where k is more. Exact, and block by block: memory is bounded whatever N and M."""
+    """The k (at most M) largest inner products of each row (N, P) with the points (M, P), and the points' indices: both
+    (N, k), in no particular order. Exact, block by block: memory is bounded for any N and M."""
     k = min(k, points.shape[0])
     if tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)

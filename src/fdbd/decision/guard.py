@@ -210,9 +210,7 @@ class Guard(nn.Module):
         """Where the samples stand: images, or a `Batch` of features. Distances are after shaping where there is one."""
         with torch.no_grad():
             logits, scores, scored = self.observe(images)
-            decision = self.decision(logits, scores)
-            assert self.threshold is not None
-            return explain(decision, scored, self.detector, self.threshold)
+            return explain(self.decision(logits, scores), scored, self.detector, self.calibrated)
 
     # ── the stages by themselves, for drivers (Ray, ONNX, jobs) ────────────────────────────────────────────────────
 
@@ -226,6 +224,14 @@ class Guard(nn.Module):
         if self.detector.is_fitted:
             return self.detector.head
         raise ValueError("the guard has neither a model nor a head: give Guard(model) or Guard(Head(weight, bias))")
+
+    @property
+    def calibrated(self) -> Threshold:
+        """The threshold; NotCalibratedError if there is none."""
+        if self.threshold is None:
+            remedy = "call calibrate(loader, tpr=0.95) on in-distribution data, or use score()"
+            raise NotCalibratedError(f"the guard has no threshold: {remedy}")
+        return self.threshold
 
     def require_fitted(self) -> None:
         """Raise NotFittedError unless the guard was fitted or loaded."""
@@ -261,12 +267,8 @@ class Guard(nn.Module):
 
     def decision(self, logits: Tensor, scores: Tensor) -> Decision:
         """The decision that follows from the model's logits (N, C) and the scores (N,)."""
-        if self.threshold is None:
-            raise NotCalibratedError(
-                "the guard has no threshold: call calibrate(loader, tpr=0.95) on in-distribution data, or use score()"
-            )
         labels = logits.argmax(dim=1)
-        return Decision(logits, labels, scores, *self.threshold.decide(scores, labels))
+        return Decision(logits, labels, scores, *self.calibrated.decide(scores, labels))
 
     def training_batch(self, item: Inputs | Batch) -> tuple[Batch, Tensor]:
         """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are not
@@ -316,10 +318,8 @@ class Guard(nn.Module):
 
     def _require_classifier(self) -> Classifier:
         if self.classifier is None:
-            raise ValueError(
-                "the guard has no model, so it takes features: call decide(fdbd.Batch(features)), or give the model to "
-                "fdbd.Guard(model) or fdbd.load(path, model)"
-            )
+            calls = "decide(fdbd.Batch(features)), or give the model to fdbd.Guard(model) or fdbd.load(path, model)"
+            raise ValueError(f"the guard has no model, so it takes features: call {calls}")
         return self.classifier
 
     def save(self, path: str | os.PathLike[str]) -> None:

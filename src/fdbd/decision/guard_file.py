@@ -139,9 +139,8 @@ def open_guard(
             raise ValueError(f"neither {shown} nor {name} says how images are prepared; {remedy}")
     guard = _on_its_device(lambda: _assemble(path, description, tensors, found.model if found else None))
     if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
-        raise artifact.ArtifactError(
-            f"{shown} names {len(class_names)} classes, and its head has {classes}: fit a new guard"
-        )
+        names = f"{len(class_names)} classes, and its head has {classes}"
+        raise artifact.ArtifactError(f"{shown} names {names}: fit a new guard")
     return OpenedGuard(guard, preprocess, class_names or (found.class_names if found else ()), description["sha256"])
 
 
@@ -184,10 +183,9 @@ def _assemble(
     if isinstance(about := description.get("about"), dict):
         guard.about = about
     if model is not None and (present := guard.head.fingerprint()) != saved_head:
-        raise artifact.ArtifactError(
-            f"{os.fspath(path)!r} was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…: "
-            "load it with the model that it was fitted on, or fit a new guard"
-        )
+        heads = f"was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…"
+        remedy = "load it with the model that it was fitted on, or fit a new guard"
+        raise artifact.ArtifactError(f"{os.fspath(path)!r} {heads}: {remedy}")
     return guard
 
 

@@ -93,8 +93,7 @@ def export(
     _check(guard, example, class_names)
     graph = Graph(guard, example)
     with beside(path) as temporary:  # first, so that a missing folder is an error before the work
-        model, threshold = _trace(graph, opset), graph.guard.threshold
-        assert threshold is not None
+        model, threshold = _trace(graph, opset), graph.guard.calibrated
         description = {
             "version": __version__,
             "opset": opset,
@@ -250,8 +249,7 @@ def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
             results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
         except Exception as error:
             raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
-        assert graph.guard.threshold is not None
-        _compare(list(map(torch.from_numpy, results)), expected, graph.guard.threshold, f"{what} ({name})")
+        _compare(list(map(torch.from_numpy, results)), expected, graph.guard.calibrated, f"{what} ({name})")
 
 
 def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:

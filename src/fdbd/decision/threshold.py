@@ -240,10 +240,8 @@ class Threshold(nn.Module):
             raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
         held = calibration.numel(), offsets.numel() - 1 if per_class else None
         if held != (config["count"], config["num_classes"]):
-            raise ValueError(
-                f"the threshold's state holds {held[0]} scores of {held[1]} classes, "
-                f"expected {config['count']!r} of {config['num_classes']!r}"
-            )
+            expected = f"{config['count']!r} of {config['num_classes']!r}"
+            raise ValueError(f"the threshold's state holds {held[0]} scores of {held[1]} classes, expected {expected}")
         return cls(kind, target, calibration.clone(), offsets.clone(), per_class)
 
     def extra_repr(self) -> str:

@@ -137,10 +137,8 @@ def update_all(
                     check_finite(batch.features, "its features")
                 together.update(batch)
             except NonFiniteRow as error:
-                raise ValueError(
-                    f"batch {number}, row {error.row}: {error.what} hold NaN or infinity; remove the sample or repair "
-                    "the model, a detector cannot learn from it"
-                ) from None
+                what = f"batch {number}, row {error.row}: {error.what} hold NaN or infinity"
+                raise ValueError(f"{what}; remove the sample or repair the model") from None
 
 
 def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:
