@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,9 +165,8 @@ class Benchmark:
                 scores = {s.name: torch.cat([detector.score(b) for b in s.batches()]) for s in (self.test, *self.ood)}
             paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
             about = {"paper": None if paper is None else str(paper), "fit_seconds": seconds, "from_bank": from_bank}
-            row = Row.of(name, scores, self.positive, **about)
             timings = [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
-            return replace(row, latencies=timings)
+            return Row.of(name, scores, self.positive, latencies=timings, **about)
         except Exception as error:  # the others' results stand, whatever goes wrong in one
             return Row(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -76,6 +77,8 @@ def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> dict[
 def regularization_gain(result: Result) -> None:
     """What the division by the deviation gains on each network, against the spread of the deviation and the degree of
     neural collapse."""
+    from scipy.stats import spearmanr  # takes half a second to import
+
     found = {}
     for model in load_models(result):
         result.say(f"distances and class statistics of {model.title}")
@@ -94,12 +97,16 @@ def regularization_gain(result: Result) -> None:
         test = Comparison.of(part["gain"], part["error"])
         result.check(f"The regularisation raises the average AUROC ({title})", test, measured)
     result.data = {"networks": found, "rank correlation": {}}
-    axes = result.axes(9, 3.4, 1, 2)[0]
-    for axis, key, where, label in (
-        (axes[0], "dispersion", "the deviation is more dispersed", "dispersion of ‖z − μ‖"),
-        (axes[1], "collapse", "classes are less collapsed", "within / between"),
-    ):
-        correlation, chance = result.data["rank correlation"][key] = _rank_correlation(found, key)
+    causes = {
+        "dispersion": ("the deviation is more dispersed", "dispersion of ‖z − μ‖"),
+        "collapse": ("classes are less collapsed", "within / between"),
+    }
+    for axis, (key, (where, label)) in zip(result.axes(9, 3.4, 1, 2)[0], causes.items()):
+        values, gains = ([part[name] for part in found.values()] for name in (key, "gain"))
+        correlation = chance = math.nan
+        if len(set(values)) >= 3 and len(set(gains)) >= 3:
+            correlation, chance = map(float, spearmanr(values, gains))
+        result.data["rank correlation"][key] = correlation, chance
         verdict: Verdict = "undecided"
         if chance <= 0.05:  # not where it is NaN
             verdict = "holds" if correlation > 0 else "does not hold"
@@ -153,25 +160,21 @@ def collapse(features: Tensor, labels: Tensor) -> float:
     return within / between if between > 0 else float("inf")
 
 
-def _rank_correlation(found: Mapping[str, Mapping[str, float]], key: str) -> tuple[float, float]:
-    """Spearman's correlation of the gain with a quantity, and its p-value."""
-    from scipy.stats import spearmanr
-
-    values, gains = ([part[name] for part in found.values()] for name in (key, "gain"))
-    if len(set(values)) < 3 or len(set(gains)) < 3:
-        return float("nan"), float("nan")
-    outcome = spearmanr(values, gains)
-    return float(outcome.statistic), float(outcome.pvalue)
-
-
 def domain_shift(result: Result) -> None:
     """AUROC of fDBD with the clean ID set, then with each severity of corruption as ID."""
     model, slight = load_models(result)[0], result.settings["slight"]
     rows = [_measure(model, "clean", model.benchmark.test)]
     for severity in result.settings["severities"]:
+
+        def progress(done: int, total: int, severity: int = severity) -> None:
+            result.say(f"severity {severity}: {done:,} of {total:,} images")
+
         result.say(f"corruption of severity {severity}")
         try:
-            rows.append(_measure(model, f"severity {severity}", _corrupted(model, severity, result)))
+            classifier, preprocess = model.network
+            images = load(f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"])  # all four families
+            features = FeatureCache().features(classifier, images, preprocess, progress=progress)
+            rows.append(_measure(model, f"severity {severity}", features))
         except (DatasetUnavailable, OSError) as error:
             result.missing.append(f"severity {severity}: {one_line(error)}")
     if len(rows) == 1:
@@ -194,17 +197,6 @@ def domain_shift(result: Result) -> None:
     accuracy = [100 * row["accuracy"] for row in rows]
     axis.plot(names, accuracy, color=plot.GREY, ls=":", label="accuracy of the classifier")
     plot.label(axis, "ID samples", "AUROC of fDBD, percent", legend=8, loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _corrupted(model: EvaluatedModel, severity: int, result: Result) -> FeatureSet:
-    """Features of images from all four families of corruption in equal parts."""
-    images = load(f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"])
-
-    def progress(done: int, total: int) -> None:
-        result.say(f"severity {severity}: {done:,} of {total:,} images")
-
-    classifier, preprocess = model.network
-    return FeatureCache().features(classifier, images, preprocess, progress=progress)
 
 
 def _measure(model: EvaluatedModel, name: str, test: FeatureSet) -> dict[str, Any]:

@@ -9,26 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.report.figures import score_range
-from fdbd.util.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 INSIDE, OUTSIDE, GREY = "#1f5fa8", "#d1495b", "#888888"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")
 
 Floats = NDArray[np.float64]
-
-
-def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, NDArray[Any]]:
-    """A Figure of that size in inches and an array (rows, columns) of its axes."""
-    made = require("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
-    axes = made.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    return made, axes
 
 
 def label(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import NDArray
 
 from fdbd.metrics import Comparison, Estimate, as_percent
-from fdbd.paper import plot
 from fdbd.paper.experiment import Experiment, Say
+from fdbd.paper.plot import Floats
 from fdbd.results.rows import machine
 from fdbd.results.text import latex_table, markdown_table, tex
+from fdbd.util.extras import require
 from fdbd.util.files import beside, write_text
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def difference(first: Estimate, second: Estimate) -> Comparison:
     return Comparison.of(float(first) - float(second), error)
 
 
-def difference_of_means(first: plot.Floats, second: plot.Floats) -> Comparison:
+def difference_of_means(first: Floats, second: Floats) -> Comparison:
     """Mean of the first sample minus mean of the second (Welch's test, normal approximation)."""
     error = math.sqrt(first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second))
     return Comparison.of(float(first.mean() - second.mean()), error)
@@ -152,7 +153,11 @@ class Result:
 
     def axes(self, width: float, height: float, rows: int = 1, columns: int = 1) -> NDArray[Any]:
         """An array (rows, columns) of axes of the experiment's figure, whose size is in inches."""
-        self.figure, axes = plot.figure(width, height, rows, columns)
+        self.figure = require("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
+        axes: NDArray[Any] = self.figure.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat:
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.tick_params(labelsize=8)
         return axes
 
     def record(self, seconds: float = 0.0, made_from: str = "") -> Record:

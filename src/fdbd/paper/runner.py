@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fdbd.bench import bundle
 from fdbd.networks.registry import list_zoo, zoo_card
@@ -68,11 +70,13 @@ def run_all(
     folder = Path(out)
     records: list[Record] = []
     experiments = [_checked(name, scale, device) for name in names]
-    with _display(len(experiments), progress) as show:
+    columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+        task = bar.add_task("", total=len(experiments))
         for experiment in experiments:
 
             def say(text: str, name: str = experiment.name) -> None:
-                show(len(records), f"{name}: {text}")
+                bar.update(task, completed=len(records), description=f"{name}: {text}")
 
             say("")
             kept: Any = None if fresh else read_json(folder / f"{experiment.name}.json")
@@ -109,21 +113,6 @@ def made_from(experiment: Experiment) -> str:
     for path in [*sorted(bundle.FOLDER.glob("*.safetensors")), *(zoo_card(name).path for name in list_zoo())]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _display(total: int, enabled: bool) -> Iterator[Callable[[int, str], None]]:
-    """One bar over the experiments, with what is being done beside it."""
-    if not enabled:
-        yield lambda done, text: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done, text: bar.update(task, completed=done, description=text)
 
 
 def summary(records: Sequence[Record]) -> str:
