@@ -37,7 +37,7 @@ FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a l
 
 fdbd --help lists all commands, fdbd COMMAND --help explains one, and
 fdbd doctor checks the installation."""
-STOPPING = "fdbd: stopping; finished parts are kept, and the same command goes on from them (fit starts over)"
+STOPPING = "fdbd: stopping; finished parts are kept, and the same command continues from them (fit starts over)"
 
 app = typer.Typer(
     name="fdbd",

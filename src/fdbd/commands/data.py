@@ -105,7 +105,7 @@ def cache(
         return
     if action is Action.verify:
         problems = store.verify()
-        lines = [f"{p.key}: shard {p.shard}: {p.reason}; it is computed anew when next asked for" for p in problems]
+        lines = [f"{p.key}: shard {p.shard}: {p.reason}; it is computed again when it is next needed" for p in problems]
         answer([p._asdict() for p in problems], as_json, *(lines or ["every shard is as it was written"]))
         if problems:
             raise typer.Exit(1)

@@ -85,7 +85,7 @@ def export(
             )
             verified = (
                 f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
-                f"({shift.accepted_before:.1%} before it was calibrated anew, the guard {shift.accepted:.1%}); label "
+                f"({shift.accepted_before:.1%} before it was calibrated again, the guard {shift.accepted:.1%}); label "
                 f"or decision differ on {shift.disagree:.1%}"
             )
         else:

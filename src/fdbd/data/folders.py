@@ -34,7 +34,7 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
     """Image files below a folder at any depth, by their ending; a ValueError where there is none.
 
     Links to folders are followed once, so that loops end. Only regular files are read: pipes and devices, which can
-    block a reader for ever, are passed over like hidden entries. A link to nothing is an image that cannot be read."""
+    block a reader forever, are skipped like hidden entries. A link to nothing is an image that cannot be read."""
     root = os.fspath(folder)
     names: list[str] = []
     skipped: Counter[str] = Counter()

@@ -56,7 +56,7 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
     label = name or ("<bytes>" if isinstance(source, bytes) else str(source))
     try:
         if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-            raise ValueError("it is no regular file")  # a pipe would block for ever
+            raise ValueError("it is no regular file")  # a pipe would block forever
         with (
             io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
             pil.open(file, formats=FORMATS) as image,

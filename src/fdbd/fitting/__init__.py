@@ -1,1 +1,1 @@
-"""What training data are boiled down to: mergeable statistics and what drives them."""
+"""Mergeable statistics of training data, and the driver of the passes that sum them."""

@@ -180,7 +180,7 @@ def proposition_2(result: Result) -> None:
         "range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
         "The paper's proof shows that the distance falls along each geodesic from a class mean; that orders the points "
         "of one geodesic, not the averages over regions whose geodesics differ in length. The averages are measured.",
-        "Caps are sampled by their angle; no point of a cap is hit by chance from about 20 dimensions on.",
+        "Caps are sampled by their angle, since a random point almost never falls in a cap in 20 dimensions or more.",
     ]
     result.data = found
     axis = result.axes(7, 4.2)[0, 0]

@@ -61,7 +61,7 @@ class Setting:
         test, ood: name and size of the ID set; size of each OOD set.
         accuracy: of the classifier on the ID set, a fraction.
         forward: time of the network's forward pass, measured with the rest.
-        num_bank: training samples at hand one by one; None: all of them.
+        num_bank: training samples that are available individually; None: all of them.
         warnings: what makes the numbers worthless, such as untrained weights; stands above every table.
         class_names: in the order of the labels, where they are known.
         samples: a key of each set's samples; sets with the same key hold the same samples in the same order.

@@ -65,12 +65,12 @@ def caption(results: ResultTable) -> list[str]:
     sets = ", ".join(f"{name} ({count:,})" for name, count in setting.ood.items())
     lines = [
         f"ID {setting.test[0]} ({setting.test[1]:,}){accuracy}; OOD {sets}; fitted on {setting.num_train:,} samples.",
-        f"Percent. {convention(setting.positive)}. Bold: best; {TIED}: not told from it at the 5 % level.",
+        f"Percent. {convention(setting.positive)}. Bold: best; {TIED}: no significant difference at the 5 % level.",
     ]
     if setting.num_bank is not None and any(row.from_bank for row in results.finished):
         lines.append(
-            f"{BANK}: fitted, at least in part, on the {setting.num_bank:,} of these samples that are at hand one by "
-            "one; what it learns does not follow from means and covariances."
+            f"{BANK}: fitted, at least in part, on the {setting.num_bank:,} of these samples that are available "
+            "individually; what it learns does not follow from means and covariances."
         )
     if any(row.latencies for row in results.finished):
         times = ", ".join(f"{_micro(t)} µs in batches of {t.batch_size}" for t in setting.forward)

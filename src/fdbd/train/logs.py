@@ -15,7 +15,7 @@ LOGS = ("csv", "tensorboard", "none")
 
 
 class Log:
-    """One row per epoch. The history is written anew each time, so a resumed run leaves no doubled rows."""
+    """One row per epoch. The whole history is written each time, so a resumed run leaves no duplicate rows."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         if kind not in LOGS:

@@ -1,1 +1,1 @@
-"""Files, optional extras and progress: what everything else stands on."""
+"""Files, optional extras and progress, which every other room uses."""

@@ -177,7 +177,7 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-    """What changes when a file is written anew or replaced (size, times and inode), and the machine that says so; empty
+    """What changes when a file is rewritten or replaced (size, times and inode), and the machine that says so; empty
     where there is no file."""
     try:
         found = os.stat(path)
