@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from fdbd.serve.answers import Answers
 from fdbd.serve.batching import SLOW, Batcher
-from fdbd.serve.run import listen
+from fdbd.serve.run import bind
 
 
 def answers(rows: np.ndarray) -> Answers:
@@ -209,9 +209,7 @@ def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_
 
 
 def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement() -> None:
-    with (
-        listen("127.0.0.1", 0) as listening,
-        socket.create_connection(listening.getsockname()),
-        listening.accept()[0] as taken,
-    ):
-        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with bind("127.0.0.1", 0) as listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as taken:
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -12,10 +12,11 @@ import hmac
 import json
 import logging
 import math
+import re
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TypeVar
@@ -23,10 +24,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from fdbd.data.images import thumbnail
 from fdbd.serve import inference_protocol
@@ -39,36 +40,33 @@ log = logging.getLogger("fdbd.serve")
 
 T = TypeVar("T")
 
-NEAREST = 5
-"""Boundaries that an explanation names."""
-LARGE = 65_536
-"""Bytes from which on a body is read outside the event loop."""
-PATIENCE = 0.1
-"""Seconds after which a request that still waits is watched for a client that leaves."""
-
-LINGER = 2.0
-"""Seconds for which the rest of a body that is too large is read, so that its client gets to read why."""
+NEAREST = 5  # boundaries that an explanation names
+LARGE = 65_536  # bytes from which on a body is parsed outside the event loop
+PATIENCE = 0.1  # seconds after which a waiting request is watched for a client that leaves
+LINGER = 2.0  # seconds for which the rest of a body that is too large is read, so that its client gets to read why
+_OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
+"""Paths that need no token: probes of an orchestrator, and pages that hold nothing of the guard."""
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
     """How the service behaves; every field is an option of `fdbd serve`."""
 
-    name: str = "guard"
-    """The model's name in the Open Inference Protocol."""
-    token: str | None = None
-    """Clients send it as `Authorization: Bearer TOKEN`; None: nobody is asked."""
+    name: str = "guard"  # the model's name in the Open Inference Protocol
+    token: str | None = None  # clients send it as `Authorization: Bearer TOKEN`; None: no token is needed
     batch_size: int = 32
-    delay: float = 0.001
-    """Seconds that a batch waits for company."""
-    queue: int = 1024
-    """Rows that may wait."""
-    timeout: float = 30.0
-    """Seconds that a request waits for its answer."""
-    max_body: int = 32 * 1024 * 1024
-    """Bytes of a request's body."""
-    samples: int = 24
-    """Rejected images that are kept as thumbnails for the page; 0: none."""
+    delay: float = 0.001  # seconds that a batch waits for more requests
+    queue: int = 1024  # rows that may wait
+    timeout: float = 30.0  # seconds that a request waits for its answer
+    max_body: int = 32 * 1024 * 1024  # bytes of a request's body
+    samples: int = 24  # rejected images that are kept as thumbnails for the page; 0: none
 
 
 class App:
@@ -94,10 +92,10 @@ class App:
             "/openapi.json": self.openapi,
             "/status": self.status,
             "/metrics": self.metrics,
-            "/v2": lambda: _said(name="fdbd", version=__version__, extensions=["binary_tensor_data"]),
-            "/v2/health/live": lambda: _said(live=True),
-            "/v2/health/ready": lambda: self._readiness(),
-            model: lambda: _said(**inference_protocol.describe(settings.name, backend)),
+            "/v2": lambda: _json(name="fdbd", version=__version__, extensions=["binary_tensor_data"]),
+            "/v2/health/live": lambda: _json(live=True),
+            "/v2/health/ready": self._readiness,
+            model: lambda: _json(**inference_protocol.describe(settings.name, backend)),
             f"{model}/ready": lambda: self._readiness(name=settings.name),
         }
         self._posts = {"/decide": self.decide, f"{model}/infer": self.infer}
@@ -127,7 +125,9 @@ class App:
         start, status = time.perf_counter(), 500
         path = request.scope["path"]
         known = path if path in self._gets or path in self._posts else "other"
-        identity = _identity(request.headers.get("x-request-id"))
+        identity = request.headers.get("x-request-id", "")
+        if not re.fullmatch("[!-~]{1,64}", identity):  # a short plain text is kept
+            identity = uuid.uuid4().hex
         try:
             try:
                 response = await self._route(request, path)
@@ -150,15 +150,14 @@ class App:
             given = request.headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._authorization):
                 raise HTTPException(401, "this service asks for a bearer token", {"www-authenticate": "Bearer"})
-        if path in self._posts:
-            if request.method == "POST":
-                return await self._posts[path](request, await self._body(request))
-            raise HTTPException(405, f"{path} takes POST", {"allow": "POST"})
-        if path not in self._gets:
+        if path not in self._posts and path not in self._gets:
             raise HTTPException(404, f"there is nothing at {path[:80]!r}; /docs lists what there is")
-        if request.method in ("GET", "HEAD"):
-            return await self._gets[path]()
-        raise HTTPException(405, f"{path} takes GET", {"allow": "GET, HEAD"})
+        methods = ("POST",) if path in self._posts else ("GET", "HEAD")
+        if request.method not in methods:
+            raise HTTPException(405, f"{path} takes {methods[0]}", {"allow": ", ".join(methods)})
+        if path in self._posts:
+            return await self._posts[path](request, await self._body(request))
+        return await self._gets[path]()
 
     async def _body(self, request: Request) -> bytes:
         limit, body = self.settings.max_body, bytearray()
@@ -174,20 +173,18 @@ class App:
                 return bytes(body)
         if "expect" not in request.headers:  # a client that has begun to send reads the answer after its last byte
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_rest(request.receive), LINGER)
+                await asyncio.wait_for(_rest_of_body(request.receive), LINGER)
         raise HTTPException(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
-
-    # ── the two protocols ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def decide(self, request: Request, body: bytes) -> Response:
         """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         explain = request.query_params.get("explain", "").lower() in ("1", "true", "yes")
-        takes_features, is_json = self.backend.input_name == "features", kind == "application/json"
-        if takes_features and not is_json:
-            raise HTTPException(415, 'this guard takes features: send JSON such as {"features": [[0.1, …]]}')
-        if is_json and not takes_features:
-            raise HTTPException(415, "this guard takes images: send a JPEG or PNG as the body, not JSON")
+        is_json = kind == "application/json"
+        if is_json != (self.backend.input_name == "features"):
+            images = "images: send a JPEG or PNG as the body, not JSON"
+            features = 'features: send JSON such as {"features": [[0.1, …]]}'
+            raise HTTPException(415, f"this guard takes {images if is_json else features}")
         if is_json:
             rows = await _checked(inference_protocol.read_features, body, self.backend, aside=len(body) > LARGE)
         else:
@@ -249,8 +246,6 @@ class App:
             ]
         return found
 
-    # ── around ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
     async def _readiness(self, **more: str) -> Response:
         return JSONResponse({**more, "ready": self.is_ready}, 200 if self.is_ready else 503)
 
@@ -270,7 +265,7 @@ class App:
         """What the page shows: the guard, the monitor's view, the calibration scores, the latest rejected images."""
         backend = self.backend
         ranks = np.linspace(0, len(backend.calibration) - 1, min(512, len(backend.calibration))).round().astype(int)
-        return await _said(
+        return await _json(
             guard=backend.name,
             promise=backend.promise,
             input=backend.input_name,
@@ -299,36 +294,31 @@ async def _checked(function: Callable[..., T], *arguments: Any, aside: bool = Tr
 async def _part(request: Request, body: bytes) -> bytes:
     """The first file of a multipart body."""
 
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
 
     try:
-        form = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=8).parse()
+        async with Request(request.scope, receive).form(max_files=1, max_fields=8) as form:
+            for value in form.values():
+                if not isinstance(value, str):
+                    return await value.read()
     except (MultiPartException, ValueError) as error:
         reason = getattr(error, "message", error)
         raise HTTPException(400, f"the multipart body cannot be read: {reason}") from None
-    try:
-        for value in form.values():
-            if not isinstance(value, str):
-                return await value.read()
-    finally:
-        await form.close()
     raise HTTPException(400, "the multipart body holds no file: send the image as a file field")
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone; the body has been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _rest(receive: Receive) -> None:
-    """Reads what is left of a body, and forgets it."""
+async def _rest_of_body(receive: Receive) -> None:
     while (await receive()).get("more_body"):
         pass
 
 
-async def _said(**fields: Any) -> Response:
+async def _json(**fields: Any) -> Response:
     return JSONResponse(fields)
 
 
@@ -340,26 +330,7 @@ async def _page(name: str) -> Response:
     return HTMLResponse(_asset(name), headers=_PAGE_HEADERS)
 
 
-def _identity(given: str | None) -> str:
-    """The client's own request id where it is a short plain text, else a new one."""
-    if given and len(given) <= 64 and all(33 <= ord(letter) < 127 for letter in given):
-        return given
-    return uuid.uuid4().hex
-
-
 def _finite(value: Any) -> float | None:
     """JSON has no infinity and no NaN: those become null."""
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-_OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no token: probes of an orchestrator, and pages that hold nothing of the guard."""
-
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}

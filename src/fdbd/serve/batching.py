@@ -17,8 +17,7 @@ from fdbd.serve.answers import Answers
 
 Rows = NDArray[np.float32]
 Answer = asyncio.Future[Answers]
-SLOW = 0.05
-"""Seconds per batch from which on a model is slow."""
+SLOW = 0.05  # seconds per batch from which on a model is slow
 
 
 class Batcher:
@@ -52,8 +51,7 @@ class Batcher:
         observe: Callable[[Answers, float], object] = lambda answers, seconds: None,
     ) -> None:
         self.size, self.delay, self.capacity = size, delay, capacity
-        self.waiting = 0
-        """Rows that wait now."""
+        self.waiting = 0  # rows that wait now
         self._decide, self._observe = decide, observe
         self._queue: dict[Answer, Rows] = {}  # in the order of arrival
         self._arrived, self._gathered = asyncio.Event(), asyncio.Event()

@@ -19,13 +19,8 @@ from fdbd.serve.answers import Answers, Backend
 
 HEADER_LENGTH = "inference-header-content-length"
 
-_KINDS = {"INT": "i", "UINT": "u", "FP": "f"}
-INPUTS = {
-    f"{name}{bits}": f"<{kind}{bits // 8}"
-    for name, kind in _KINDS.items()
-    for bits in (8, 16, 32, 64)
-    if (name, bits) != ("FP", 8)
-}
+_NUMBERS = {"INT": ("i", (1, 2, 4, 8)), "UINT": ("u", (1, 2, 4, 8)), "FP": ("f", (2, 4, 8))}
+INPUTS = {f"{name}{8 * size}": f"<{kind}{size}" for name, (kind, sizes) in _NUMBERS.items() for size in sizes}
 """Number types of the protocol that an input may have, with numpy's names."""
 
 OUTPUTS = {

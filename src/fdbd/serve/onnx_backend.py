@@ -5,21 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.data.images import decode
 from fdbd.data.preprocessing import Preprocess
-from fdbd.serve.answers import Answers, Reason
+from fdbd.serve.answers import Answers, Backend, Reason
+from fdbd.serve.inference_protocol import OUTPUTS
 from fdbd.util.extras import require
 
-_OUTPUTS = ["logits", "label", "score", "p_value", "is_ood"]
 
-
-class OnnxBackend:
+class OnnxBackend(Backend):
     """A graph that `fdbd export` wrote. Its metadata say how images are prepared and what the threshold promises."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
@@ -45,28 +42,19 @@ class OnnxBackend:
         self.input_name = inputs[0].name
         self.row_shape = tuple(_size(size, path) for size in inputs[0].shape[1:])
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
-        self.class_names: tuple[str, ...] = tuple(about["class_names"] or ())
+        self.class_names = tuple(about["class_names"] or ())
         self.calibration = np.frombuffer(base64.b64decode(about["calibration"]), "<f8").copy()
         kind, target = about["threshold"]["kind"], about["threshold"]["target"]
-        self.thresholds: list[float] = np.ravel(about["threshold"]["value"]).tolist()
+        self.thresholds = np.ravel(about["threshold"]["value"]).tolist()
         self.expected_rate = target if kind == "conformal" else 1 - target
         self.name = f"{about['detector'].get('name', 'guard')}, {kind} threshold at {target:g}, ONNX"
         self.promise = about["promise"]
-        fields = about.get("preprocess")
-        self._preprocess = None if fields is None else Preprocess.from_dict(fields)
-
-    enter: Callable[[int], object] | None = None
-
-    def prepare(self, image: bytes) -> NDArray[np.float32]:
-        """One encoded image as the graph takes it."""
-        if self._preprocess is None:
-            raise ValueError("this graph does not say how images are prepared: send tensors, or export it again")
-        rows = self._preprocess.array([decode(image, name="the image")])
-        return rows.reshape(self.row_shape)
+        if about.get("preprocess") is not None:
+            self.preprocess = Preprocess.from_dict(about["preprocess"])
 
     def decide(self, rows: NDArray[np.float32]) -> Answers:
         """The graph's answers."""
-        logits, labels, scores, p_values, is_ood = self._session.run(_OUTPUTS, {self.input_name: rows})
+        logits, labels, scores, p_values, is_ood = self._session.run([*OUTPUTS], {self.input_name: rows})
         return Answers(logits, labels, scores.astype(np.float64), p_values.astype(np.float64), is_ood)
 
     def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:

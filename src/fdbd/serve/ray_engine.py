@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fdbd.jobs.ray import connect
-from fdbd.serve.run import Service, announce, application, backend_of, listen
+from fdbd.serve.run import Service, announce, application, backend_of, bind
 from fdbd.util.extras import require
 
-LEDGER = "fdbd-watch"
-NAMESPACE = "fdbd"
 _STALE_SECONDS = 10.0
 """A slot that was not written for so long is free: its replica beats every second while it lives, later under load."""
 _PATIENCE_SECONDS = 30.0
@@ -41,12 +39,9 @@ class Ledger:
         self._written[slot] = now
         return slot
 
-    def state(self, slot: int) -> dict[str, Any] | None:
-        return self._states.get(slot)
-
     def put(self, slot: int, state: dict[str, Any]) -> None:
         self._states[slot] = state
-        self._written[slot] = time.monotonic()
+        self.beat(slot)
 
     def beat(self, slot: int) -> None:
         self._written[slot] = time.monotonic()
@@ -56,7 +51,7 @@ class Ledger:
 
 
 class LedgerStore:
-    """The ledger as the `Store` of one of `replicas`. A ledger that is gone is made anew and filled by the replicas."""
+    """The ledger as the `Store` of one of `replicas`. One that died is replaced and filled by the replicas."""
 
     def __init__(self, replicas: int) -> None:
         self._ray, self._replicas = require("ray", "ray"), replicas
@@ -72,10 +67,6 @@ class LedgerStore:
         threading.Thread(target=self._beat, args=(slot,), daemon=True).start()
         return slot
 
-    def state(self, slot: int) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self._ask("state", slot)
-        return found
-
     def put(self, slot: int, state: dict[str, Any]) -> None:
         self._ask("put", slot, state)
 
@@ -84,13 +75,8 @@ class LedgerStore:
         return found
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        ledger = (
-            self._ray.remote(Ledger)
-            .options(
-                name=LEDGER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1
-            )
-            .remote()
-        )
+        place = {"name": "fdbd-watch", "namespace": "fdbd", "lifetime": "detached", "get_if_exists": True}
+        ledger = self._ray.remote(Ledger).options(**place, num_cpus=0, max_restarts=-1).remote()
         return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
 
     def _beat(self, slot: int) -> None:
@@ -116,8 +102,7 @@ def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None 
     settings = replace(service, state=None, workers=1)
 
     def build() -> Any:
-        folder = tempfile.mkdtemp(prefix="fdbd-serve-")
-        path = Path(folder, name)
+        path = Path(tempfile.mkdtemp(prefix="fdbd-serve-"), name)
         path.write_bytes(content)
         return application(replace(settings, guard=str(path)), store=LedgerStore(most), processes=most)
 
@@ -139,15 +124,14 @@ def run_on_ray(service: Service, host: str, port: int, address: str | None) -> N
     """Deploy on a cluster, or on Ray on this machine, and stay until told to end."""
     ray, serve = require("ray", "ray"), require("ray.serve", "ray")
     backend = backend_of(service)  # an error ends here, before anything is deployed
-    with listen(host, port) as listening:  # whether the port is free; 0 becomes one that is
-        port = listening.getsockname()[1]
+    with bind(host, port) as bound:  # whether the port is free; 0 becomes one that is
+        port = bound.getsockname()[1]
     connect(address)
     if service.workers > (cores := int(ray.cluster_resources().get("CPU", 0))):
         raise ValueError(f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers")
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-    serve.run(
-        deployment(service, replicas=service.workers, max_replicas=service.max_workers), name="fdbd", route_prefix="/"
-    )
+    bound_app = deployment(service, replicas=service.workers, max_replicas=service.max_workers)
+    serve.run(bound_app, name="fdbd", route_prefix="/")
     announce(service, backend, host, port, f" with {service.workers} replicas on Ray")
     ended = threading.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):

@@ -31,15 +31,11 @@ log = logging.getLogger("fdbd.serve")
 class Service:
     """Everything that a process needs to build the service."""
 
-    guard: str
-    """A guard's file, or an ONNX file."""
+    guard: str  # a guard's file, or an ONNX file
     settings: Settings = field(default_factory=Settings)
-    state: str | None = None
-    """The folder of the monitor's state; None: none is kept."""
-    workers: int = 1
-    """Processes; with Ray: replicas."""
-    max_workers: int | None = None
-    """With Ray: replicas under load; None: always `workers`."""
+    state: str | None = None  # the folder of the monitor's state; None: none is kept
+    workers: int = 1  # processes; with Ray: replicas
+    max_workers: int | None = None  # with Ray: replicas under load; None: always `workers`
     delta: float = 0.01
     window: int = 1000
     webhook: str | None = None
@@ -63,9 +59,8 @@ def backend_of(service: Service) -> Backend:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    model, checkpoint = service.model, service.checkpoint
-    opened = open_guard(service.guard, model=model, checkpoint=checkpoint, device=service.device, trust=service.trust)
-    return TorchBackend(opened)
+    options = {name: getattr(service, name) for name in ("model", "checkpoint", "device", "trust")}
+    return TorchBackend(open_guard(service.guard, **options))
 
 
 def application(
@@ -87,13 +82,11 @@ def application(
 
 
 def run(service: Service, host: str, port: int) -> None:
-    """Answer until the process is told to end.
-
-    SIGTERM and Ctrl-C finish what was taken and refuse the rest.
-    """
+    """Answer until SIGTERM or Ctrl-C, which finish what was taken and refuse the rest."""
     if os.name == "nt" and service.workers > 1:
         raise ValueError("on Windows processes cannot share a port: use --workers 1, or several services and a proxy")
-    listening = listen(host, port)
+    listening = bind(host, port)
+    listening.listen(2048)  # clients may connect from now on, and wait until the guard answers
     port = listening.getsockname()[1]
     # An error ends here, before anything answers. The guard is loaded by a thread that ends: OpenMP's threads of this
     # one would stay and slow down those of the thread that decides.
@@ -164,20 +157,19 @@ def _work(service: Service, host: str, port: int, barrier: threading.Barrier | N
     _log_json()
     try:
         app = application(service)
-        listening = listen(host, port, shared=True)
+        listening = bind(host, port, shared=True)
+        listening.listen(2048)
         if barrier is not None:
             barrier.wait()
     except BaseException:
         if barrier is not None:
             barrier.abort()
         raise
-    threading.Thread(target=_end_with_the_supervisor, daemon=True).start()
+    threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
     _answer(app, service, listening)
 
 
-def _end_with_the_supervisor() -> None:
-    supervisor = multiprocessing.parent_process()
-    assert supervisor is not None
+def _end_with(supervisor: multiprocessing.process.BaseProcess) -> None:
     supervisor.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -198,15 +190,8 @@ def announce(service: Service, backend: Backend, host: str, port: int, how: str 
     sys.stderr.flush()
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket: whoever reads the address may connect, and waits until the guard answers."""
-    listening = bind(host, port, shared=shared)
-    listening.listen(2048)
-    return listening
-
-
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket at an address, which several may share; ValueError where it is not to be had."""
+    """A socket at an address, which several processes may share; ValueError where that is not possible."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if shared else (socket.SO_REUSEADDR,):
         bound.setsockopt(socket.SOL_SOCKET, option, 1)

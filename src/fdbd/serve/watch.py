@@ -1,7 +1,7 @@
 """What a service has been doing: requests, batches, decisions and drift, over all its processes and across restarts.
 
-Each process counts for itself and writes its state to a slot of the store once per second; whoever is asked adds the
-slots up. After a kill at most the last second is lost.
+Each process counts for itself and writes its state to a slot of the store once per second; the process that is asked
+adds the slots up. After a kill at most the last second is lost.
 """
 
 from __future__ import annotations
@@ -27,32 +27,25 @@ from fdbd.util.extras import require
 
 log = logging.getLogger("fdbd.serve")
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the histogram of latencies."""
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper ends of the histogram of batches."""
-HISTORY = 300
-"""Points of the page's chart, one per second at most."""
-
-
+State = dict[str, Any]  # of one process, as JSON takes it, with the number of its slot
 Counts = defaultdict[tuple[str, ...], float]
 """Numbers by family and labels; a histogram's last label is the number of the bucket."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # upper ends of the histograms of latencies and of batches
+HISTORY = 300  # points of the page's chart, at most one per second
 
 
 class Store(Protocol):
     """Where processes put their states so that each can see all."""
 
     def claim(self) -> int:
-        """A slot that no living process has; its own for as long as this process lives."""
+        """A slot that no living process has, for as long as this process lives."""
 
-    def state(self, slot: int) -> dict[str, Any] | None:
-        """What was last put there."""
-
-    def put(self, slot: int, state: dict[str, Any]) -> None:
+    def put(self, slot: int, state: State) -> None:
         """Keep a state, whole or not at all."""
 
-    def states(self) -> list[dict[str, Any]]:
-        """Those of all slots."""
+    def states(self) -> list[State]:
+        """What was last put into each slot."""
 
 
 class FolderStore:
@@ -69,14 +62,10 @@ class FolderStore:
             slot += 1
         return slot
 
-    def state(self, slot: int) -> dict[str, Any] | None:
-        found = files.read_json(self.folder / f"slot-{slot}.json")
-        return found if isinstance(found, dict) else None
-
-    def put(self, slot: int, state: dict[str, Any]) -> None:
+    def put(self, slot: int, state: State) -> None:
         files.write_json(self.folder / f"slot-{slot}.json", state)
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self) -> list[State]:
         found = (files.read_json(path) for path in sorted(self.folder.glob("slot-*.json")))
         return [state for state in found if isinstance(state, dict)]
 
@@ -122,10 +111,8 @@ class Watch:
         self._saver: threading.Thread | None = None
         self._saved: list[Any] = []
 
-    # ── counting ───────────────────────────────────────────────────────────────────────────────────────────────────
-
     def count(self, answers: Answers, seconds: float) -> None:
-        """Note the decisions on a batch that went through the model in so many seconds."""
+        """Note the decisions on a batch, and the model's seconds for it."""
         flags = answers.is_ood.tolist()
         self._monitor.count(answers.scores.tolist(), flags)
         with self._lock:
@@ -146,33 +133,31 @@ class Watch:
         self._counts[(name, *labels, str(bisect_left(ends, value)))] += 1
         self._counts[(f"{name}_sum", *labels)] += value
 
-    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def start(self, waiting: Callable[[], int]) -> None:
         """Take a slot, go on from what an earlier process left there, and save once per second from now on."""
         self._waiting = waiting
         if self._store is not None:
             self._slot = self._store.claim()
-            if state := self._store.state(self._slot):
-                self._restore(state)
+            for state in self._store.states():
+                if state.get("slot") == self._slot:
+                    self._restore(state)
         self._saver = threading.Thread(target=self._save_often, name="fdbd-watch", daemon=True)
         self._saver.start()
 
     def stop(self) -> None:
-        """Save once more and end."""
+        """Save a last time and end."""
         self._ends.set()
         if self._saver is not None:
             self._saver.join()
         self._save()
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: State) -> None:
         try:
-            counts = _add(defaultdict(float), state)
+            counts = _sum_of([state])
             self._monitor.restore(state["monitor"])
+            self._counts = counts
         except (KeyError, TypeError, ValueError) as error:
-            log.warning("the saved state of the monitor is not this guard's, or is damaged, and starts anew: %s", error)
-            return
-        self._counts = counts
+            log.warning("the monitor starts afresh: its saved state is damaged or of another guard: %s", error)
 
     def _save_often(self) -> None:
         while not self._ends.wait(1.0):
@@ -190,7 +175,7 @@ class Watch:
         except Exception as error:  # a full disk must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> State:
         with self._lock:
             counts = [[*key, number] for key, number in self._counts.items()]
         snapshot = self._monitor.snapshot()
@@ -201,27 +186,20 @@ class Watch:
         if self._webhook is not None:
             threading.Thread(target=_post, args=(self._webhook, snapshot), daemon=True).start()
 
-    # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def view(self) -> dict[str, Any]:
         """The monitors of all processes as one."""
         return merged([state["snapshot"] for state in self._all()], self._processes, self._delta)
 
     def exposition(self) -> bytes:
         """All numbers in the text format of Prometheus."""
-        client = require("prometheus_client", "serve")
-        registry = client.CollectorRegistry()
-        registry.register(self)
-        text: bytes = client.generate_latest(registry)
+        text: bytes = require("prometheus_client", "serve").generate_latest(self)
         return text
 
     def collect(self) -> Iterator[Any]:
-        """The numbers as metric families, for a registry of Prometheus."""
+        """The numbers as metric families of Prometheus."""
         core = require("prometheus_client.core", "serve")
         states = self._all()
-        counts: Counts = defaultdict(float)
-        for state in states:
-            _add(counts, state)
+        counts = _sum_of(states)
         view = merged([state["snapshot"] for state in states], self._processes, self._delta)
         names = dict(enumerate(self._backend.class_names))
         for name, what, labels in (
@@ -255,19 +233,18 @@ class Watch:
         ):
             yield core.GaugeMetricFamily(f"fdbd_{name}", what, math.nan if value is None else value)
 
-    def _all(self) -> list[dict[str, Any]]:
+    def _all(self) -> list[State]:
         """States of all processes, this one's as it is now."""
-        own = self._state()
-        if self._store is None:
-            return [own]
-        states = self._store.states()
-        return [own, *(s for s in states if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())]
+        states = [] if self._store is None else self._store.states()
+        others = (s for s in states if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())
+        return [self._state(), *others]
 
 
-def _add(counts: Counts, state: dict[str, Any]) -> Counts:
-    """Add the counts of a state, as JSON had them."""
-    for *key, number in state["counts"]:
-        counts[tuple(map(str, key))] += float(number)
+def _sum_of(states: list[State]) -> Counts:
+    counts: Counts = defaultdict(float)
+    for state in states:
+        for *key, number in state["counts"]:
+            counts[tuple(map(str, key))] += float(number)
     return counts
 
 
