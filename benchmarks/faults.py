@@ -750,7 +750,7 @@ def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: No
                 rows = scoring.open_rows(str(place / "today.parquet"))
                 work, parts = scoring.Scoring(opened, rows).part, list(enumerate(rows.spans(1000)))
                 tables = [table for _, some in pool.run(opened.guard, work, parts) for table in some]
-                found = [score for table in tables for score in table.columns["score"].tolist()]
+                found = [score for table in tables for score in table["score"].tolist()]
             expect(len(found) == ROWS, f"{len(found)} rows of {ROWS}")
             expect(np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores")
         except BaseException as error:

@@ -22,7 +22,7 @@ import fdbd
 from fdbd.data.features import RowBatch
 from fdbd.data.npz import NpzArray
 from fdbd.jobs import scoring
-from fdbd.jobs.output import NOT_FINITE, Output, decide
+from fdbd.jobs.output import NOT_FINITE, Output, decide, to_arrow
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -161,7 +161,7 @@ def test_each_row_has_its_own_decision_whatever_its_neighbours_are(kinds: list[s
     read = [place for place, kind in enumerate(kinds) if kind != "unread"]
     names = [f"n{place}" for place in range(len(kinds))] if has_names else range(5, 5 + len(kinds))
     table = decide(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"])
-    table = table.to_arrow().to_pylist()
+    table = to_arrow(table).to_pylist()
     assert [row["path" if has_names else "row"] for row in table] == list(names)
     for place, (kind, row) in enumerate(zip(kinds, table)):
         if kind == "fine":

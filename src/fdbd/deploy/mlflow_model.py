@@ -23,7 +23,7 @@ def predict(self: Any, context: Any, model_input: Any, params: Any = None) -> An
     """A data frame with label, class, score, p_value and is_ood, one row for each row of the input."""
     rows = torch.from_numpy(np.ascontiguousarray(model_input, dtype=np.float32))
     inputs = Batch(rows) if self.opened.preprocess is None else rows
-    columns = decide(self.opened.guard, RowBatch(range(len(rows)), inputs, {}), self.opened.class_names).columns
+    columns = decide(self.opened.guard, RowBatch(range(len(rows)), inputs, {}), self.opened.class_names)
     found = {name: np.ma.getdata(columns[name]) for name in ("label", "class", "score", "p_value", "is_ood")}
     return require("pandas", "report").DataFrame({**found, "class": columns["class"].tolist()})
 

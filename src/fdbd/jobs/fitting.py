@@ -29,10 +29,8 @@ from fdbd.jobs.scoring import Engine
 from fdbd.networks.by_name import NamedModel
 from fdbd.networks.checkpoint import read_weights
 
-HOLDOUT = 0.2
-"""Share of the data that is kept for calibration where there are no other data for it."""
+HOLDOUT = 0.2  # share of the data that is kept for calibration where there are no other data for it
 RULE = "calibration data are seen by neither the network's training nor the fit"
-"""What every promise of a threshold rests on."""
 
 
 class Fitted(NamedTuple):
@@ -40,10 +38,8 @@ class Fitted(NamedTuple):
 
     guard: Guard
     training: Loader
-    calibrating: Loader
-    """Of the same rows, where a part of the data of the fit was held out."""
-    cautions: list[str]
-    """What to know before the guard is trusted, a sentence each."""
+    calibrating: Loader  #: of the same rows, where a part of the data of the fit was held out
+    cautions: list[str]  #: what to know before the guard is trusted, a sentence each
 
 
 def fit_files(

@@ -22,7 +22,6 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,34 +38,26 @@ from fdbd.util.extras import require
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
-"""How long a run waits for another to let go of the output: the workers of a killed one take a moment to notice."""
-GROUP_ROWS = 65_536
-"""Rows of a row group of the final file."""
+"""How long a run waits for another to release the output: the workers of a killed one take a moment to notice."""
+GROUP_ROWS = 65_536  # at least, in a row group of the final file: readers are slow on a thousand small ones
 NOT_FINITE = "its features or logits hold NaN or infinity"
 COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
 _TYPES = {"row": "int64", "label": "int64", "score": "double", "p_value": "double", "is_ood": "bool"}
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
-@dataclass(frozen=True)
-class Decided:
-    """A guard's decision on some rows, in order."""
+Decided = dict[str, Any]
+"""Decisions on some rows, in order: arrays by column in the order of the output, masked where there is no value."""
 
-    columns: dict[str, Any]
-    """Arrays by name, in the order of the output, masked where there is nothing to say."""
 
-    def __len__(self) -> int:
-        return len(self.columns["is_ood"])
-
-    def to_arrow(self) -> Any:
-        """As a `pyarrow.Table`."""
-        array = require("pyarrow", "report").array
-        return require("pyarrow", "report").table(
-            {
-                name: array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
-                for name, column in self.columns.items()
-            }
-        )
+def to_arrow(decided: Decided) -> Any:
+    """Decisions as a `pyarrow.Table`."""
+    pa = require("pyarrow", "report")
+    arrays = [
+        pa.array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
+        for name, column in decided.items()
+    ]
+    return pa.table(arrays, names=list(decided))
 
 
 def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
@@ -77,7 +68,7 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
     is_read[list(batch.errors)] = False
     labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
     others = np.full(count, -1, np.int64)
-    if len(inputs.features if isinstance(inputs, Batch) else inputs):  # a model need not know what no rows are
+    if len(inputs.features if isinstance(inputs, Batch) else inputs):  # a model may not take a batch of no rows
         with torch.inference_mode():
             why = guard.explain(inputs) if nearest else None
             decision = guard(inputs) if why is None else why.decision
@@ -101,18 +92,16 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
         all_names = class_names or list(map(str, range(labels.max(initial=0) + 1)))
         return np.ma.array(_texts(all_names)[np.where(absent, 0, labels)], mask=absent)
 
-    return Decided(
-        {
-            **({"row": np.array(names)} if isinstance(names, range) else {"path": _texts(names)}),
-            "label": np.ma.array(labels, mask=unknown),
-            "class": texts(labels, unknown) if class_names else nothing,
-            **({"nearest": texts(others, others < 0)} if nearest else {}),
-            "score": np.ma.array(scores, mask=unread),
-            "p_value": np.ma.array(p_values, mask=unread),
-            "is_ood": is_ood,
-            "error": errors,
-        }
-    )
+    return {
+        **({"row": np.array(names)} if isinstance(names, range) else {"path": _texts(names)}),
+        "label": np.ma.array(labels, mask=unknown),
+        "class": texts(labels, unknown) if class_names else nothing,
+        **({"nearest": texts(others, others < 0)} if nearest else {}),
+        "score": np.ma.array(scores, mask=unread),
+        "p_value": np.ma.array(p_values, mask=unread),
+        "is_ood": is_ood,
+        "error": errors,
+    }
 
 
 class Output:
@@ -196,11 +185,8 @@ class Output:
             self._format.write(draft, tables)
 
     def finish(self, total: int, count: int) -> tuple[int, int, int, int | None]:
-        """Put all parts together, in order, into the output. Fails unless they hold `total` rows.
-
-        Returns:
-            Numbers of rows, of OOD rows, of rows with an error, and of discoveries where they were asked for.
-        """
+        """Put all parts together, in order, into the output, which fails unless they hold `total` rows. Returns the
+        numbers of rows, of OOD rows, of rows with an error, and of discoveries where they were asked for."""
         parts = [self.path(number) for number in range(count)]
         cutoff = None
         if self._fdr is not None:  # counts of distinct p-values: memory does not grow with rows
@@ -220,7 +206,7 @@ class Output:
                 yield part.rows, None if cutoff is None else named
             if counts[0] != total:
                 raise RuntimeError(
-                    f"the output has {counts[0]} rows for {total} of the input; give --restart to score anew"
+                    f"the output has {counts[0]} rows for {total} of the input: score again with --restart"
                 )
 
         if self.is_folder:
@@ -236,10 +222,8 @@ class Output:
 class _Part(NamedTuple):
     """A part of the output, read back."""
 
-    rows: Any
-    """As its format joins them."""
-    p_values: NDArray[np.float64]
-    """NaN where a row could not be read."""
+    rows: Any  #: as its format joins them
+    p_values: NDArray[np.float64]  #: NaN where a row could not be read
     is_ood: NDArray[np.bool_]
     has_error: NDArray[np.bool_]
 
@@ -254,7 +238,7 @@ class _Parquet:
         self.schema = self.arrow.schema([(name, _type_of(name)) for name in columns])
 
     def write(self, path: Path, tables: Sequence[Decided]) -> None:
-        self.file.write_table(self.arrow.concat_tables([table.to_arrow() for table in tables]), path)
+        self.file.write_table(self.arrow.concat_tables([to_arrow(table) for table in tables]), path)
 
     def read(self, part: Path) -> _Part:
         table = self.file.read_table(part, schema=self.schema)
@@ -262,7 +246,6 @@ class _Parquet:
         return _Part(table, p_values, table["is_ood"].to_numpy(), table["error"].is_valid().to_numpy())
 
     def join(self, out: Path, parts: Iterable[tuple[Any, Any]], has_discoveries: bool) -> None:
-        """In row groups of at least GROUP_ROWS: a reader does not meet a thousand small ones."""
         pa, schema, waiting = self.arrow, self.schema, []
         if has_discoveries:
             schema = schema.append(pa.field("discovery", pa.bool_()))
@@ -289,7 +272,7 @@ class _Csv:
     def write(self, path: Path, tables: Sequence[Decided]) -> None:
         with open(path, "w", newline="", encoding="utf-8") as file:
             for table in tables:
-                rows = zip(*(column.tolist() for column in table.columns.values()))
+                rows = zip(*(column.tolist() for column in table.values()))
                 csv.writer(file).writerows(map(_cell, row) for row in rows)
 
     def read(self, part: Path) -> _Part:
@@ -312,10 +295,8 @@ class _Csv:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return value
-    return f"'{value}" if _FORMULA.match(value) else value
+        return str(value).lower()
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _type_of(column: str) -> Any:
@@ -323,11 +304,11 @@ def _type_of(column: str) -> Any:
 
 
 def _texts(values: Sequence[Any]) -> Any:
-    """An array of these texts; a file may have any bytes for a name: those that are no UTF-8 are escaped."""
     array = np.empty(len(values), object)
     array[:] = [_utf8(str(value)) for value in values]
     return array
 
 
 def _utf8(text: str) -> str:
+    """The text with what is no UTF-8 escaped: a file may have any bytes for a name."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -27,13 +27,11 @@ from fdbd.util.progress import Bar
 if TYPE_CHECKING:
     from fdbd.jobs.ray import Workers
 
-PART_ROWS = 1024
-"""Images of a part of the output: what a kill loses at most."""
+PART_ROWS = 1024  # images of a part of the output: what a kill loses at most
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
 
-Part = tuple[int, range]
-"""Number of a part of the output, and its rows."""
+Part = tuple[int, range]  # number of a part of the output, and its rows
 Tables = Generator[tuple[Part, Sequence[Decided]], None, None]
 """Parts with decisions on some of their rows, part after part."""
 
@@ -44,10 +42,8 @@ class Engine:
 
     name: str = "local"
     """"local": in this process; "ray": in the workers of a cluster, each of whose nodes reads data by the same path."""
-    address: str | None = None
-    """Of the cluster, as for `fdbd.jobs.ray.connect`."""
-    device: str | None = "auto"
-    """As torch names it; on Ray, "cuda" gives each worker a GPU."""
+    address: str | None = None  #: of the cluster, as for `fdbd.jobs.ray.connect`
+    device: str | None = "auto"  #: as torch names it; on Ray, "cuda" gives each worker a GPU
     batch_size: int = 128
     workers: int | None = None
     """Processes that decode images, or on Ray tasks that run the model at once; None: as many as there is room for."""
@@ -79,19 +75,13 @@ class Engine:
 class Summary(NamedTuple):
     """What a run did."""
 
-    rows: int
-    """Of the output."""
+    rows: int  #: of the output
     ood: int
-    unreadable: int
-    """Rows with an `error`; they count as OOD too."""
-    computed: int
-    """Rows that this run scored; the others were finished before."""
-    seconds: float
-    """Of scoring, without the time to load the model."""
-    skipped: dict[str, int]
-    """Entries of a folder that were passed over, by reason."""
-    discoveries: int | None = None
-    """Rows that are OOD at the false discovery rate that was asked for."""
+    unreadable: int  #: rows with an `error`; they count as OOD too
+    computed: int  #: rows that this run scored; the others were finished before
+    seconds: float  #: of scoring, without the time to load the model
+    skipped: dict[str, int]  #: entries of a folder that were passed over, by reason
+    discoveries: int | None = None  #: rows that are OOD at the false discovery rate that was asked for
 
     @property
     def rate(self) -> float:
@@ -171,9 +161,9 @@ class Scoring:
                 collected: list[Decided] = []
                 for (number, span), some in found:
                     collected += some
-                    done += sum(map(len, some))
+                    done += _count(some)
                     bar.update(done)
-                    if sum(map(len, collected)) == len(span):
+                    if _count(collected) == len(span):
                         output.write(number, collected)
                         collected = []
             seconds = time.perf_counter() - start
@@ -220,3 +210,7 @@ class Scoring:
 
     def _decide(self, batch: RowBatch) -> Decided:
         return decide(self.opened.guard, batch, self.opened.class_names, self.nearest)
+
+
+def _count(tables: Sequence[Decided]) -> int:
+    return sum(len(table["is_ood"]) for table in tables)

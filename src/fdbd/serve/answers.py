@@ -16,11 +16,11 @@ from fdbd.data.preprocessing import Preprocess
 class Answers(NamedTuple):
     """The decisions on N rows, as in `fdbd.Decision`."""
 
-    logits: NDArray[np.float32]  # (N, C)
-    labels: NDArray[np.int64]  # (N,) predicted classes
-    scores: NDArray[np.float64]  # (N,), higher is more in-distribution; −inf where a number was not finite
-    p_values: NDArray[np.float64]  # (N,)
-    is_ood: NDArray[np.bool_]  # (N,)
+    logits: NDArray[np.float32]  #: (N, C)
+    labels: NDArray[np.int64]  #: (N,) predicted classes
+    scores: NDArray[np.float64]  #: (N,), higher is more in-distribution; −inf where a number was not finite
+    p_values: NDArray[np.float64]  #: (N,)
+    is_ood: NDArray[np.bool_]  #: (N,)
 
     def rows(self, start: int, stop: int) -> Answers:
         """The answers on rows start to stop."""
@@ -32,23 +32,23 @@ class Reason(NamedTuple):
 
     labels: list[int]
     distances: list[float]
-    shares: list[float]  # of the score, where the score is a mean over boundaries
+    shares: list[float]  #: of the score, where the score is a mean over boundaries
 
 
 class Backend(ABC):
     """A guard that answers on arrays. `prepare` is called from several threads, `decide` from two where there is an
     `enter`, else from one at a time."""
 
-    name: str  # what the guard is, in one line: detector and threshold
-    promise: str  # what its threshold promises, in one sentence
-    input_name: str  # "images" or "features"
-    row_shape: tuple[int, ...]  # of the input
+    name: str  #: what the guard is, in one line: detector and threshold
+    promise: str  #: what its threshold promises, in one sentence
+    input_name: str  #: "images" or "features"
+    row_shape: tuple[int, ...]  #: of the input
     num_classes: int
-    class_names: tuple[str, ...]  # one per class, or none
-    calibration: NDArray[np.float64]  # (M,) calibration scores, sorted
-    thresholds: list[float]  # one, or one per predicted class
-    expected_rate: float  # the share of in-distribution samples that the threshold rejects, as it was set
-    preprocess: Preprocess | None = None  # None: encoded images are not taken
+    class_names: tuple[str, ...]  #: one per class, or none
+    calibration: NDArray[np.float64]  #: (M,) calibration scores, sorted
+    thresholds: list[float]  #: one, or one per predicted class
+    expected_rate: float  #: the share of in-distribution samples that the threshold rejects, as it was set
+    preprocess: Preprocess | None = None  #: None: encoded images are not taken
     enter: Callable[[int], object] | None = None
     """Called by each thread that decides, with the number of threads that share the cores."""
 

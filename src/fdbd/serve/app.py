@@ -59,14 +59,14 @@ _PAGE_HEADERS = {
 class Settings:
     """How the service behaves; every field is an option of `fdbd serve`."""
 
-    name: str = "guard"  # the model's name in the Open Inference Protocol
-    token: str | None = None  # clients send it as `Authorization: Bearer TOKEN`; None: no token is needed
+    name: str = "guard"  #: the model's name in the Open Inference Protocol
+    token: str | None = None  #: clients send it as `Authorization: Bearer TOKEN`; None: no token is needed
     batch_size: int = 32
-    delay: float = 0.001  # seconds that a batch waits for more requests
-    queue: int = 1024  # rows that may wait
-    timeout: float = 30.0  # seconds that a request waits for its answer
-    max_body: int = 32 * 1024 * 1024  # bytes of a request's body
-    samples: int = 24  # rejected images that are kept as thumbnails for the page; 0: none
+    delay: float = 0.001  #: seconds that a batch waits for more requests
+    queue: int = 1024  #: rows that may wait
+    timeout: float = 30.0  #: seconds that a request waits for its answer
+    max_body: int = 32 * 1024 * 1024  #: bytes of a request's body
+    samples: int = 24  #: rejected images that are kept as thumbnails for the page; 0: none
 
 
 class App:

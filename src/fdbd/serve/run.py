@@ -31,11 +31,11 @@ log = logging.getLogger("fdbd.serve")
 class Service:
     """Everything that a process needs to build the service."""
 
-    guard: str  # a guard's file, or an ONNX file
+    guard: str  #: a guard's file, or an ONNX file
     settings: Settings = field(default_factory=Settings)
-    state: str | None = None  # the folder of the monitor's state; None: none is kept
-    workers: int = 1  # processes; with Ray: replicas
-    max_workers: int | None = None  # with Ray: replicas under load; None: always `workers`
+    state: str | None = None  #: the folder of the monitor's state; None: none is kept
+    workers: int = 1  #: processes; with Ray: replicas
+    max_workers: int | None = None  #: with Ray: replicas under load; None: always `workers`
     delta: float = 0.01
     window: int = 1000
     webhook: str | None = None

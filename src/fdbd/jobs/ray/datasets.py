@@ -21,14 +21,12 @@ from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.jobs.output import COLUMNS, decide
+from fdbd.jobs.output import COLUMNS, decide, to_arrow
 from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, plain_errors
 from fdbd.util.extras import require
 
-INPUTS = ("features", "image", "bytes", "path")
-"""Columns that hold samples, in the order in which they are looked for."""
-ROWS_PER_SUM = 16_384
-"""Features that one task boils down to one partial sum, so that small blocks do not send a large sum each."""
+INPUTS = ("features", "image", "bytes", "path")  # columns that hold samples, in the order in which they are tried
+ROWS_PER_SUM = 16_384  # features that one task sums up, so that small blocks do not send a large sum each
 
 G = TypeVar("G", Guard, Detector)
 
@@ -44,8 +42,8 @@ def fit(
     workers: Workers | int | None = None,
 ) -> G:
     """`Guard.fit` on data wherever they are in the cluster, with the same result for any number of blocks. A network
-    runs once over the data, and its features come to the driver; a column of features is read anew for each pass, where
-    the data are (``dataset.materialize()`` keeps them in memory).
+    runs once over the data, and its features come to the driver; a column of features is read again for each pass,
+    where the data are (``dataset.materialize()`` keeps them in memory).
 
     Args:
         guard: a guard, or a detector together with its `head`; fitted in place and returned.
@@ -147,9 +145,9 @@ def score(
 
 def _decide_table(guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any) -> Any:
     inputs, errors = reader.read(table)
-    decided = decide(guard, RowBatch(range(table.num_rows), inputs, errors), class_names).to_arrow()
-    own = {name: decided.column(name) for name in decided.column_names[1:]}
-    return require("pyarrow", "ray").table({**{name: table.column(name) for name in keep}, **own})
+    decided = to_arrow(decide(guard, RowBatch(range(table.num_rows), inputs, errors), class_names))
+    columns = {**{name: table[name] for name in keep}, **{name: decided[name] for name in COLUMNS}}
+    return require("pyarrow", "ray").table(columns)
 
 
 def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], Any]) -> Any:
@@ -194,8 +192,7 @@ def _pickled(reader: Reader, work: Callable[[Items], Any], table: Any) -> dict[s
 
 
 class Reader:
-    """Rows of a table to what a guard takes: a `Batch` of features, or a tensor of model inputs. Arguments are those of
-    `fdbd.jobs.ray.fit`."""
+    """From rows of a table to a `Batch` of features or a tensor of model inputs; arguments are those of `fit`."""
 
     def __init__(
         self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None, label: str | None = None

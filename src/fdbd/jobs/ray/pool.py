@@ -45,12 +45,10 @@ Run = Callable[[Guard, Callable[[Items], Any]], Iterator[Any]]
 """Does some work with a guard on all batches of some rows, in the processes of a cluster; results come in any order."""
 
 TASK_RETRIES = 3
-"""How often a piece of work is done again after its process or node died: enough for dying nodes, and an end where the
+"""How often a piece of work is repeated after its process or node died: enough for dying nodes, and an end where the
 work itself is what kills, such as an image that crashes its decoder."""
-IDLE_SECONDS = 20.0
-"""How long a process keeps a model that it has no work for."""
-NOTICE_SECONDS = 60.0
-"""Without a result for so long, a job says what it waits for."""
+IDLE_SECONDS = 20.0  # how long a process keeps a model that it has no work for
+NOTICE_SECONDS = 60.0  # without a result for so long, a job says what it waits for
 LATE_SECONDS, LATE_TIMES = 60.0, 10
 """A piece of work that takes longer than LATE_SECONDS, and LATE_TIMES as long as the slowest finished one, is given out
 a second time: its process may have been stopped, which Ray does not notice."""
@@ -173,8 +171,7 @@ class _Pending(NamedTuple):
 class Shared(NamedTuple):
     """Work as it travels to the processes of the cluster: by reference, fetched once per process."""
 
-    references: list[Any]
-    """One reference, in a list because Ray would fetch a bare one anew for each task."""
+    references: list[Any]  # one, in a list because Ray would fetch a bare one again for each task
     threads: int
     device: str
 
@@ -262,7 +259,7 @@ def plain_errors() -> Iterator[None]:
 
 def fit_rows(guard: Guard, run: Run, dtype: torch.dtype | None) -> None:
     """Fit a guard in place, with the result of `Guard.fit`. A network runs once over the rows, which then have no
-    `dtype`; features of a dtype are read anew for each pass."""
+    `dtype`; features of a dtype are read again for each pass."""
     head, guard.seen, guard.threshold, guard.agreement = guard.head, Sketch(), None, {}
     if dtype is None:
         with Spool() as spool:
@@ -306,8 +303,7 @@ def fit_loaders(
 
 
 def _run_loader(loader: Loader, workers: Workers, guard: Guard, work: Callable[[Items], Any]) -> Iterator[Any]:
-    """Work on the spans of a loader, which then knows what was read."""
-    notes: dict[range, tuple[int, list[str]]] = {}
+    notes: dict[range, tuple[int, list[str]]] = {}  # of each span: rows given, and why others were left out
     for span, (note, result) in workers.run(guard, partial(_read, loader, work), loader.spans):
         notes[span] = note
         yield result
@@ -317,7 +313,6 @@ def _run_loader(loader: Loader, workers: Workers, guard: Guard, work: Callable[[
 
 
 def _read(loader: Loader, work: Callable[[Items], Any], span: range) -> tuple[tuple[int, list[str]], Any]:
-    """How many rows a span gave and why others were left out, and the work on its batches."""
     loader = copy.copy(loader)
     items = list(loader.read([span], processes=False))
     return (loader.num_given, loader.errors), work(items)
@@ -335,7 +330,6 @@ def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
 
 
 def _partial_sums(empty: list[Any], head: Head, asking: list[Detector], items: Items) -> list[Any]:
-    """A sketch of features and the statistics that these detectors ask for, from empty ones."""
     sketch, *statistics = copy.deepcopy(empty)  # one process sums many pieces
     for batch in items:
         sketch.add(batch.features)
