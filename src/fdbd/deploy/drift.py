@@ -36,14 +36,14 @@ class DriftTest:
 
         P(M reaches 1/delta at any time of a horizon) ≤ delta,
 
-    however often one looks. After `horizon` samples the test starts anew, with the calibration scores alone and a
+    however often one looks. After `horizon` samples the test restarts, with the calibration scores alone and a
     capital of 1, so memory stays below 16 · (calibration + horizon) bytes. The bound holds for each horizon, since its
     samples by themselves are exchangeable with the calibration scores; over m horizons it is m · delta.
 
     Args:
         calibration: scores of in-distribution samples, in any order.
         delta: largest probability of a false alarm in a horizon, a fraction in (0, 1).
-        horizon: number of samples after which the test starts anew.
+        horizon: number of samples after which the test restarts.
         seed: of the random tie-breaking u.
 
     >>> test = DriftTest([float(i) for i in range(100)], delta=0.01)

@@ -1,4 +1,4 @@
-"""A guard as an ONNX graph whose network computes in 8 bits, calibrated anew: `export_int8`.
+"""A guard as an ONNX graph whose network computes in 8 bits, with a new threshold: `export_int8`.
 
 Rounding moves every score, so the threshold is set again on the scores that the quantised graph itself gives, and the
 file appears only where decisions are those of the guard but for a stated share.
@@ -41,15 +41,10 @@ class Shift(NamedTuple):
     """
 
     samples: int
-    accepted: float
-    """Share that the guard accepts."""
-    accepted_before: float
-    """Share that the quantised graph would accept with the guard's own threshold: the shift that recalibration takes
-    back."""
-    accepted_after: float
-    """Share that the written graph accepts."""
-    disagree: float
-    """Share on which label or decision of the written graph are not the guard's."""
+    accepted: float  #: share that the guard accepts
+    accepted_before: float  #: share that the quantised graph would accept with the guard's own threshold
+    accepted_after: float  #: share that the written graph accepts, with its new threshold
+    disagree: float  #: share on which label or decision of the written graph are not the guard's
 
 
 def export_int8(
@@ -184,13 +179,10 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
 
 def _network(graph: Any) -> list[str]:
     """Names of the products that lead to the logits, without the head itself, which is the last."""
-    makers = {output: node for node in graph.node for output in node.output}
-    places = {node.name: place for place, node in enumerate(graph.node)}
-    waiting, found = ["logits"], {}
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node.name not in found:
-            found[node.name] = node
-            waiting += node.input
-    products = [name for name in sorted(found, key=places.__getitem__) if found[name].op_type in _PRODUCTS]
-    return products[:-1]
+    wanted, products = {"logits"}, []
+    for node in reversed(graph.node):  # ONNX lists a node after those that it reads
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            if node.op_type in _PRODUCTS:
+                products.append(node.name)
+    return products[:0:-1]  # in the order of the graph

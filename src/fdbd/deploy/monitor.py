@@ -39,7 +39,7 @@ class Monitor(StreamMonitor):
         guard: calibrated. A guard without a model does for `update`: ``Monitor(fdbd.load("guard.safetensors"))``.
         window: latest samples of the rolling rate.
         delta: largest probability of a false alarm in a horizon, a fraction.
-        horizon: samples after which the drift test starts anew.
+        horizon: samples after which the drift test restarts.
         confidence: of the rate's interval, which is Wilson's, a fraction.
         seed: of the test's random tie-breaking.
         on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.

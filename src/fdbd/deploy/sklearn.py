@@ -206,7 +206,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
 
 
 class _Chunks:
-    """Batches of a dense or sparse matrix (N, P), each dense and in float64; starts anew with each iteration."""
+    """Batches of a dense or sparse matrix (N, P), each dense and in float64."""
 
     def __init__(self, X: Any, labels: NDArray[Any] | None = None) -> None:
         self.X, self.labels = X, labels

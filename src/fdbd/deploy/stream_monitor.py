@@ -20,17 +20,11 @@ Snapshot: TypeAlias = dict[str, object]
 class StreamMonitor:
     """Counts decisions, keeps the OOD rate of the last samples, and tests whether scores have drifted from calibration.
 
-    `fdbd.Monitor` is this around a guard; a service holds one per process. Updates from several threads take turns.
+    `fdbd.Monitor`, which explains the other options, is this around a guard; a service holds one per process.
 
     Args:
         calibration: the calibration scores.
         expected_rate: the share of in-distribution samples that the threshold rejects, as it was set.
-        window: latest samples of the rolling rate.
-        delta: largest probability of a false alarm in a horizon, a fraction.
-        horizon: samples after which the drift test starts anew.
-        confidence: of the rate's interval, which is Wilson's, a fraction.
-        seed: of the test's random tie-breaking.
-        on_alarm: called once with the snapshot when the alarm goes off, such as a function that pages someone.
 
     >>> monitor = StreamMonitor([0.1, 0.2, 0.3, 0.4], expected_rate=0.05)
     >>> monitor.count([0.15, 0.35], [False, False])["rate"]
@@ -90,16 +84,16 @@ class StreamMonitor:
         return snapshot
 
     def snapshot(self) -> Snapshot:
-        """The state of affairs as plain JSON values: ``samples`` and ``ood`` of everything; ``window``, ``rate``,
+        """The present state as plain JSON values: ``samples`` and ``ood`` of everything; ``window``, ``rate``,
         ``rate_low`` and ``rate_high`` of the last samples (None before the first); the natural logarithm of the drift
         test's capital now (``log_martingale``) and at its highest, with the ``alarm_level``; and what was set."""
         with self._lock:
             return self._snapshot()
 
     def reset(self) -> None:
-        """Start window and drift test anew and take the alarm back; the totals go on. The bound holds again where the
-        time of the reset was fixed beforehand, and not after one that answers an alarm: calibration scores that gave a
-        false alarm are likely to give another. Then calibrate the guard on fresh data and start a new monitor."""
+        """Restart window and drift test and take the alarm back; the totals go on. The bound holds again where the time
+        of the reset was fixed beforehand, and not after one that answers an alarm: calibration scores that gave a false
+        alarm are likely to give another. Then calibrate the guard on fresh data and start a new monitor."""
         with self._lock:
             self._recent.clear()
             self._recent_ood, self.alarm_at = 0, None
@@ -142,18 +136,20 @@ class StreamMonitor:
 
     def _snapshot(self) -> Snapshot:
         test, count = self._test, len(self._recent)
-        low, high = wilson(self._recent_ood, count, self.confidence) if count else (None, None)
         return {
             **{name: getattr(self, name) for name in ("samples", "ood", "expected_rate", "confidence", "alarm_at")},
             **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
-            "window": count,
-            "rate": self._recent_ood / count if count else None,
-            "rate_low": low,
-            "rate_high": high,
+            **rate(self._recent_ood, count, self.confidence),
             "peak_log_martingale": test.peak,
             "alarm_level": -math.log(test.delta),
             "samples_in_horizon": test.count,
         }
+
+
+def rate(ood: int, window: int, confidence: float) -> Snapshot:
+    """The part of a snapshot about the last samples: how many, the OOD rate, and its interval (None where none)."""
+    low, high = wilson(ood, window, confidence) if window else (None, None)
+    return {"window": window, "rate": ood / window if window else None, "rate_low": low, "rate_high": high}
 
 
 def wilson(successes: int, count: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
-from fdbd.deploy.stream_monitor import StreamMonitor, wilson
+from fdbd.deploy.stream_monitor import StreamMonitor, rate
 from fdbd.serve.answers import Answers, Backend
 from fdbd.util import files
 from fdbd.util.extras import require
@@ -257,14 +257,10 @@ def merged(snapshots: list[dict[str, Any]], processes: int, delta: float) -> dic
     first = snapshots[0]
     window = sum(s["window"] for s in snapshots)
     ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
-    low, high = wilson(ood, window, first["confidence"]) if window else (None, None)
     return {
         "samples": sum(s["samples"] for s in snapshots),
         "ood": sum(s["ood"] for s in snapshots),
-        "window": window,
-        "rate": ood / window if window else None,
-        "rate_low": low,
-        "rate_high": high,
+        **rate(ood, window, first["confidence"]),
         "expected_rate": first["expected_rate"],
         "log_martingale": max(s["log_martingale"] for s in snapshots) - math.log(processes),
         "alarm_level": -math.log(delta),
