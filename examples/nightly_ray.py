@@ -40,7 +40,7 @@ def write_day(folder: Path) -> None:
             column = pa.FixedSizeListArray.from_arrays(features[rows].numpy().ravel(), features.shape[1])
             table = pa.table({"id": rows, "features": column})
             if labels is not None:
-                table = table.append_column("label", pa.array(labels[rows].numpy()))
+                table = table.append_column("y", pa.array(labels[rows].numpy()))
             pq.write_table(table, folder / name / f"{number}.parquet")
 
 

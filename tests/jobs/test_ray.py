@@ -136,6 +136,13 @@ def test_a_fit_on_blocks_has_the_buffers_of_a_local_fit(cluster, blocks, dtype):
     assert_same_buffers(together, expected)
 
 
+def test_true_classes_come_from_y_where_label_is_a_prediction(cluster):
+    features, labels = make_features(301, torch.float64)
+    table = features_table(features, (labels + 1) % 4).append_column("y", pa.array(labels.numpy()))
+    expected = fdbd.create("mds").fit(fdbd.Batch(features, None, labels), HEAD)
+    assert_same_buffers(on_ray.fit(fdbd.create("mds"), ray.data.from_arrow(table), head=HEAD), expected)
+
+
 @SLOW
 @pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if not fdbd.create(name).needs.network])
 def test_every_detector_on_features_fits_alike(cluster, name):

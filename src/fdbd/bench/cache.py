@@ -161,7 +161,7 @@ class FeatureCache:
     def verify(self) -> tuple[Problem, ...]:
         """Reads every byte and strikes off what is damaged, so that the next `features` computes it again.
 
-        Entries that another run is writing to are passed over.
+        Entries that another run is writing to are skipped.
         """
         return tuple(Problem(e.key, *problem) for e in self._unused() for problem in _EntryFolder(e.path).check())
 

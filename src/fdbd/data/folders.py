@@ -1,4 +1,4 @@
-"""Image files below a folder: which are read, in which order, and what is passed over."""
+"""Image files below a folder: which are read, in which order, and what is skipped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     names: list[str]  #: paths below the folder, with `/`, in the order of their parts
     classes: tuple[str, ...]
     labels: NDArray[np.int64] | None  #: by the first folder of each path, as `classes_by_folder` has them
-    skipped: Counter[str]  #: how many entries were passed over, by reason
+    skipped: Counter[str]  #: how many entries were skipped, by reason
 
 
 def find_images(folder: str | os.PathLike[str]) -> Found:
@@ -73,7 +73,7 @@ def find_images(folder: str | os.PathLike[str]) -> Found:
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    """``"image"``, ``"folder"``, ``"link"`` to a folder, or why the entry is passed over."""
+    """``"image"``, ``"folder"``, ``"link"`` to a folder, or why the entry is skipped."""
     if entry.name.startswith("."):
         return HIDDEN
     kind = "image" if os.path.splitext(entry.name)[1].lower() in EXTENSIONS else OTHER_ENDING
@@ -87,9 +87,9 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """What was passed over, for the end of a sentence; nothing where nothing was.
+    """What was skipped, for the end of a sentence; nothing where nothing was.
 
     >>> describe_skipped({"hidden": 3})
-    '; passed over: 3 hidden'
+    '; skipped: 3 hidden'
     """
-    return f"; passed over: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
+    return f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""

@@ -190,7 +190,7 @@ class Images:
     name: str = "images"  #: what tables call the set
     source: str = "memory"  #: where it came from, for people
     find_key: Callable[[], str] | None = None  #: finds the content key; None: by the images themselves
-    skipped: dict[str, int] = field(default_factory=dict)  #: how many entries of a folder were passed over, by reason
+    skipped: dict[str, int] = field(default_factory=dict)  #: how many entries of a folder were skipped, by reason
 
     def __post_init__(self) -> None:
         images = self.images

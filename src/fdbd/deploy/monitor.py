@@ -120,7 +120,7 @@ class Monitor(StreamMonitor):
         return collector
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as one safetensors file; `load` goes on from it bit for bit. Drafts that saves left when they
+        """Write the state as one safetensors file; `load` continues from it bit for bit. Drafts that saves left when they
         were killed, an hour ago or more, are removed."""
         state: dict[str, Any] = self.state()
         tensors = {

@@ -132,7 +132,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         return prediction
 
     def score(self, X: Any, y: Any) -> float:
-        """Share of samples that are handled rightly: those of a known class accepted and classified correctly, those
+        """Share of samples that are handled correctly: those of a known class accepted and classified correctly, those
         whose label y was not in the training data rejected."""
         y = column_or_1d(y)
         accepted = self.predict(X) == 1

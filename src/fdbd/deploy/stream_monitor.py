@@ -101,7 +101,7 @@ class StreamMonitor:
             self._test.restart()
 
     def state(self) -> Snapshot:
-        """Everything as JSON takes it; `restore` goes on from it bit for bit."""
+        """Everything as JSON values; `restore` continues from it bit for bit."""
         with self._lock:
             return {
                 "calibration": self._fingerprint,

@@ -134,7 +134,7 @@ class Output:
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any], part_rows: int) -> Iterator[int]:
         """Open the parts, and keep other runs away from them; yields the rows of a part, as the first run had them.
-        `identity` are JSON values that say what is scored by what: with the same, a later run goes on."""
+        `identity` are JSON values that say what is scored by what: a later run with the same values continues."""
         path = self.folder / "_lock"
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:

@@ -80,7 +80,7 @@ class Summary(NamedTuple):
     unreadable: int  #: rows with an `error`; they count as OOD too
     computed: int  #: rows that this run scored; the others were finished before
     seconds: float  #: of scoring, without the time to load the model
-    skipped: dict[str, int]  #: entries of a folder that were passed over, by reason
+    skipped: dict[str, int]  #: entries of a folder that were skipped, by reason
     discoveries: int | None = None  #: rows that are OOD at the false discovery rate that was asked for
 
     @property
@@ -105,7 +105,7 @@ def score_files(
 ) -> Summary:
     """Score a folder of images, an NPZ file, a dataset, or Parquet/NPZ features, into Parquet or CSV.
 
-    A run that was killed goes on where it ended when it is started again with the same guard, data and `out`.
+    A run that was killed continues where it ended when it is started again with the same guard, data and `out`.
 
     Args:
         guard, model, checkpoint, trust: as for `open_guard`.

@@ -1,5 +1,5 @@
 """The training loop: one for every objective, one or many processes. All randomness of a step is seeded by (seed,
-step), so a checkpoint holds no generator state and a run that was killed goes on exactly as if it had not been."""
+step), so a checkpoint holds no generator state and a run that was killed continues exactly as if it had not been."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(
     data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair, an object with `.images` and `.labels`, or a
     dataset of single images; without `data` the preset's dataset is fetched by `load(name, split)`. out: a folder for
     `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a
-    second call with the same folder goes on where the first one stopped. Under `torchrun` the processes share each
+    second call with the same folder continues where the first one stopped. Under `torchrun` the processes share each
     batch. A GPU is used, with mixed precision and `torch.compile`, where there is one."""
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)

@@ -65,7 +65,7 @@ def load(
         limit: at most so many images, spread evenly over the set.
         size: centre squares at (size, size) instead of each image's own size.
         for_size: the side of the network's input, in pixels: copies of a known dataset that were reduced below both
-            this and the dataset's own size are passed over. None: any copy will do.
+            this and the dataset's own size are skipped. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
         download: False, or the environment variable ``FDBD_OFFLINE=1``: only what is here already.
         progress: called with the bytes of a download so far, and in all.
@@ -288,7 +288,7 @@ class _Wanted:
         return images
 
     def corrupted(self, download: bool) -> Images:
-        """CIFAR-10-C: the published files where they are at hand, else generated."""
+        """CIFAR-10-C: the published files where they are available, else generated."""
         corruption, severity = parse_corruption(self.entry.name)
         for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
             if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):

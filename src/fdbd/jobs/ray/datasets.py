@@ -37,7 +37,7 @@ def fit(
     *,
     head: Head | None = None,
     column: str | None = None,
-    label: str | None = "label",
+    label: str | None = "y",
     preprocess: Preprocess | None = None,
     workers: Workers | int | None = None,
 ) -> G:
@@ -49,7 +49,7 @@ def fit(
         guard: a guard, or a detector together with its `head`; fitted in place and returned.
         column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8 arrays), ``bytes`` or
             ``path`` (encoded images), arrays under another name; None: the first of these names that is there.
-        label: column of class indices, where there is one.
+        label: column of class indices, if there is one; for ``y``, ``label`` in data without it, as in feature files.
         preprocess: from uint8 images to what the model takes.
         workers: how the work is spread, or how much of it is done at once.
 
@@ -204,7 +204,8 @@ class Reader:
             wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
             present = ", ".join(columns) or "no rows"
             raise ValueError(f"the dataset has {wanted}; it has {present}: say with column=... where the samples are")
-        self.column, self.preprocess, self.label = column, preprocess, label
+        self.column, self.preprocess = column, preprocess
+        self.label = "label" if label == "y" and "y" not in columns else label
         self.is_features = guard.classifier is None or column == "features"
         self.widths = Widths.of(guard.head)
 
