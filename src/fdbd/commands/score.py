@@ -29,7 +29,7 @@ def score(
     fdr: float | None = opt(None, FDR),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
-    """Score images or features: one row of output for each row of input, in order. A killed run continues where it ended.
+    """Score images or features: one output row per input row, in order. A killed run continues where it ended.
 
     Files that cannot be read are OOD, and the column error says why.
 

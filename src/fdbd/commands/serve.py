@@ -19,7 +19,7 @@ def serve(
     address: str | None = options.ADDRESS,
     name: str = opt("guard", "The model's name in the Open Inference Protocol."),
     batch_size: int = opt(32, "Rows that go through the model together at most.", min=1),
-    delay: float = opt(1.0, "Milliseconds that a batch may wait for more requests, or a 20th of the model's time if longer; 0: never.", min=0),
+    delay: float = opt(1.0, "Milliseconds that a batch may wait for more requests; 0: none waits.", min=0),
     queue: int = opt(1024, "Rows that may wait; more are answered with 503.", min=1),
     timeout: float = opt(30.0, "Seconds that a request may take.", min=0.001),
     max_body: int = opt(32, "Megabytes of a request's body.", min=1),

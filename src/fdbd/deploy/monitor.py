@@ -120,8 +120,8 @@ class Monitor(StreamMonitor):
         return collector
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as one safetensors file; `load` continues from it bit for bit. Drafts that saves left when they
-        were killed, an hour ago or more, are removed."""
+        """Write the state as one safetensors file; `load` continues from it bit for bit. Drafts of saves that
+        were killed an hour ago or more are removed."""
         state: dict[str, Any] = self.state()
         tensors = {
             "reference": torch.frombuffer(bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64),
