@@ -338,7 +338,7 @@ class Guard(nn.Module):
             "head": self.detector.head.fingerprint(),
             "head_name": classifier and classifier.head_name,
             "layers": list(classifier.layer_names) if classifier else [],
-            "autocast": precisions[classifier.autocast] if classifier and classifier.autocast else None,
+            "autocast": precisions.get(classifier.autocast) if classifier and classifier.autocast else None,
             "detector": self.detector.to_config(),
             "threshold": self.threshold and self.threshold.to_config(),
             "perturb": self.perturb and self.perturb.to_config(),

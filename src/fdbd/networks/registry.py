@@ -161,7 +161,11 @@ def _timm(name: str) -> Published | None:
 
 @dataclass(frozen=True)
 class ZooCard:
-    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction."""
+    """What a shipped model is; `recipe` is the preset's name, `test_accuracy` a fraction.
+
+    >>> zoo_card("cifar10-supcon").recipe
+    'zoo-supcon'
+    """
 
     name: str
     model: str
