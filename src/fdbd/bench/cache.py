@@ -1,16 +1,16 @@
 """The feature cache: one forward pass per (model, dataset, preprocessing), ever.
 
-Features are written in shards as they come, so a killed run resumes, into one array per name that is memory-mapped.
-Logits are not stored: they are the head's, recomputed from the features.
-
-In the folder of an entry, ``about.json`` says what it is; ``manifest.json`` names the arrays and has one record per
+Logits are not stored: they are the head's, recomputed from the features. In the folder of an entry, ``about.json`` says
+what it is; each array is one file that is memory-mapped; ``manifest.json`` names these files and has one record per
 shard, in order: its rows, its failures, and the checksum of its part of each array. A shard counts once its record is
-written.
+written, so a killed run resumes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -23,16 +23,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.bench.extraction import Arrays, Progress, extract
 from fdbd.core.configuration import expect, one_of
-from fdbd.data.decoding import Failure
+from fdbd.data.decoding import Failure, prepare
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
-from fdbd.util.files import beside, cache_root, is_draft, lock, read_json, sha256_of_array, write_json
+from fdbd.util.devices import device_of
+from fdbd.util.files import beside, cache_root, lock, read_json, sha256_of_array, write_json
 from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,14 @@ SHARD_ROWS = 2048
 FORMAT = 1
 _SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+Arrays = dict[str, NDArray[Any]]
+Progress = Callable[[int, int], None]
+"""Called with the images done so far, and in all."""
 
 
 class Problem(NamedTuple):
-    """A shard whose bytes are not those that were written; it is computed again when it is next asked for."""
+    """A shard whose bytes are not those that were written, or None for all of an entry; it is computed again when it is
+    next asked for."""
 
     key: str
     shard: int | None
@@ -136,10 +141,11 @@ class FeatureCache:
         }
         parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+        report = progress or (lambda done, total: None)
         with lock(self._lock_path(key)) as is_locked:
             folder = _EntryFolder(self.root / key)
-            if is_locked:
-                folder.clean()
+            for draft in folder.path.glob(".*") if is_locked else ():  # of a run that was killed
+                draft.unlink(missing_ok=True)
             if folder.about() is None:
                 write_json(folder.path / "about.json", about)
             for number, reason in folder.check():
@@ -150,12 +156,12 @@ class FeatureCache:
             if missing:
                 size = batch_size() if callable(batch_size) else batch_size
                 chosen = [shards[number] for number in missing]
-                found = extract(classifier, images, preprocess, chosen, size, dtype, progress)
+                found = _extract(classifier, images, preprocess, chosen, size, dtype, report)
                 for number, (arrays, failures) in zip(missing, found):
                     folder.write(number, arrays, failures, len(images))
                     num_computed += len(arrays["features"])
-            elif progress is not None:
-                progress(len(images), len(images))
+            else:
+                report(len(images), len(images))
             return _collect(images, folder, num_computed)
 
     def verify(self) -> tuple[Problem, ...]:
@@ -250,12 +256,6 @@ class _EntryFolder:
         about = read_json(self.path / "about.json")
         return about if isinstance(about, dict) and set(about) >= {*_SHOWN, "shard_rows"} else None
 
-    def clean(self) -> None:
-        """Removes what a killed run left half-written. Only for the holder of the lock."""
-        for path in self.path.iterdir() if self.path.is_dir() else ():
-            if is_draft(path):
-                path.unlink(missing_ok=True)
-
     def missing(self, count: int) -> list[int]:
         """Which of `count` shards are to be computed."""
         return [k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None]
@@ -264,11 +264,9 @@ class _EntryFolder:
         """Reads every byte and strikes off what is damaged: the number of each shard (None: all of them) and why."""
         problems: list[tuple[int | None, str]] = []
         try:
-            arrays, end = self._open(), 0
+            arrays, end = self._maps("r"), 0
             for number, record in enumerate(self.shards):
                 start, end = end, end + record["count"]
-                if any(len(array) < end for array in arrays.values()):
-                    raise ValueError("arrays and manifest do not agree")
                 sums = {name: sha256_of_array(array[start:end]) for name, array in arrays.items()}
                 if record["sha256"] is not None and record["sha256"] != sums:
                     problems.append((number, "its checksum is wrong"))
@@ -286,16 +284,18 @@ class _EntryFolder:
         Raises:
             OSError: when a damaged shard is replaced and other images than before can be decoded.
         """
-        if not self.files:
-            self._create(arrays, rows)
+        for name, array in arrays.items() if not self.files else ():
+            self.files[name] = f"features-{len(self.files)}.npy"
+            with beside(self.path / self.files[name]) as draft:
+                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:]))
         count = len(arrays["features"])
         if number < len(self.shards) and self.shards[number]["count"] != count:
             del self.shards[number:]
             self._record()
             raise OSError(f"other images can be read now than when {self.path} was written; run the command again")
         start = sum(record["count"] for record in self.shards[:number])
-        for name, whole in self._open().items():
-            with open(self.path / self.files[name], "r+b") as file:
+        for name, whole in self._maps("r").items():
+            with open(self.path / self.files[name], "r+b") as file:  # a memory map would crash on a full disk
                 file.seek(whole.offset + start * whole[:1].nbytes)
                 file.write(arrays[name].data)
                 file.flush()
@@ -307,20 +307,60 @@ class _EntryFolder:
     def read(self) -> tuple[dict[str, Tensor], list[Failure]]:
         """The arrays as tensors over memory maps (written to in memory only), and all failures."""
         count = sum(record["count"] for record in self.shards)
-        arrays = {name: torch.from_numpy(array[:count]) for name, array in self._open("c").items()}
+        arrays = {name: torch.from_numpy(array[:count]) for name, array in self._maps("c").items()}
         return arrays, [Failure(*failure) for record in self.shards for failure in record["failures"]]
 
-    def _open(self, mode: Any = "r") -> dict[str, Any]:
+    def _maps(self, mode: Any) -> dict[str, Any]:
         return {name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()}
-
-    def _create(self, arrays: Arrays, rows: int) -> None:
-        for name, array in arrays.items():
-            self.files[name] = f"{re.sub(r'[^A-Za-z0-9_.]', '_', name)}-{len(self.files)}.npy"
-            with beside(self.path / self.files[name]) as draft:
-                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:]))
-        for path in self.path.glob("*.npy"):
-            if path.name not in self.files.values():
-                path.unlink(missing_ok=True)
 
     def _record(self) -> None:
         write_json(self.path / "manifest.json", {"arrays": self.files, "shards": self.shards})
+
+
+def _extract(
+    classifier: Classifier,
+    images: Images,
+    preprocess: Preprocess,
+    shards: Sequence[range],
+    batch_size: int,
+    dtype: str,
+    report: Progress,
+) -> Iterator[tuple[Arrays, list[Failure]]]:
+    """Runs the network over shards, which are ranges of rows. Arrays are ``features`` (N, P) and ``layer:NAME``
+    (N, P_layer), without the rows that cannot be decoded."""
+    done = len(images) - sum(map(len, shards))
+    spans = [cut(shard, batch_size) for shard in shards]
+    pin = device_of(classifier.model).type == "cuda"
+    prepared = prepare(images.images, preprocess, [span for part in spans for span in part], pin=pin)
+    with contextlib.closing(prepared):
+        for part in spans:
+            parts: list[Arrays] = []
+            failures: list[Failure] = []
+            for batch in itertools.islice(prepared, len(part)):
+                failures += batch.failures
+                parts.append(_forward(classifier, batch.inputs, preprocess.size, dtype, images.name))
+                done += len(batch.rows)
+                report(done, len(images))
+            yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, failures
+
+
+def _forward(classifier: Classifier, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:
+    count = len(inputs)
+    if not count:  # one image all the same, for the number of features
+        inputs = torch.zeros(1, 3, size, size)
+    with torch.inference_mode():
+        batch = classifier(inputs)
+    if batch.features.ndim != 2 or len(batch.features) != len(inputs):
+        raise ValueError(
+            f"the classifier gives features {tuple(batch.features.shape)} for {len(inputs)} images, expected (N, P)"
+        )
+    arrays = {}
+    layers = {f"layer:{key}": layer for key, layer in (batch.layers or {}).items()}
+    for key, tensor in {"features": batch.features, **layers}.items():
+        values = tensor[:count].cpu()
+        stored = values.to(getattr(torch, dtype))
+        if dtype == "float16" and (stored.isinf() & values.isfinite()).any():
+            largest = float(values.abs().max())
+            raise ValueError(f"{key} of {name} reach {largest:.3g}, too much for float16; use float32")
+        arrays[key] = np.ascontiguousarray(stored.numpy())
+    return arrays
