@@ -6,7 +6,7 @@ import base64
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ METRICS = tuple(_MEASURES)
 SMALLER_IS_BETTER = {"fpr95"}
 ALL = "average"
 """The group of all OOD sets."""
+_PLAIN = ("name", "paper", "fit_seconds", "from_bank")
+"""Attributes of a row that JSON holds as they are."""
 
 
 @dataclass(frozen=True)
@@ -109,20 +111,14 @@ class Setting:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Setting:
         """What `to_dict` wrote, by this version or by 0.1.0."""
-        given: dict[str, Any] = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        given["test"] = str(values["test"]["name"]), int(values["test"]["count"])
-        given["forward"] = tuple(Latency(**timing) for timing in values.get("forward", ()))
+        forward = values.get("forward", ())
         if "forward" not in values and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
-            given["forward"] = (Latency(32, values["forward_seconds"], math.nan),)
-        for name in ("notes", "warnings", "class_names"):
-            given[name] = tuple(map(str, values.get(name, ())))
-        for name in ("num_classes", "num_features", "num_train"):
-            given[name] = int(values[name])
-        given["ood"] = {str(name): int(count) for name, count in values["ood"].items()}
-        given["groups"] = {str(name): tuple(map(str, members)) for name, members in values["groups"].items()}
-        if values["positive"] not in ("id", "ood"):
-            raise ValueError(f"'positive' is {values['positive']!r}, expected 'id' or 'ood'")
-        return cls(**{**given, "title": str(values["title"])})
+            forward = [{"batch_size": 32, "median": values["forward_seconds"], "p95": math.nan}]
+        given = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        given |= {name: tuple(part) for name, part in given.items() if isinstance(part, list)}
+        given["test"] = values["test"]["name"], values["test"]["count"]
+        given["groups"] = {name: tuple(members) for name, members in values["groups"].items()}
+        return cls(**{**given, "forward": tuple(Latency(**timing) for timing in forward)})
 
 
 @dataclass(frozen=True)
@@ -172,9 +168,10 @@ class Row:
 
     def average(self, sets: Sequence[str], metric: str) -> Estimate:
         """A measure's mean over these OOD sets, with a joint interval where the scores are known."""
-        inside = self.id_scores if self.has_scores else None
-        outside = [self.ood_scores[name] for name in sets] if self.has_scores else []
-        return average([self.evaluations[name] for name in sets], _MEASURES[metric], inside, outside)
+        evaluations = [self.evaluations[name] for name in sets]
+        if not self.has_scores:
+            return average(evaluations, _MEASURES[metric])
+        return average(evaluations, _MEASURES[metric], self.id_scores, [self.ood_scores[name] for name in sets])
 
     @cached_property
     def placements(self) -> dict[str, Influences]:
@@ -189,10 +186,7 @@ class Row:
             return {"name": self.name, "error": self.error}
         latency = [{**asdict(timing), "of_forward": setting.share_of_forward(timing)} for timing in self.latencies]
         return {
-            "name": self.name,
-            "paper": self.paper,
-            "fit_seconds": self.fit_seconds,
-            "from_bank": self.from_bank,
+            **{name: getattr(self, name) for name in _PLAIN},
             "latency": latency,
             "datasets": {name: evaluation.to_dict() for name, evaluation in self.evaluations.items()},
         }
@@ -205,21 +199,18 @@ class Row:
     def from_dict(cls, values: Mapping[str, Any]) -> Row:
         """What `to_dict` wrote, with ``groups`` and perhaps ``scores`` beside it."""
         if "error" in values:
-            return cls(str(values["name"]), error=str(values["error"]))
-        scores = values.get("scores", {"id": _packed(torch.zeros(0)), "ood": {}})
-        for timing in values["latency"]:
-            timing.pop("of_forward", None)
-        return cls(
-            name=str(values["name"]),
-            paper=values["paper"],
-            fit_seconds=float(values["fit_seconds"]),
+            return cls(values["name"], error=values["error"])
+        timings = ({k: v for k, v in timing.items() if k != "of_forward"} for timing in values["latency"])
+        row = cls(
+            **{name: values[name] for name in _PLAIN if name in values},
             evaluations={name: Evaluation.from_dict(part) for name, part in values["datasets"].items()},
-            latencies=tuple(Latency(**timing) for timing in values["latency"]),
-            id_scores=_unpacked(scores["id"]),
-            ood_scores={name: _unpacked(part) for name, part in scores["ood"].items()},
+            latencies=tuple(Latency(**timing) for timing in timings),
             averages={name: {k: Estimate(**v) for k, v in part.items()} for name, part in values["groups"].items()},
-            from_bank=bool(values.get("from_bank", False)),
         )
+        if (scores := values.get("scores")) is None:
+            return row
+        outside = {name: _unpacked(part) for name, part in scores["ood"].items()}
+        return replace(row, id_scores=_unpacked(scores["id"]), ood_scores=outside)
 
 
 def _packed(scores: Tensor) -> dict[str, str]:
@@ -229,8 +220,6 @@ def _packed(scores: Tensor) -> dict[str, str]:
 
 
 def _unpacked(packed: Mapping[str, str]) -> Tensor:
-    if packed["dtype"] not in ("<f4", "<f8"):
-        raise ValueError(f"scores have the dtype {packed['dtype']!r}, expected '<f4' or '<f8'")
     return torch.from_numpy(np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).copy())
 
 

@@ -8,9 +8,8 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import Self
 
@@ -114,17 +113,17 @@ class ResultTable:
         Tied in AUROC: `compare` with the best is undecided at the 5 % level. Tied in the other metrics, and where the
         scores are not known: the interval holds the best one's value.
         """
-        if not self.finished:
-            return {}
-        best, *others = self.ranked(column, metric)
-        tied = {row.name: "tied" for row in others if self._tied(row, best, column, metric)}
-        return {best.name: "best", **tied}
-
-    def _tied(self, row: Row, best: Row, column: str, metric: str) -> bool:
-        if metric != "auroc" or not (row.has_scores and best.has_scores):
-            mine = self.value(row, column, metric)
-            return mine.low <= float(self.value(best, column, metric)) <= mine.high
-        return self.compare(row.name, best.name, column).verdict() == "undecided"
+        ranked = self.ranked(column, metric)
+        marks = {row.name: "best" for row in ranked[:1]}
+        for row in ranked[1:]:
+            if metric == "auroc" and row.has_scores and ranked[0].has_scores:
+                is_tied = self.compare(row.name, ranked[0].name, column).verdict() == "undecided"
+            else:
+                mine = self.value(row, column, metric)
+                is_tied = mine.low <= float(self.value(ranked[0], column, metric)) <= mine.high
+            if is_tied:
+                marks[row.name] = "tied"
+        return marks
 
     def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> Table:
         """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
@@ -141,9 +140,9 @@ class ResultTable:
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, without the scores."""
         detectors = [row.to_dict(self.setting) for row in self.rows]
-        for values, row in zip(detectors, self.rows):
+        for entry, row in zip(detectors, self.rows):
             if row.error is None:
-                values["groups"] = {
+                entry["groups"] = {
                     group: {metric: self.value(row, group, metric).to_dict() for metric in METRICS}
                     for group in self.groups
                 }
@@ -165,7 +164,10 @@ class ResultTable:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             rows = [Row.from_dict(entry) for entry in values["detectors"]]
             setting = Setting.from_dict(values["setting"])
-            _check(setting, rows)
+            for row in rows:
+                sizes = {setting.test[0]: len(row.id_scores)} | {k: len(part) for k, part in row.ood_scores.items()}
+                if row.has_scores and sizes != dict([setting.test, *setting.ood.items()]):
+                    raise ValueError(f"the scores of {row.name} are not those of the sets")
             return cls(setting, rows, values.get("figures"))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -182,9 +184,8 @@ class ResultTable:
                     record |= {metric: float(estimate), f"{metric}_low": estimate.low, f"{metric}_high": estimate.high}
                 record |= {"fit_seconds": row.fit_seconds, "from_bank": row.from_bank}
                 for timing in row.latencies:
-                    name = f"seconds_batch{timing.batch_size}"
-                    record |= {name: timing.median, f"{name}_low": timing.low, f"{name}_high": timing.high}
-                    record[f"{name}_p95"] = timing.p95
+                    times = {"": timing.median, "_low": timing.low, "_high": timing.high, "_p95": timing.p95}
+                    record |= {f"seconds_batch{timing.batch_size}{end}": value for end, value in times.items()}
                 found.append(record)
         return found
 
@@ -209,8 +210,7 @@ class ResultTable:
         return _kept(latex(self, metrics), path)
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """One detector in two results, over the OOD sets that both have."""
 
     detector: str
@@ -235,37 +235,23 @@ def compare_results(first: ResultTable, second: ResultTable) -> tuple[list[str],
     if first.setting.positive != second.setting.positive:
         raise ValueError("the results follow different FPR conventions: run both with the same --positive")
     keys = [[table.setting.samples.get(name) for name in (table.setting.test[0], *sets)] for table in (first, second)]
-    agree = None not in keys[0] and keys[0] == keys[1]
-    mine = {row.name: row for row in first.finished}
-    found = [_compared(mine[row.name], row, sets, agree) for row in second.finished if row.name in mine]
+    is_same = None not in keys[0] and keys[0] == keys[1]
+    found, mine = [], {row.name: row for row in first.finished}
+    for row in second.finished:
+        if row.name in mine:
+            pair = mine[row.name], row
+            one, other = values = [each.average(sets, "auroc") for each in pair]
+            influences = [[each.placements[name] for name in sets] if each.has_scores else [] for each in pair]
+            if paired := is_same and all(influences):
+                comparison = compare(*reversed(influences))
+            else:
+                known = ((value.high - value.low) / 2 / 1.96 for value in values)
+                errors = (standard_error(part) if part else wide for part, wide in zip(influences, known))
+                comparison = Comparison.of(float(other) - float(one), math.hypot(*errors))
+            found.append(Compared(row.name, one, other, comparison, paired))
     if not found:
         raise ValueError("the results have no detector in common")
     return sets, sorted(found, key=lambda each: -each.second)
-
-
-def _compared(first: Row, second: Row, sets: list[str], agree: bool) -> Compared:
-    rows = first, second
-    one, other = values = [row.average(sets, "auroc") for row in rows]
-    influences = [[row.placements[name] for name in sets] if row.has_scores else [] for row in rows]
-    if agree and all(influences):
-        return Compared(second.name, one, other, compare(*reversed(influences)), paired=True)
-    known = ((value.high - value.low) / 2 / 1.96 for value in values)
-    error = math.hypot(*(standard_error(part) if part else wide for part, wide in zip(influences, known)))
-    return Compared(second.name, one, other, Comparison.of(float(other) - float(one), error), paired=False)
-
-
-def _check(setting: Setting, rows: Sequence[Row]) -> None:
-    """Refuse rows that do not belong to the setting."""
-    names = [row.name for row in rows]
-    if len(set(names)) < len(names):
-        raise ValueError("two detectors have the same name")
-    for row in rows:
-        if row.error is None and not set(setting.ood) <= set(row.evaluations):
-            raise ValueError(f"{row.name} was not evaluated on every OOD set")
-        if row.has_scores:
-            found = {name: len(scores) for name, scores in row.ood_scores.items()}
-            if len(row.id_scores) != setting.test[1] or any(found.get(n) != c for n, c in setting.ood.items()):
-                raise ValueError(f"the scores of {row.name} are not those of the sets")
 
 
 def _kept(text: str, path: PathLike | None) -> str:

@@ -4,6 +4,7 @@ with a dagger."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,7 +32,7 @@ LATEX_SETS, LATEX_ROWS = 3, 42
 
 
 class Column(NamedTuple):
-    """A column of a table: what it belongs to, its heading, and one cell per ranked row with its mark."""
+    """A column of a table: what it belongs to, its heading of two lines, and one cell per ranked row."""
 
     about: str
     heading: str
@@ -43,14 +44,14 @@ class Column(NamedTuple):
         """The heading on one line."""
         return self.heading.replace("\n", " ")
 
+    def marked(self, bold: str) -> list[str]:
+        """The cells with their marks; `bold` is a format."""
+        formats = {"best": bold, "tied": TIED + "{}", "": "{}"}
+        return [formats[mark].format(text) for text, mark in self.cells]
+
     @property
     def width(self) -> int:
-        return max(map(len, [*self.heading.split("\n"), *(self.cell(row, "{}") for row in range(len(self.cells)))]))
-
-    def cell(self, row: int, bold: str) -> str:
-        """The text of a cell with its mark; `bold` is a format."""
-        text, mark = self.cells[row]
-        return bold.format(text) if mark == "best" else f"{TIED}{text}" if mark == "tied" else text
+        return max(map(len, [*self.heading.split("\n"), *self.marked("{}")]))
 
 
 def datasets(results: ResultTable) -> list[str]:
@@ -108,8 +109,7 @@ def _latency_columns(results: ResultTable) -> list[Column]:
     found = []
     for size in results.batch_sizes:
         cells = []
-        for row in results.ranked():
-            timing = row.latency(size)
+        for timing in (row.latency(size) for row in results.ranked()):
             share = None if timing is None else results.setting.share_of_forward(timing)
             text = "" if timing is None else _micro(timing)
             cells.append((text if share is None else f"{text} ({share:.2%})", ""))
@@ -130,45 +130,31 @@ def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None =
 
     names = [row_name(row) for row in results.ranked()]
     longest = max(map(len, ["detector", *names]))
-    blocks = [_metric_columns(results, group, metrics) for group in reversed(results.groups)]
-    blocks += [[column] for column in _latency_columns(results)]
-    blocks += [_metric_columns(results, name, metrics) for name in results.setting.ood]
-    shown, left_out = _fitting(blocks, math.inf if width is None else width - 4 - longest)
+    columns = [
+        *(column for group in reversed(results.groups) for column in _metric_columns(results, group, metrics)),
+        *_latency_columns(results),
+        *(column for name in results.setting.ood for column in _metric_columns(results, name, metrics)),
+    ]
+    ends = itertools.accumulate(column.width + 3 for column in columns)
+    count = len(columns) if width is None else max(1, sum(end <= width - 4 - longest for end in ends))
+    shown, others = columns[:count], columns[count:]
+    partly = {column.about for column in shown}
+    left_out = dict.fromkeys(column.title if column.about in partly else column.about for column in others)
     kept = [k for k, row in enumerate(results.ranked()) if top is None or k < top or row.name == OURS]
     lines = [f"Left out at this width: {', '.join(left_out)}."] if left_out and top is None else []
     if len(kept) < len(names):
         lines.append(f"{len(names) - len(kept)} further detectors are in the report and shown by --all.")
     lines += caption(results)[: None if top is None else SHORT_CAPTION]
-    titles = [
-        *(f"[bold red]{escape(warning)}[/]" for warning in results.setting.warnings),
-        escape(results.setting.title),
-    ]
+    titles = [*(f"[bold red]{escape(text)}[/]" for text in results.setting.warnings), escape(results.setting.title)]
     title = "\n".join(filter(None, titles))
     table = Table(title=title or None, caption=escape("\n".join(lines)), caption_justify="left")
     table.add_column("detector", no_wrap=True, min_width=longest)
     for column in shown:
         table.add_column(escape(column.heading), justify="right", no_wrap=True, min_width=column.width)
+    cells = list(zip(map(escape, names), *(column.marked("[bold]{}[/bold]") for column in shown)))
     for number in kept:
-        table.add_row(escape(names[number]), *(column.cell(number, "[bold]{}[/bold]") for column in shown))
+        table.add_row(*cells[number])
     return table
-
-
-def _fitting(blocks: list[list[Column]], room: float) -> tuple[list[Column], list[str]]:
-    """Columns that fit side by side, each three characters wider than its text, and the names of the others. The first
-    column is always shown."""
-    shown: list[Column] = []
-    left_out: list[str] = []
-    for block in blocks:
-        for part in (block, block[:1]) if not shown else (block,):
-            needed = sum(column.width + 3 for column in part)
-            if needed <= room or (not shown and len(part) == 1):
-                shown += part
-                room -= needed
-                left_out += [column.title for column in block[len(part) :]]
-                break
-        else:
-            left_out.append(block[0].about)
-    return shown, list(dict.fromkeys(left_out))
 
 
 def markdown_table(titles: Iterable[str], columns: Sequence[str], rows: Rows, sides: str, notes: Sequence[str]) -> str:
@@ -189,17 +175,16 @@ def markdown(results: ResultTable, metrics: Sequence[str]) -> str:
     """GitHub's table, with a caption below."""
     shown = [column for name in datasets(results) for column in _metric_columns(results, name, metrics)]
     shown += _latency_columns(results)
-    rows = [["detector", *(column.title for column in shown)]]
-    for number, row in enumerate(results.ranked()):
-        rows.append([row_name(row), *(column.cell(number, "**{}**") for column in shown)])
-    first, *others = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    columns = [["detector", *map(row_name, results.ranked())]]
+    columns += [[column.title, *column.marked("**{}**")] for column in shown]
+    first, *others = zip(*([cell.replace("|", "\\|") for cell in column] for column in columns))
     titles = (*results.setting.warnings, results.setting.title)
     return markdown_table(titles, first, others, "l" + "r" * len(shown), caption(results))
 
 
 def latex(results: ResultTable, metrics: Sequence[str]) -> str:
     """Tables for the booktabs package, each with few enough columns and rows for a page of text."""
-    names, rows = datasets(results), results.ranked()
+    names, detectors = datasets(results), [tex(row_name(row)) for row in results.ranked()]
     about = " ".join([*results.setting.warnings, results.setting.title, *caption(results)])
     tables: list[str] = []
     for first in range(0, len(names), LATEX_SETS):
@@ -207,13 +192,12 @@ def latex(results: ResultTable, metrics: Sequence[str]) -> str:
         shown = [column for name in part for column in _metric_columns(results, name, metrics)]
         groups = ["", *(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{tex(name)}}}" for name in part)]
         heading = ["Detector", *(tex(f"{TITLES[metric]}{ARROWS[metric]}") for _ in part for metric in metrics)]
-        for top in range(0, max(len(rows), 1), LATEX_ROWS):
-            body = []
-            for k, row in enumerate(rows[top : top + LATEX_ROWS], top):
-                cells = [column.cell(k, r"\textbf{{{}}}").replace(TIED, r"$\sim$") for column in shown]
-                body.append([tex(row_name(row)), *cells])
+        cells = [[text.replace(TIED, r"$\sim$") for text in column.marked(r"\textbf{{{}}}")] for column in shown]
+        body = list(zip(detectors, *cells))
+        for top in range(0, max(len(body), 1), LATEX_ROWS):
             text = tex(results.setting.title + ", continued." if tables else about)
-            tables.append(latex_table(text, [groups, heading], body, "l" + "r" * len(shown)))
+            rows = body[top : top + LATEX_ROWS]
+            tables.append(latex_table(text, [groups, heading], rows, "l" + "r" * len(shown)))
     return "\n".join(tables)
 
 
