@@ -412,7 +412,7 @@ def test_an_undecodable_image_is_reported_counted_and_left_out(
         assert network.num_images == expected_passes
         (failure,) = found.failures
         assert failure.row == 13
-        assert str(bad) in failure.reason
+        assert "1/07.png is not a readable image" in failure.reason
         assert len(found) == len(found.positions) == 19
         assert 13 not in found.positions.tolist()
         assert found.labels is not None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fdbd.data.labels import as_classes
 from fdbd.util.extras import require
-from fdbd.util.files import file_hashes, sha256_of_array, stamp
+from fdbd.util.files import file_hashes, sha256_of_array
 from fdbd.util.terminal import one_line
 
 if TYPE_CHECKING:
@@ -122,20 +122,21 @@ def _upright_rgb(image: Image) -> Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
+@dataclass(repr=False, eq=False)
 class ImageFiles(Sequence[Pixels]):
     """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3), or its centre square
     at (size, size, 3)."""
 
-    def __init__(
-        self, names: Sequence[str | Path], size: int | None = None, folder: str | Path = "", marks: Any = None
-    ) -> None:
-        self.names, self.size, self.folder, self._marks = list(map(str, names)), size, folder, marks
+    names: Sequence[str]
+    size: int | None = None
+    folder: str | Path = ""
+    marks: NDArray[np.int64] | None = None  #: (N, 2) size and time of each file when it was watched, see `watch`
 
-    def watched(self) -> ImageFiles:
-        """The same files; from now on, one that changes can no longer be read."""
-        if self._marks is None:
-            self._marks = np.array([self._mark(name) for name in self.names], np.uint64)
-        return self
+    def watch(self) -> NDArray[np.int64]:
+        """Remember `marks`: from now on, a file that changes can no longer be read."""
+        if self.marks is None:
+            self.marks = np.array([self._mark(name) for name in self.names], np.int64)
+        return self.marks
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -148,27 +149,30 @@ class ImageFiles(Sequence[Pixels]):
         """One image; or, for a slice or an array of indices, the same files in that selection."""
         if isinstance(index, (slice, np.ndarray)):
             rows = np.arange(len(self))[index]
-            marks = None if self._marks is None else self._marks[rows]
-            return ImageFiles([self.names[row] for row in rows], self.size, self.folder, marks)
+            marks = None if self.marks is None else self.marks[rows]
+            return replace(self, names=[self.names[row] for row in rows], marks=marks)
         name = self.names[index]
         image = decode(os.path.join(self.folder, name), name=name)
-        if self._marks is not None and self._mark(name) != self._marks[index]:
+        if self.marks is not None and self._mark(name) != tuple(self.marks[index]):
             raise ImageError(f"{name} {CHANGED}")
         return image if self.size is None else centre_square(image, self.size)
 
     def resized(self, size: int | None) -> ImageFiles:
         """The same files, as centre squares."""
-        return ImageFiles(self.names, size, self.folder, self._marks)
+        return replace(self, size=size)
 
-    def _mark(self, name: str) -> int:
-        """Eight bytes for a file's size and time, which every machine agrees on: small even for a million files."""
-        text = " ".join(stamp(os.path.join(self.folder, name)).split(" ")[:2])
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    def _mark(self, name: str) -> tuple[int, int]:
+        """A file's size and time, which every machine agrees on."""
+        try:
+            found = os.stat(os.path.join(self.folder, name))
+        except OSError:
+            return -1, 0
+        return found.st_size, found.st_mtime_ns
 
     def key(self) -> str:
         """SHA-256 over the folder, the names, and the size and time of each file."""
         text = "\0".join([os.path.abspath(self.folder), *self.names])
-        return hashlib.sha256(text.encode(errors="surrogateescape") + self.watched()._marks.tobytes()).hexdigest()
+        return hashlib.sha256(text.encode(errors="surrogateescape") + self.watch().tobytes()).hexdigest()
 
     def content_key(self) -> str:
         """SHA-256 over the hashes of the files, in order, and the size."""

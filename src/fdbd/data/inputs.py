@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Union
 
-import numpy as np
-
-from fdbd.data.datasets import ImageFiles, Images, load
+from fdbd.data.datasets import ImageFiles, Images, from_folder, load
+from fdbd.data.datasets.formats import open_npz
 from fdbd.data.features import FeatureRows, holds_features, open_features
-from fdbd.data.folders import find_images
 from fdbd.data.images import EXTENSIONS
-from fdbd.data.npz import NpzArray, NpzImages, array_names, read_array
-from fdbd.util.files import stamps
 
 Rows = Union[Images, FeatureRows]
 
@@ -28,22 +23,19 @@ def open_rows(data: str, split: str = "test") -> Rows:
 
 def open_images(data: str, split: str = "test") -> Images:
     """Images by what a user typed: a folder, whose first level names the classes; one image file; ``.npz`` with ``x``
-    and perhaps ``y``; or a name as in `fdbd data`."""
+    and perhaps ``y``; or a name as in `fdbd data`. Files that change from now on can no longer be read."""
     path = Path(data).expanduser()
     if path.is_dir():
-        found = find_images(path)
-        files = ImageFiles(found.names, folder=path).watched()
-        return Images(files, found.labels, found.classes, source=str(path), skipped=found.skipped)
-    if path.is_file() and path.suffix.lower() in EXTENSIONS:
-        return Images(ImageFiles([path.name], folder=path.parent).watched(), source=str(path))
-    if path.suffix.lower() == ".npz" and path.is_file():
-        pixels, labels = NpzImages(path), None
-        if "y" in array_names(path) and NpzArray(path, "y").dtype.kind in "biuf":  # text is no class index
-            labels = read_array(path, "y").astype(np.int64)
-        if not len(pixels):
-            raise ValueError(f"{path} holds no image")
-        return Images(pixels, labels, name=str(path), source=str(path), find_key=partial(stamps, [path]))
-    if path.exists():
+        images = from_folder(path)
+    elif path.is_file() and path.suffix.lower() in EXTENSIONS:
+        images = Images(ImageFiles([path.name], folder=path.parent), source=str(path))
+    elif path.is_file() and path.suffix.lower() == ".npz":
+        images = open_npz(path)
+    elif path.exists():
         known = ", ".join([*sorted(EXTENSIONS), ".npz or .parquet"])
         raise ValueError(f"{data!r} is neither a folder nor a file of images or features: expected {known}")
-    return load(data, split)
+    else:
+        images = load(data, split)
+    if isinstance(images.images, ImageFiles):
+        images.images.watch()
+    return images

