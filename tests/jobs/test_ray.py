@@ -178,7 +178,7 @@ def test_mistakes_are_answered_in_one_sentence(cluster):
         on_ray.score(guard, dataset, keep=["name"])
     with pytest.raises(ValueError, match="together with a head"):
         on_ray.fit(fdbd.FDBD(), dataset)
-    with pytest.raises(RuntimeError, match="calibrate it"):
+    with pytest.raises(RuntimeError, match="no threshold: call calibrate"):
         on_ray.score(fdbd.Guard(HEAD, "fdbd").fit([fdbd.Batch(features)]), dataset)
     with pytest.raises(ValueError, match="at least 1"):
         on_ray.Workers(0)

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Head
 from fdbd.data.datasets import info
-from fdbd.data.decoding import prepare
-from fdbd.data.features import FeatureRows, Widths
+from fdbd.data.features import Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.labels import as_classes
@@ -25,7 +23,7 @@ from fdbd.data.npz import array_names, read_array
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Target, check_target
-from fdbd.jobs.scoring import Engine
+from fdbd.jobs.scoring import Engine, read_batches
 from fdbd.networks.by_name import NamedModel
 from fdbd.networks.checkpoint import read_weights
 
@@ -157,7 +155,7 @@ class Loader:
     """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head.
 
     Attributes:
-        spans: of rows, each a batch or some batches; of files that are chosen, or of all rows of an array.
+        spans: the work in pieces: rows of one or some batches.
         num_given: rows that the last iteration gave.
         errors: why it left rows out, a sentence each.
     """
@@ -172,21 +170,24 @@ class Loader:
         chosen: NDArray[np.bool_] | None = None,
     ) -> None:
         self.rows, self.chosen = rows, np.ones(len(rows), bool) if chosen is None else chosen
-        self.widths, self.preprocess, self.workers = Widths.of(head), preprocess, engine.workers
+        self.widths, self.preprocess, self.engine = Widths.of(head), preprocess, engine
         self.num_given = 0
         self.errors: list[str] = []
         self.labels: NDArray[np.int64] | None = None
         if isinstance(rows, Images) != (preprocess is not None):
             kinds = ("images", "features") if preprocess is None else ("features", "images")
             raise ValueError(f"{rows.source} are {kinds[0]}, expected {kinds[1]} like those of the fit")
+        self.spans: list[Sequence[int]]
         if isinstance(rows, Images):
             self.labels = as_classes(rows.labels, rows.classes, head.num_classes, class_names)
-            # Of files only those that are wanted are decoded; of an array all rows are read.
-            self.places = np.flatnonzero(self.chosen) if isinstance(rows.images, Sequence) else np.arange(len(rows))
-            self.spans = cut(range(len(self.places)), engine.batch_size)
+            # Of files only those that are chosen are decoded; of an array all rows are read.
+            numbers: Any = range(len(rows))
+            if isinstance(rows.images, Sequence):
+                numbers = tuple(np.flatnonzero(self.chosen).tolist())
+            self.spans = [*cut(numbers, engine.batch_size)]
         else:
             rows.check(self.widths, labels=True)
-            self.spans = rows.spans(65_536)
+            self.spans = [*rows.spans(65_536)]
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -201,39 +202,26 @@ class Loader:
         if self.errors and not self.num_given:
             raise ValueError(f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}")
 
-    def read(self, spans: Sequence[range], processes: bool = True) -> Iterator[Any]:
-        """The batches of some spans; images are decoded by `workers` processes, or by threads."""
+    def read(self, spans: Sequence[Sequence[int]], processes: bool = True) -> Iterator[Any]:
+        """The batches of some spans; images are decoded by `engine.workers` processes, or by a thread."""
         self.num_given, self.errors = 0, []
-        for item in self._images(spans, processes) if isinstance(self.rows, Images) else self._features(spans):
-            self.num_given += len(item[0])
-            if len(item[0]):
-                yield item
-
-    def _images(self, spans: Sequence[range], processes: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
-        rows, preprocess = self.rows, self.preprocess
-        assert isinstance(rows, Images)
-        assert preprocess is not None
-        wanted: Any = spans
-        if isinstance(rows.images, Sequence):
-            wanted = [self.places[span.start : span.stop].tolist() for span in spans]
-        for batch in prepare(rows.images, preprocess, wanted, workers=self.workers, processes=processes):
-            for row, reason in batch.failures:
-                name = str(rows.names[row])
+        names = self.rows.names if isinstance(self.rows, Images) else None
+        for numbers, inputs, errors in read_batches(
+            self.rows, spans, self.widths, self.preprocess, self.engine, processes, labels=True
+        ):
+            for place, reason in errors.items():
+                name = f"row {numbers[place]}" if names is None else str(names[numbers[place]])
                 self.errors.append(reason if name in reason else f"{name}: {reason}")
-            failed = {failure.row for failure in batch.failures}
-            kept = np.array([row for row in batch.rows if row not in failed], np.int64)
+            kept = np.delete(np.asarray(numbers, np.int64), list(errors))
             is_chosen = self.chosen[kept]
-            labels = None if self.labels is None else torch.from_numpy(self.labels[kept[is_chosen]])
-            yield batch.inputs[torch.from_numpy(is_chosen)], labels
-
-    def _features(self, spans: Sequence[range]) -> Iterator[Batch]:
-        assert isinstance(self.rows, FeatureRows)
-        for batch in (batch for span in spans for batch in self.rows.read(span, self.widths, labels=True)):
-            assert isinstance(batch.inputs, Batch)
-            assert isinstance(batch.names, range)
-            self.errors += [f"row {batch.names[place]}: {reason}" for place, reason in batch.errors.items()]
-            chosen = np.delete(self.chosen[batch.names.start : batch.names.stop], list(batch.errors))
-            yield batch.inputs.rows(torch.from_numpy(chosen))
+            self.num_given += int(is_chosen.sum())
+            if not is_chosen.any():
+                continue
+            if isinstance(inputs, Batch):
+                yield inputs.rows(torch.from_numpy(is_chosen))
+            else:
+                labels = None if self.labels is None else torch.from_numpy(self.labels[kept[is_chosen]])
+                yield inputs[torch.from_numpy(is_chosen)], labels
 
 
 def _usual_preprocess(data: str) -> Preprocess:

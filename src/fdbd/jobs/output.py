@@ -23,13 +23,12 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fdbd.core.batch import Batch
 from fdbd.data.features import RowBatch
 from fdbd.data.images import Names
 from fdbd.decision.answers import check_rate, discovery_cutoff
@@ -42,36 +41,37 @@ PATIENCE_SECONDS = 10.0
 GROUP_ROWS = 65_536  # at least, in a row group of the final file: readers are slow on a thousand small ones
 NOT_FINITE = "its features or logits hold NaN or infinity"
 COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
-_TYPES = {"row": "int64", "label": "int64", "score": "double", "p_value": "double", "is_ood": "bool"}
+TYPES = {"row": "int64", "label": "int64", "score": "double", "p_value": "double"}
+TYPES |= dict.fromkeys(("is_ood", "discovery"), "bool") | dict.fromkeys(("path", "class", "nearest", "error"), "string")
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-
 
 Decided = dict[str, Any]
 """Decisions on some rows, in order: arrays by column in the order of the output, masked where there is no value."""
+_Facts = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
+"""p-values (NaN where a row could not be read), and which rows are OOD and have an error."""
 
 
 def to_arrow(decided: Decided) -> Any:
     """Decisions as a `pyarrow.Table`."""
     pa = require("pyarrow", "report")
-    arrays = [
-        pa.array(np.ma.getdata(column), _type_of(name), mask=np.ma.getmaskarray(column))
+    columns = [
+        pa.array(np.ma.getdata(column), pa.type_for_alias(TYPES[name]), mask=np.ma.getmaskarray(column))
         for name, column in decided.items()
     ]
-    return pa.table(arrays, names=list(decided))
+    return pa.table(columns, names=list(decided))
 
 
 def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
     """The guard's decision on every row of the batch, in order; it fails closed row by row. With `nearest`, also the
     class beyond the nearest decision boundary of each."""
-    count, names, inputs = len(batch.names), batch.names, batch.inputs
-    is_read = np.ones(count, bool)
+    count, is_read = len(batch.names), np.ones(len(batch.names), bool)
     is_read[list(batch.errors)] = False
-    labels, scores, p_values, is_ood = np.zeros(count, np.int64), np.zeros(count), np.zeros(count), np.ones(count, bool)
-    others = np.full(count, -1, np.int64)
-    if len(inputs.features if isinstance(inputs, Batch) else inputs):  # a model may not take a batch of no rows
+    labels, others = np.zeros(count, np.int64), np.full(count, -1, np.int64)
+    scores, p_values, is_ood = np.full(count, np.nan), np.full(count, np.nan), np.ones(count, bool)
+    if is_read.any():  # a model may not take a batch of no rows
         with torch.inference_mode():
-            why = guard.explain(inputs) if nearest else None
-            decision = guard(inputs) if why is None else why.decision
+            why = guard.explain(batch.inputs) if nearest else None
+            decision = guard(batch.inputs) if why is None else why.decision
         if len(decision.labels) != is_read.sum():
             raise ValueError(f"{len(decision.labels)} decisions on {is_read.sum()} readable rows of {count}")
         found = [decision.labels, decision.scores, decision.p_values, decision.is_ood]
@@ -80,25 +80,23 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
             found.append(torch.where(is_there, why.nearest, -1))
         for column, values in zip((labels, scores, p_values, is_ood, others), found):
             column[is_read] = values.cpu().numpy()
-    unread, unknown = ~is_read, ~is_read | ~np.isfinite(scores)
-    reasons = dict.fromkeys(np.flatnonzero(unknown & is_read).tolist(), NOT_FINITE) | dict(batch.errors)
-    is_ood[list(reasons)] = True
-    nothing = np.ma.array(np.empty(count, object), mask=True)
-    errors = nothing.copy()
-    for place, reason in reasons.items():
-        errors[place] = _utf8(reason)
+    unknown = ~np.isfinite(scores)
+    is_ood |= unknown
+    errors = np.ma.array(np.empty(count, object), mask=True)
+    for place in np.flatnonzero(unknown).tolist():
+        errors[place] = _utf8(batch.errors.get(place, NOT_FINITE))
 
-    def texts(labels: NDArray[np.int64], absent: NDArray[np.bool_]) -> Any:
-        all_names = class_names or list(map(str, range(labels.max(initial=0) + 1)))
-        return np.ma.array(_texts(all_names)[np.where(absent, 0, labels)], mask=absent)
+    def named(labels: NDArray[np.int64], absent: NDArray[np.bool_], names: Sequence[str]) -> Any:
+        return np.ma.array(_texts(names)[np.where(absent, 0, labels)], mask=absent)
 
+    numbers = list(map(str, range(others.max(initial=0) + 1)))
     return {
-        **({"row": np.array(names)} if isinstance(names, range) else {"path": _texts(names)}),
+        **({"row": np.array(batch.names)} if isinstance(batch.names, range) else {"path": _texts(batch.names)}),
         "label": np.ma.array(labels, mask=unknown),
-        "class": texts(labels, unknown) if class_names else nothing,
-        **({"nearest": texts(others, others < 0)} if nearest else {}),
-        "score": np.ma.array(scores, mask=unread),
-        "p_value": np.ma.array(p_values, mask=unread),
+        "class": named(labels, unknown if class_names else ~np.zeros(count, bool), class_names or [""]),
+        **({"nearest": named(others, others < 0, class_names or numbers)} if nearest else {}),
+        "score": np.ma.array(scores, mask=~is_read),
+        "p_value": np.ma.array(p_values, mask=~is_read),
         "is_ood": is_ood,
         "error": errors,
     }
@@ -127,9 +125,9 @@ class Output:
         elif out.exists() and not out.is_dir():
             raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
-        columns = ["row" if isinstance(names, range) else "path", *COLUMNS]
-        columns[3:3] = ["nearest"] if nearest else []
-        self._format = _Csv(columns) if suffix == ".csv" else _Parquet(columns)
+        self.columns = ["row" if isinstance(names, range) else "path", *COLUMNS]
+        self.columns[3:3] = ["nearest"] if nearest else []
+        self._format: _Csv | _Parquet = _Csv() if suffix == ".csv" else _Parquet()
 
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any], part_rows: int) -> Iterator[int]:
@@ -175,35 +173,35 @@ class Output:
     def has(self, number: int, rows: range) -> bool:
         """Whether a part is there, with as many rows as it should have."""
         try:
-            return len(self._format.read(self.path(number)).is_ood) == len(rows)
+            return len(self._format.read(self.path(number))) == len(rows)
         except (OSError, ValueError, TypeError, csv.Error):  # Arrow's errors are among them
             return False
 
     def write(self, number: int, tables: Sequence[Decided]) -> None:
         """Add a part, which these tables make up."""
         with beside(self.path(number)) as draft:
-            self._format.write(draft, tables)
+            self._format.write(draft, map(self._format.table, tables), self.columns)
 
     def finish(self, total: int, count: int) -> tuple[int, int, int, int | None]:
         """Put all parts together, in order, into the output, which fails unless they hold `total` rows. Returns the
         numbers of rows, of OOD rows, of rows with an error, and of discoveries where they were asked for."""
-        parts = [self.path(number) for number in range(count)]
-        cutoff = None
+        form, cutoff, counts = self._format, None, np.zeros(4, np.int64)
+        paths = [self.path(number) for number in range(count)]
         if self._fdr is not None:  # counts of distinct p-values: memory does not grow with rows
             values, numbers = np.zeros(0), np.zeros(0, np.int64)
-            for part in map(self._format.read, parts):
-                found, number = np.unique(part.p_values[~np.isnan(part.p_values)], return_counts=True)
+            for p_values, _, _ in map(form.facts, map(form.read, paths)):
+                found, number = np.unique(p_values[~np.isnan(p_values)], return_counts=True)
                 values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
                 numbers = np.bincount(places, np.concatenate([numbers, number]), len(values)).astype(np.int64)
             cutoff = discovery_cutoff(values, numbers, self._fdr)
-        counts = np.zeros(4, np.int64)
 
-        def counted() -> Iterator[tuple[Any, Any]]:
-            """Rows of each part, and which of them are discoveries."""
-            for part in map(self._format.read, parts):
-                named = np.ma.array(part.p_values <= (cutoff or 0), mask=np.isnan(part.p_values))
-                counts[:] += [len(part.is_ood), part.is_ood.sum(), part.has_error.sum(), named.filled(False).sum()]
-                yield part.rows, None if cutoff is None else named
+        def counted() -> Iterator[Any]:
+            """The rows of each part, with their discoveries where they were asked for."""
+            for table in map(form.read, paths):
+                p_values, is_ood, has_error = form.facts(table)
+                discoveries = np.ma.array(p_values <= (cutoff or 0), mask=np.isnan(p_values))
+                counts[:] += [len(is_ood), is_ood.sum(), has_error.sum(), discoveries.filled(False).sum()]
+                yield table if cutoff is None else form.mark(table, discoveries)
             if counts[0] != total:
                 raise RuntimeError(
                     f"the output has {counts[0]} rows for {total} of the input: score again with --restart"
@@ -213,94 +211,79 @@ class Output:
             collections.deque(counted(), maxlen=0)
         else:
             with beside(self.out) as draft:
-                self._format.join(draft, counted(), has_discoveries=cutoff is not None)
+                form.write(draft, counted(), self.columns if cutoff is None else [*self.columns, "discovery"])
             shutil.rmtree(self.folder)
-        rows, ood, unreadable, discoveries = counts.tolist()
-        return rows, ood, unreadable, None if cutoff is None else discoveries
-
-
-class _Part(NamedTuple):
-    """A part of the output, read back."""
-
-    rows: Any  #: as its format joins them
-    p_values: NDArray[np.float64]  #: NaN where a row could not be read
-    is_ood: NDArray[np.bool_]
-    has_error: NDArray[np.bool_]
+        rows, ood, unreadable, discovered = counts.tolist()
+        return rows, ood, unreadable, None if cutoff is None else discovered
 
 
 class _Parquet:
-    """Parts and output in Parquet."""
+    """Parts and output in Parquet, as Arrow tables."""
 
     ending = ".parquet"
+    table = staticmethod(to_arrow)
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self) -> None:
         self.arrow, self.file = require("pyarrow", "report"), require("pyarrow.parquet", "report")
-        self.schema = self.arrow.schema([(name, _type_of(name)) for name in columns])
 
-    def write(self, path: Path, tables: Sequence[Decided]) -> None:
-        self.file.write_table(self.arrow.concat_tables([to_arrow(table) for table in tables]), path)
+    def read(self, path: Path) -> Any:
+        return self.file.read_table(path, partitioning=None)
 
-    def read(self, part: Path) -> _Part:
-        table = self.file.read_table(part, schema=self.schema)
+    def facts(self, table: Any) -> _Facts:
         p_values = table["p_value"].fill_null(np.nan).to_numpy()
-        return _Part(table, p_values, table["is_ood"].to_numpy(), table["error"].is_valid().to_numpy())
+        return p_values, table["is_ood"].to_numpy(), table["error"].is_valid().to_numpy()
 
-    def join(self, out: Path, parts: Iterable[tuple[Any, Any]], has_discoveries: bool) -> None:
-        pa, schema, waiting = self.arrow, self.schema, []
-        if has_discoveries:
-            schema = schema.append(pa.field("discovery", pa.bool_()))
-        with self.file.ParquetWriter(out, schema) as writer:
-            for table, named in parts:
-                if named is not None:
-                    table = table.append_column("discovery", pa.array(named.data, mask=np.ma.getmaskarray(named)))
-                waiting.append(table)
-                if sum(map(len, waiting)) >= GROUP_ROWS:
-                    writer.write_table(pa.concat_tables(waiting).combine_chunks())
-                    waiting = []
-            if waiting:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks())
+    def mark(self, table: Any, discoveries: Any) -> Any:
+        flags = self.arrow.array(discoveries.data, mask=np.ma.getmaskarray(discoveries))
+        return table.append_column("discovery", flags)
+
+    def write(self, path: Path, tables: Iterable[Any], columns: Sequence[str]) -> None:
+        schema = self.arrow.schema([(name, self.arrow.type_for_alias(TYPES[name])) for name in columns])
+        with self.file.ParquetWriter(path, schema) as writer:
+            waiting = schema.empty_table()
+            for table in tables:
+                waiting = self.arrow.concat_tables([waiting, table])
+                if len(waiting) >= GROUP_ROWS:
+                    writer.write_table(waiting.combine_chunks())
+                    waiting = schema.empty_table()
+            if len(waiting):
+                writer.write_table(waiting.combine_chunks())
 
 
 class _Csv:
-    """Parts and output in CSV, by Python alone. Parts have no header."""
+    """Parts and output in CSV, by Python alone, as lists of cells."""
 
     ending = ".csv"
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.header = columns
+    def table(self, decided: Decided) -> list[list[Any]]:
+        return [list(map(_cell, row)) for row in zip(*(column.tolist() for column in decided.values()))]
 
-    def write(self, path: Path, tables: Sequence[Decided]) -> None:
+    def read(self, path: Path) -> list[list[Any]]:
+        with open(path, newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file, strict=True)
+        if any(len(row) != len(header) for row in rows):
+            raise ValueError(f"{path} is damaged")
+        return rows
+
+    def facts(self, rows: list[list[Any]]) -> _Facts:
+        p_values, is_ood = [float(row[-3] or "nan") for row in rows], [row[-2] == "true" for row in rows]
+        return np.array(p_values), np.array(is_ood), np.array([row[-1] != "" for row in rows])
+
+    def mark(self, rows: list[list[Any]], discoveries: Any) -> list[list[Any]]:
+        return [[*row, _cell(flag)] for row, flag in zip(rows, discoveries.tolist())]
+
+    def write(self, path: Path, tables: Iterable[list[list[Any]]], columns: Sequence[str]) -> None:
         with open(path, "w", newline="", encoding="utf-8") as file:
-            for table in tables:
-                rows = zip(*(column.tolist() for column in table.values()))
-                csv.writer(file).writerows(map(_cell, row) for row in rows)
-
-    def read(self, part: Path) -> _Part:
-        with open(part, newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file, strict=True))
-        if any(len(row) != len(self.header) for row in rows):
-            raise ValueError(f"{part} is damaged")
-        p_values = np.array([float(row[-3] or "nan") for row in rows], float)
-        is_ood, has_error = np.array([(row[-2] == "true", row[-1] != "") for row in rows], bool).reshape(-1, 2).T
-        return _Part(rows, p_values, is_ood, has_error)
-
-    def join(self, out: Path, parts: Iterable[tuple[Any, Any]], has_discoveries: bool) -> None:
-        with open(out, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow([*self.header, *(["discovery"] if has_discoveries else [])])
-            for rows, named in parts:
-                flags = [[]] * len(rows) if named is None else [[_cell(flag)] for flag in named.tolist()]
-                writer.writerows([*row, *flag] for row, flag in zip(rows, flags))
+            writer.writerow(columns)
+            for rows in tables:
+                writer.writerows(rows)
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
-
-
-def _type_of(column: str) -> Any:
-    return require("pyarrow", "report").type_for_alias(_TYPES.get(column, "string"))
 
 
 def _texts(values: Sequence[Any]) -> Any:

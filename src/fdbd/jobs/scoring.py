@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from fdbd.core.batch import Batch
 from fdbd.data.decoding import in_order, prepare
 from fdbd.data.features import RowBatch, Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
-from fdbd.decision.answers import NotCalibratedError
+from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.jobs.output import Decided, Output, decide
-from fdbd.util.devices import device_of
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
@@ -135,8 +136,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         guard, rows = self.opened.guard, self.rows
-        if guard.threshold is None:
-            raise NotCalibratedError("the guard has no threshold: calibrate it, then save it again")
+        assert guard.calibrated  # an error where there is no threshold
         if not isinstance(rows, Images):
             rows.check(Widths.of(guard.detector.head))
         elif self.opened.preprocess is None:
@@ -174,7 +174,9 @@ class Scoring:
     def tables(self, todo: Sequence[Part]) -> Tables:
         """Decisions on the rows of these parts, in order."""
         if isinstance(self.rows, Images):
-            yield from self.images(self.rows, todo)
+            parts = (part for part in todo for _ in cut(part[1], self.engine.batch_size))
+            for part, table in zip(parts, self.decide([span for _, span in todo])):
+                yield part, [table]
             return
         # Each thread reads and scores a part by itself: torch's own threads would only get in their way.
         threads, workers = torch.get_num_threads(), 1 if self.rows.is_sequential else FEATURE_THREADS
@@ -185,31 +187,42 @@ class Scoring:
             torch.set_num_threads(threads)
 
     def part(self, part: Part) -> list[Decided]:
-        """Decisions on the rows of one part."""
-        if isinstance(self.rows, Images):
-            # In threads: a fork of a worker of Ray, which has threads of its own, can hang.
-            return [table for _, tables in self.images(self.rows, [part], processes=False) for table in tables]
-        return [self._decide(batch) for batch in self.rows.read(part[1], Widths.of(self.opened.guard.detector.head))]
+        """Decisions on the rows of one part. Images are decoded by a thread: a fork of a worker of Ray can hang."""
+        return list(self.decide([part[1]], processes=False))
 
-    def images(self, rows: Images, todo: Sequence[Part], processes: bool = True) -> Tables:
-        """Decisions on the images of these parts, in order, which are decoded ahead: in processes, or by a thread."""
-        assert self.opened.preprocess is not None
-        pieces = [(part, piece) for part in todo for piece in cut(part[1], self.engine.batch_size)]
-        batches = prepare(
-            rows.images,
-            self.opened.preprocess,
-            [piece for _, piece in pieces],
-            workers=self.engine.workers if processes else 1,
-            processes=processes,
-            pin=device_of(self.opened.guard).type == "cuda",
-        )
+    def decide(self, spans: Sequence[range], processes: bool = True) -> Generator[Decided, None, None]:
+        """Decisions on the rows of these spans, in order, batch by batch."""
+        guard, preprocess, rows = self.opened.guard, self.opened.preprocess, self.rows
+        batches = read_batches(rows, spans, Widths.of(guard.detector.head), preprocess, self.engine, processes)
         with contextlib.closing(batches):
-            for (part, piece), batch in zip(pieces, batches):
-                errors = {failure.row - piece.start: failure.reason for failure in batch.failures}
-                yield part, [self._decide(RowBatch(rows.names[piece.start : piece.stop], batch.inputs, errors))]
+            for numbers, inputs, errors in batches:
+                names = rows.names[numbers[0] : numbers[-1] + 1] if isinstance(rows, Images) else numbers
+                yield decide(guard, RowBatch(names, inputs, errors), self.opened.class_names, self.nearest)
 
-    def _decide(self, batch: RowBatch) -> Decided:
-        return decide(self.opened.guard, batch, self.opened.class_names, self.nearest)
+
+def read_batches(
+    rows: Rows,
+    spans: Sequence[Any],
+    widths: Widths,
+    preprocess: Preprocess | None,
+    engine: Engine,
+    processes: bool = True,
+    labels: bool = False,
+) -> Generator[tuple[Any, Tensor | Batch, Mapping[int, str]], None, None]:
+    """Row numbers, inputs of the readable rows, and what is wrong with the others by their place, of all rows of these
+    spans in order: features, with labels if wanted; or images, which are decoded ahead in processes or by a thread."""
+    if not isinstance(rows, Images):
+        for span in spans:
+            yield from rows.read(span, widths, labels)
+        return
+    assert preprocess is not None
+    pieces = [piece for span in spans for piece in cut(span, engine.batch_size)]
+    workers, pin = engine.workers if processes else 1, engine.device != "cpu" and torch.cuda.is_available()
+    with contextlib.closing(
+        prepare(rows.images, preprocess, pieces, workers=workers, processes=processes, pin=pin)
+    ) as prepared:
+        for piece, inputs, failures in prepared:
+            yield piece, inputs, {piece.index(row): reason for row, reason in failures}
 
 
 def _count(tables: Sequence[Decided]) -> int:

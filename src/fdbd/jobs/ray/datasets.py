@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.decoding import decode_rows
 from fdbd.data.features import RowBatch, Widths, matrix
-from fdbd.data.images import Pixels, decode
+from fdbd.data.images import ImageError, decode
 from fdbd.data.preprocessing import Preprocess
-from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
 from fdbd.jobs.output import COLUMNS, decide, to_arrow
-from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, plain_errors
+from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows, plain_errors
 from fdbd.util.extras import require
 
 INPUTS = ("features", "image", "bytes", "path")  # columns that hold samples, in the order in which they are tried
@@ -63,13 +61,12 @@ def fit(
             raise ValueError(f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)")
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
-    pool, reader = Workers.of(workers), Reader(guard, dataset, column, preprocess, label)
-    dtype = None
+    pool, reader, first = Workers.of(workers), Reader(guard, dataset, column, preprocess, label), None
     if reader.is_features:
-        tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
-        dtype = next((reader.read(table)[0].features.dtype for table in tables), torch.float32)
         pool = replace(pool, batch_size=ROWS_PER_SUM)
-    fit_rows(guard, _runner(dataset, pool, reader), dtype)
+        tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
+        first = next((reader.read(table)[0] for table in tables), no_rows(guard))
+    fit_rows(guard, _runner(dataset, pool, reader), first)
     return guard
 
 
@@ -129,8 +126,7 @@ def score(
     >>> score(guard, rows).columns()
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
-    if guard.threshold is None:
-        raise NotCalibratedError("the guard has no threshold: calibrate it before it scores")
+    assert guard.calibrated  # an error where there is no threshold
     reader, columns, own = Reader(guard, dataset, column, preprocess), dataset.columns(), COLUMNS
     if keep is None:
         keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
@@ -216,10 +212,10 @@ class Reader:
             raise ValueError(f"a row cannot be read: {reason}")
         labels = None
         if self.label is not None and self.label in table.column_names:
-            values = _column_values(table, self.label)
+            values = table.column(self.label).to_numpy()
             if values.dtype.kind not in "iu":
                 raise TypeError(f"labels in column {self.label!r} are {values.dtype}, expected class indices")
-            labels = _tensor(values).long()
+            labels = torch.from_numpy(values.astype(np.int64))
         return [inputs._replace(labels=labels) if isinstance(inputs, Batch) else (inputs, labels)]
 
     def read(self, table: Any) -> tuple[Any, dict[int, str]]:
@@ -231,55 +227,34 @@ class Reader:
                 logits, more = _matrix(table, "logits", self.widths.logits)
                 errors = {**more, **errors}
             return Batch(features, logits).without(errors), errors
-        values = _column_values(table, self.column)
+        accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([self.column]))
+        values = accessor.to_numpy([self.column])[self.column]
+        if values.dtype == object and len({getattr(value, "shape", None) for value in values} - {None}) == 1:
+            values = np.stack(values)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
-            return _tensor(values), {}
+            return torch.from_numpy(np.array(values)), {}  # a copy: Ray's arrays are in memory that cannot be written
         if self.preprocess is None:
             raise ValueError(f"column {self.column!r} holds images: give the preprocess of the model's training")
         if values.dtype == np.uint8:
             return self.preprocess(values), {}
-        names = table.column("path").to_pylist() if "path" in table.column_names else None
-        images, failures = decode_rows(_Encoded(values, names), self.preprocess, range(len(values)))
-        return self.preprocess.normalise(images), {failure.row: failure.reason for failure in failures}
-
-
-def _tensor(values: Any) -> Tensor:
-    """A tensor of its own: Ray's arrays live in shared memory that cannot be written."""
-    return torch.from_numpy(np.array(values))
-
-
-def _column_values(table: Any, name: str) -> Any:
-    """A column of a pyarrow table as an array (N, …), or (N,) of objects where the shapes differ."""
-    accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([name]))
-    values = accessor.to_numpy([name])[name]
-    if values.dtype == object and len(values) and isinstance(values[0], np.ndarray):
-        return np.stack(values) if len({value.shape for value in values}) == 1 else values
-    return values
+        names = table.column("path").to_pylist() if "path" in table.column_names else [None] * len(values)
+        images, errors = [], {}
+        for row, (value, name) in enumerate(zip(values, names)):
+            try:
+                pixels = value if isinstance(value, np.ndarray) else decode(value, name=name)
+                images.append(self.preprocess.fit(pixels))
+            except (ImageError, MemoryError) as error:
+                errors[row] = str(error) or "there is not enough memory to prepare it"
+        size = self.preprocess.size
+        return self.preprocess.normalise(np.array(images, np.uint8).reshape(-1, size, size, 3)), errors
 
 
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
     """(N, width) of a column of lists or of Ray's own arrays, and what is wrong with which row."""
     pa = require("pyarrow", "ray")
-    column = table.column(name)
-    if pa.types.is_nested(column.type):
-        return matrix(column.combine_chunks(), width)
-    values = _column_values(table, name)
-    if values.dtype == object or values.ndim != 2:
-        raise ValueError(f"column {name!r} holds {values.dtype} {values.shape}, expected one list of numbers per row")
-    return _tensor(values), {}
-
-
-class _Encoded(Sequence[Pixels]):
-    """Images of a column: arrays, or encoded ones that are decoded when asked for."""
-
-    def __init__(self, values: Any, names: Sequence[str] | None) -> None:
-        self.values, self.names = values, names
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: Any) -> Any:
-        value = self.values[row]
-        if isinstance(value, np.ndarray):
-            return value
-        return decode(value, name=None if self.names is None else str(self.names[row]))
+    column = table.column(name).combine_chunks()
+    if isinstance(column.type, pa.ExtensionType):
+        column = column.storage
+    if not isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
+        raise ValueError(f"column {name!r} holds {column.type}, expected one list of numbers per row")
+    return matrix(column, width)

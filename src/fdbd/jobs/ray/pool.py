@@ -76,12 +76,10 @@ class Workers:
     patience: float = 1800.0
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"{self.count} workers asked for, expected at least 1")
-        if self.cpus <= 0 or self.gpus < 0 or self.batch_size < 1 or self.patience <= 0:
+        too_few = self.batch_size < 1 or (self.count is not None and self.count < 1)
+        if too_few or self.cpus <= 0 or self.gpus < 0 or self.patience <= 0:
             raise ValueError(
-                f"cpus is {self.cpus}, gpus is {self.gpus}, batch_size is {self.batch_size}, patience is "
-                f"{self.patience}; expected cpus and patience above 0, gpus at least 0 and batch_size at least 1"
+                f"{self}: expected count and batch_size to be at least 1, cpus and patience above 0, gpus at least 0"
             )
 
     @classmethod
@@ -178,36 +176,33 @@ class Shared(NamedTuple):
     def __call__(self, piece: Any) -> Any:
         """Do a piece of the work, in a process of the cluster."""
         [reference] = self.references
-        key = reference.hex()
         with _LOCK:
-            if _HELD.get("key") != key:
-                _HELD.clear()
+            if "idle" in _HELD:
+                _HELD["idle"].cancel()
+            if _HELD.get("key") != reference.hex():
+                _drop()
                 torch.set_num_threads(self.threads)
                 guard, work = require("ray", "ray").get(reference)
                 guard.to(self.device)
-                _HELD.update(key=key, work=work)
-                threading.Thread(target=_drop_when_idle, args=(key,), daemon=True).start()
+                _HELD.update(key=reference.hex(), work=work)
             try:
                 return _HELD["work"](piece)
             finally:
-                _HELD["used"] = time.monotonic()
+                _HELD["idle"] = threading.Timer(IDLE_SECONDS, _drop)
+                _HELD["idle"].daemon = True
+                _HELD["idle"].start()
 
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _HELD: dict[str, Any] = {}
-"""In a process of the cluster: the last `work`, its `key`, and when it was `used`."""
+"""In a process of the cluster: the last `work`, its `key`, and the timer that drops it when it is `idle`."""
 
 
-def _drop_when_idle(key: str) -> None:
-    while True:
-        time.sleep(IDLE_SECONDS / 2)
-        with _LOCK:
-            if _HELD.get("key") == key and time.monotonic() - _HELD["used"] > IDLE_SECONDS:
-                _HELD.clear()
-                if torch.cuda.is_initialized():  # pragma: no cover - GPU
-                    torch.cuda.empty_cache()
-            if _HELD.get("key") != key:
-                return
+def _drop() -> None:
+    with _LOCK:
+        _HELD.clear()
+        if torch.cuda.is_initialized():  # pragma: no cover - GPU
+            torch.cuda.empty_cache()
 
 
 def _count(number: float, what: str) -> str:
@@ -257,18 +252,18 @@ def plain_errors() -> Iterator[None]:
         raise error from None
 
 
-def fit_rows(guard: Guard, run: Run, dtype: torch.dtype | None) -> None:
-    """Fit a guard in place, with the result of `Guard.fit`. A network runs once over the rows, which then have no
-    `dtype`; features of a dtype are read again for each pass."""
+def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
+    """Fit a guard in place, with the result of `Guard.fit`: on features, of which `first` are some, in as many passes
+    as the detector needs; or, without them, on rows over which the network runs once."""
     head, guard.seen, guard.threshold, guard.agreement = guard.head, Sketch(), None, {}
-    if dtype is None:
+    if first is None:
         with Spool() as spool:
             for found in run(guard, partial(_features, guard)):
                 for each in found:
                     spool.append(guard.noted(*each))
             fit_together([guard.detector], spool, head)
     else:
-        guard.features_alone(Batch(torch.zeros(0, head.num_features)))  # says so where features are not enough
+        guard.features_alone(first)  # says so where features are not enough
 
         def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
             empty = [Sketch(), *statistics]
@@ -279,8 +274,12 @@ def fit_rows(guard: Guard, run: Run, dtype: torch.dtype | None) -> None:
             guard.seen = total[0]
             return total[1:]
 
-        fit_by(sum_up, [guard.detector], head, dtype)
+        fit_by(sum_up, [guard.detector], head, first.features.dtype)
     guard.warn_of_labels("fit")
+
+
+def no_rows(guard: Guard) -> Batch:
+    return Batch(torch.zeros(0, guard.head.num_features))
 
 
 def calibrate_rows(guard: Guard, run: Run, **target: Unpack[Target]) -> None:
@@ -294,16 +293,13 @@ def fit_loaders(
 ) -> None:
     """Fit and calibrate a guard on the rows of two loaders, which then know how many they gave and left out. The pieces
     of work are the loaders' spans, read by the same path on every node."""
-    dtype = None
-    if training.preprocess is None:
-        batches = (batch for span in training.spans for batch in _read(training, list, span)[1])
-        dtype = next((batch.features.dtype for batch in batches), torch.float32)
-    fit_rows(guard, partial(_run_loader, training, workers), dtype)
+    first = next(iter(training), no_rows(guard)) if training.preprocess is None else None
+    fit_rows(guard, partial(_run_loader, training, workers), first)
     calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
 
 
 def _run_loader(loader: Loader, workers: Workers, guard: Guard, work: Callable[[Items], Any]) -> Iterator[Any]:
-    notes: dict[range, tuple[int, list[str]]] = {}  # of each span: rows given, and why others were left out
+    notes: dict[Any, tuple[int, list[str]]] = {}  # of each span: rows given, and why others were left out
     for span, (note, result) in workers.run(guard, partial(_read, loader, work), loader.spans):
         notes[span] = note
         yield result
@@ -312,7 +308,7 @@ def _run_loader(loader: Loader, workers: Workers, guard: Guard, work: Callable[[
     loader.check_given()
 
 
-def _read(loader: Loader, work: Callable[[Items], Any], span: range) -> tuple[tuple[int, list[str]], Any]:
+def _read(loader: Loader, work: Callable[[Items], Any], span: Any) -> tuple[tuple[int, list[str]], Any]:
     loader = copy.copy(loader)
     items = list(loader.read([span], processes=False))
     return (loader.num_given, loader.errors), work(items)
