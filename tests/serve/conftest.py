@@ -15,8 +15,8 @@ from torch import nn
 import fdbd
 from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.serve.answers import Backend
 from fdbd.serve.app import App
+from fdbd.serve.backend import Backend
 from fdbd.serve.torch_backend import TorchBackend
 
 collect_ignore = ["ask_with_clients.py"]  # a script for another environment

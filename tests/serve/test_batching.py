@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 
-from fdbd.serve.answers import Answers
+from fdbd.serve.backend import Answers
 from fdbd.serve.batching import SLOW, Batcher
 from fdbd.serve.run import bind
 

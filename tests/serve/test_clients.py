@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fdbd
-from fdbd.serve.answers import Backend
+from fdbd.serve.backend import Backend
 
 pytestmark = pytest.mark.slow
 CLIENTS = ("tritonclient[http]", "kserve")

@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import json
 import logging
-import math
 import re
 import time
 import uuid
@@ -25,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from fdbd.data.images import thumbnail
 from fdbd.serve import inference_protocol
-from fdbd.serve.answers import Answers, Backend, Reason
+from fdbd.serve.backend import Answers, Backend, finite
 from fdbd.serve.batching import Batcher
 from fdbd.serve.watch import Watch
 from fdbd.util.version import __version__
@@ -42,7 +41,6 @@ T = TypeVar("T")
 
 NEAREST = 5  # boundaries that an explanation names
 LARGE = 65_536  # bytes from which on a body is parsed outside the event loop
-PATIENCE = 0.1  # seconds after which a waiting request is watched for a client that leaves
 LINGER = 2.0  # seconds for which the rest of a body that is too large is read, so that its client gets to read why
 _OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no token: probes of an orchestrator, and pages that hold nothing of the guard."""
@@ -111,7 +109,7 @@ class App:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         self.batcher.start()
-        await asyncio.to_thread(self.watch.start, lambda: self.batcher.waiting)
+        await asyncio.to_thread(self.watch.start)
         self.is_ready = True
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -133,6 +131,8 @@ class App:
                 response = await self._route(request, path)
             except HTTPException as error:
                 response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
+            except ClientDisconnect:
+                response = JSONResponse({"error": "the client left before its request was whole"}, 499)
             except Exception as error:
                 log.error("a request failed: %r", error)
                 response = JSONResponse({"error": "the service could not answer; its log says why"}, 500)
@@ -162,18 +162,16 @@ class App:
     async def _body(self, request: Request) -> bytes:
         limit, body = self.settings.max_body, bytearray()
         stated = request.headers.get("content-length", "")
-        fits = not (stated.isdecimal() and int(stated[:20]) > limit)
-        while fits:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise HTTPException(499, "the client left before its request was whole")
-            body += message.get("body", b"")
-            fits = len(body) <= limit
-            if fits and not message.get("more_body"):
+        if not (stated.isdecimal() and int(stated[:20]) > limit):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    break
+            else:
                 return bytes(body)
         if "expect" not in request.headers:  # a client that has begun to send reads the answer after its last byte
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_rest_of_body(request.receive), LINGER)
+                await asyncio.wait_for(_until(request.receive, lambda message: not message.get("more_body")), LINGER)
         raise HTTPException(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
 
     async def decide(self, request: Request, body: bytes) -> Response:
@@ -191,14 +189,24 @@ class App:
             image = await _part(request, body) if kind == "multipart/form-data" else body
             rows = (await _checked(self.backend.prepare, image))[None]
         answers = await self._answers(request, rows)
-        reasons = await _checked(self.backend.explain, rows, NEAREST) if explain else [None] * len(rows)
-        found = [self._decision(answers, row, reason) for row, reason in enumerate(reasons)]
+        found = self._rows(
+            answers.labels.tolist(), score=answers.scores, p_value=answers.p_values, is_ood=answers.is_ood
+        )
+        if explain:
+            for decision, reason in zip(found, await _checked(self.backend.explain, rows, NEAREST)):
+                decision["boundaries"] = self._rows(reason.labels, distance=reason.distances, share=reason.shares)
         if is_json:
             return JSONResponse({"decisions": found})
         if found[0]["is_ood"] and self.settings.samples:
             picture = await asyncio.to_thread(thumbnail, image)
             self._rejected.appendleft({"time": time.time(), **found[0], "image": picture})
         return JSONResponse(found[0])
+
+    def _rows(self, labels: list[int], **columns: Any) -> list[dict[str, Any]]:
+        """One JSON object per label: the class with its name, and a value of each column."""
+        names = self.backend.class_names or [None] * self.backend.num_classes
+        values = zip(labels, [names[label] for label in labels], *map(finite, columns.values()))
+        return [dict(zip(("label", "class", *columns), row)) for row in values]
 
     async def infer(self, request: Request, body: bytes) -> Response:
         """A tensor by the Open Inference Protocol."""
@@ -214,37 +222,18 @@ class App:
         if len(rows) > queue:
             raise HTTPException(413, f"the request has {len(rows)} rows, at most {queue} are taken at once")
         answer = self.batcher.submit(rows)
+        gone = asyncio.ensure_future(_until(request.receive, lambda message: message["type"] == "http.disconnect"))
         try:
-            await asyncio.wait([answer], timeout=min(PATIENCE, timeout))
-            if not answer.done():
-                gone = asyncio.ensure_future(_disconnected(request.receive))
-                gone.add_done_callback(lambda _: answer.cancel())
-                await asyncio.wait([answer], timeout=timeout - PATIENCE)
-                gone.cancel()
-            if answer.cancelled():
+            waited: list[asyncio.Future[Any]] = [answer, gone]
+            await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if gone.done():
                 raise HTTPException(499, "the client left before its answer was ready")
-            if not answer.done():
-                raise HTTPException(504, f"no answer within {timeout:g} s")
-            return answer.result()
+            raise HTTPException(504, f"no answer within {timeout:g} s")
         finally:
             answer.cancel()
-
-    def _decision(self, answers: Answers, row: int, reason: Reason | None) -> dict[str, Any]:
-        label = int(answers.labels[row])
-        found: dict[str, Any] = {
-            "label": label,
-            "class": self.backend.class_names[label] if self.backend.class_names else None,
-            "score": _finite(answers.scores[row]),
-            "p_value": _finite(answers.p_values[row]),
-            "is_ood": bool(answers.is_ood[row]),
-        }
-        if reason is not None:
-            names = self.backend.class_names or [None] * self.backend.num_classes
-            found["boundaries"] = [
-                {"label": other, "class": names[other], "distance": _finite(distance), "share": _finite(share)}
-                for other, distance, share in zip(*reason)
-            ]
-        return found
+            gone.cancel()
 
     async def _readiness(self, **more: str) -> Response:
         return JSONResponse({**more, "ready": self.is_ready}, 200 if self.is_ready else 503)
@@ -270,8 +259,8 @@ class App:
             promise=backend.promise,
             input=backend.input_name,
             classes=list(backend.class_names),
-            calibration=[_finite(score) for score in backend.calibration[ranks]],
-            thresholds=[_finite(value) for value in backend.thresholds[:1]],
+            calibration=finite(backend.calibration[ranks]),
+            thresholds=finite(backend.thresholds[:1]),
             monitor=await asyncio.to_thread(self.watch.view),
             history=list(self.watch.history),
             samples=list(self._rejected),
@@ -279,7 +268,7 @@ class App:
         )
 
     async def metrics(self) -> Response:
-        text = await asyncio.to_thread(self.watch.exposition)
+        text = await asyncio.to_thread(self.watch.exposition, self.batcher.waiting)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -308,13 +297,8 @@ async def _part(request: Request, body: bytes) -> bytes:
     raise HTTPException(400, "the multipart body holds no file: send the image as a file field")
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _rest_of_body(receive: Receive) -> None:
-    while (await receive()).get("more_body"):
+async def _until(receive: Receive, is_last: Callable[[Message], bool]) -> None:
+    while not is_last(await receive()):
         pass
 
 
@@ -328,9 +312,3 @@ def _asset(name: str) -> str:
 
 async def _page(name: str) -> Response:
     return HTMLResponse(_asset(name), headers=_PAGE_HEADERS)
-
-
-def _finite(value: Any) -> float | None:
-    """JSON has no infinity and no NaN: those become null."""
-    number = float(value)
-    return number if math.isfinite(number) else None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
-from fdbd.serve.answers import Answers
+from fdbd.serve.backend import Answers
 
 Rows = NDArray[np.float32]
 Answer = asyncio.Future[Answers]

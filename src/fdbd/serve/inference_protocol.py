@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.serve.answers import Answers, Backend
+from fdbd.serve.backend import Answers, Backend, finite
 
 HEADER_LENGTH = "inference-header-content-length"
 
@@ -64,18 +64,22 @@ def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
                 f"the header Inference-Header-Content-Length is {header_length[:20]!r}, expected a number up to the "
                 f"body's {len(body)} bytes"
             )
+    request = _parsed(body[:length])
     try:
-        request = _mapping(json.loads(body[:length]), "the request")
-    except (json.JSONDecodeError, UnicodeError, RecursionError):
-        raise ValueError("the request is no JSON") from None
-    inputs, identity = request.get("inputs"), request.get("id")
-    if not isinstance(inputs, list) or len(inputs) != 1:
-        raise ValueError(f"the request has other inputs than the one expected, {backend.input_name!r}")
-    if identity is not None and not isinstance(identity, str):
-        raise ValueError("the request's id is no string")
-    rows = _tensor(_mapping(inputs[0], "the input"), body[length:], backend)
-    as_bytes = _parameters(request).get("binary_data_output") is True
-    return Inference(identity, rows, _wanted(request.get("outputs"), as_bytes))
+        inputs, identity, as_bytes = request["inputs"], request.get("id"), _parameter(request, "binary_data_output")
+        if len(inputs) != 1:
+            raise ValueError(f"the request has {len(inputs)} inputs, expected one, {backend.input_name!r}")
+        if identity is not None and not isinstance(identity, str):
+            raise ValueError("the request's id is no string")
+        rows = _tensor(inputs[0], body[length:], backend)
+        wanted = []
+        for output in request.get("outputs") or [{"name": name} for name in OUTPUTS]:
+            if output["name"] not in OUTPUTS:
+                raise ValueError(f"there is no output {output['name']!r:.40}, expected some of {', '.join(OUTPUTS)}")
+            wanted.append((output["name"], _parameter(output, "binary_data", as_bytes) is True))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the request is not as the Open Inference Protocol wants it: {error!r:.80}") from None
+    return Inference(identity, rows, wanted)
 
 
 def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dict[str, str]]:
@@ -89,9 +93,8 @@ def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dic
         if as_bytes:
             parts.append(array.tobytes())
             description["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:  # JSON has no infinity and no NaN: those become null
-            data = array.ravel().tolist()
-            description["data"] = [value if math.isfinite(value) else None for value in data]
+        else:
+            description["data"] = finite(array)
         outputs.append(description)
     response: dict[str, Any] = {"model_name": name, "model_version": "1", "outputs": outputs}
     if inference.id is not None:
@@ -107,8 +110,8 @@ def read_features(body: bytes, backend: Backend) -> NDArray[np.float32]:
     """The rows of `{"features": [[…], …]}`, or of one row without the outer brackets."""
     try:
         with np.errstate(over="ignore"):
-            rows = np.asarray(json.loads(body)["features"], np.float64).astype(np.float32)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            rows = np.asarray(_parsed(body)["features"], np.float64).astype(np.float32)
+    except (ValueError, TypeError, LookupError, OverflowError):
         raise ValueError('the body is not {"features": [[numbers], …]} with rows of equal length') from None
     if rows.shape == backend.row_shape:
         rows = rows[None]
@@ -119,41 +122,36 @@ def read_features(body: bytes, backend: Backend) -> NDArray[np.float32]:
     return rows
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is no JSON object")
-    return value
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError("the request is no JSON") from None
 
 
-def _parameters(value: dict[str, Any]) -> dict[str, Any]:
-    return _mapping(value.get("parameters") or {}, "parameters")
+def _parameter(value: dict[str, Any], name: str, default: object = None) -> Any:
+    return (value.get("parameters") or {}).get(name, default)
 
 
-def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np.float32]:
-    name, kind, shape = tensor.get("name"), tensor.get("datatype"), tensor.get("shape")
+def _tensor(tensor: Any, tail: bytes, backend: Backend) -> NDArray[np.float32]:
+    name, kind, shape, data = (tensor.get(key) for key in ("name", "datatype", "shape", "data"))
     if name != backend.input_name:
-        raise ValueError(f"there is no input {str(name)[:40]!r}, expected {backend.input_name!r}")
-    if not isinstance(kind, str) or kind not in INPUTS:
-        raise ValueError(f"the datatype is {str(kind)[:20]!r}, expected a number type such as FP32")
-    row_shape = list(backend.row_shape)
-    if (
-        not isinstance(shape, list)
-        or not all(type(size) is int for size in shape)
-        or shape[1:] != row_shape
-        or shape[0] < 1
-    ):
-        raise ValueError(f"the shape is {str(shape)[:80]}, expected {[-1, *row_shape]} with at least one row")
+        raise ValueError(f"there is no input {name!r:.40}, expected {backend.input_name!r}")
+    if kind not in INPUTS:
+        raise ValueError(f"the datatype is {kind!r:.20}, expected a number type such as FP32")
+    is_list = isinstance(shape, list) and all(type(size) is int for size in shape)
+    if not is_list or shape[1:] != list(backend.row_shape) or shape[0] < 1:
+        raise ValueError(f"the shape is {shape!r:.80}, expected {[-1, *backend.row_shape]} with at least one row")
     dtype, count = np.dtype(INPUTS[kind]), math.prod(shape)
-    stated = _parameters(tensor).get("binary_data_size")
+    stated = _parameter(tensor, "binary_data_size")
     if stated is not None:
         if type(stated) is not int or not stated == len(tail) == count * dtype.itemsize:
             raise ValueError(
-                f"binary_data_size is {str(stated)[:20]}, the body has {len(tail)} bytes of data, and the shape needs "
+                f"binary_data_size is {stated!r:.20}, the body has {len(tail)} bytes of data, and the shape needs "
                 f"{count * dtype.itemsize}"
             )
         values = np.frombuffer(tail, dtype)
     else:
-        data = tensor.get("data")
         try:
             values = np.asarray(data, np.float64 if dtype.kind == "f" else dtype)
         except (TypeError, ValueError, OverflowError):
@@ -162,17 +160,3 @@ def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np
             raise ValueError(f"data hold {values.size} numbers, the shape {shape} needs {count}")
     with np.errstate(over="ignore"):
         return values.reshape(shape).astype(np.float32)
-
-
-def _wanted(outputs: Any, all_as_bytes: bool) -> list[tuple[str, bool]]:
-    if outputs is None or outputs == []:
-        return [(name, all_as_bytes) for name in OUTPUTS]
-    if not isinstance(outputs, list):
-        raise ValueError("outputs are no list")
-    wanted = []
-    for output in outputs:
-        name = _mapping(output, "an output").get("name")
-        if not isinstance(name, str) or name not in OUTPUTS:
-            raise ValueError(f"there is no output {str(name)[:40]!r}, expected some of {', '.join(OUTPUTS)}")
-        wanted.append((name, _parameters(output).get("binary_data", all_as_bytes) is True))
-    return wanted

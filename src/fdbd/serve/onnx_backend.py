@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.preprocessing import Preprocess
-from fdbd.serve.answers import Answers, Backend, Reason
+from fdbd.serve.backend import Answers, Backend, Reason
 from fdbd.serve.inference_protocol import OUTPUTS
 from fdbd.util.extras import require
 

@@ -16,7 +16,7 @@ from fdbd.serve.run import Service, announce, application, backend_of, bind
 from fdbd.util.extras import require
 
 _STALE_SECONDS = 10.0
-"""A slot that was not written for so long is free: its replica beats every second while it lives, later under load."""
+"""A slot that was not written for so long is free: its replica writes every second while it lives, later under load."""
 _PATIENCE_SECONDS = 30.0
 """How long a new replica waits for the slot of a dead one before it takes one beyond the stated number."""
 
@@ -40,11 +40,7 @@ class Ledger:
         return slot
 
     def put(self, slot: int, state: dict[str, Any]) -> None:
-        self._states[slot] = state
-        self.beat(slot)
-
-    def beat(self, slot: int) -> None:
-        self._written[slot] = time.monotonic()
+        self._states[slot], self._written[slot] = state, time.monotonic()
 
     def states(self) -> list[dict[str, Any]]:
         return list(self._states.values())
@@ -63,9 +59,7 @@ class LedgerStore:
             time.sleep(0.5)
             if time.monotonic() > deadline:
                 most = None
-        assert isinstance(slot, int)
-        threading.Thread(target=self._beat, args=(slot,), daemon=True).start()
-        return slot
+        return int(slot)
 
     def put(self, slot: int, state: dict[str, Any]) -> None:
         self._ask("put", slot, state)
@@ -78,14 +72,6 @@ class LedgerStore:
         place = {"name": "fdbd-watch", "namespace": "fdbd", "lifetime": "detached", "get_if_exists": True}
         ledger = self._ray.remote(Ledger).options(**place, num_cpus=0, max_restarts=-1).remote()
         return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
-
-    def _beat(self, slot: int) -> None:
-        while True:
-            time.sleep(1.0)
-            try:
-                self._ask("beat", slot)
-            except Exception:  # the cluster is going away, and this process with it
-                return
 
 
 def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None = None) -> Any:

@@ -20,8 +20,8 @@ from typing import Any
 
 import uvicorn
 
-from fdbd.serve.answers import Backend
 from fdbd.serve.app import App, Settings
+from fdbd.serve.backend import Backend
 from fdbd.serve.watch import FolderStore, Store, Watch
 
 log = logging.getLogger("fdbd.serve")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.serve.answers import Answers, Backend, Reason
+from fdbd.serve.backend import Answers, Backend, Reason
 
 
 class TorchBackend(Backend):

@@ -15,13 +15,13 @@ import time
 import urllib.request
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 from fdbd.deploy.stream_monitor import StreamMonitor, rate
-from fdbd.serve.answers import Answers, Backend
+from fdbd.serve.backend import Answers, Backend
 from fdbd.util import files
 from fdbd.util.extras import require
 
@@ -42,7 +42,7 @@ class Store(Protocol):
         """A slot that no living process has, for as long as this process lives."""
 
     def put(self, slot: int, state: State) -> None:
-        """Keep a state, whole or not at all."""
+        """Keep a state, whole or not at all. Called once per second."""
 
     def states(self) -> list[State]:
         """What was last put into each slot."""
@@ -55,6 +55,7 @@ class FolderStore:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._held = contextlib.ExitStack()
+        self._last: State = {}
 
     def claim(self) -> int:
         slot = 0
@@ -63,7 +64,9 @@ class FolderStore:
         return slot
 
     def put(self, slot: int, state: State) -> None:
-        files.write_json(self.folder / f"slot-{slot}.json", state)
+        if state != self._last:  # an idle service leaves the disk alone
+            files.write_json(self.folder / f"slot-{slot}.json", state)
+            self._last = state
 
     def states(self) -> list[State]:
         found = (files.read_json(path) for path in sorted(self.folder.glob("slot-*.json")))
@@ -103,13 +106,12 @@ class Watch:
         )
         self._counts: Counts = defaultdict(float)
         self._slot = 0
-        self._waiting: Callable[[], int] = lambda: 0
+        self._waiting = 0
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         """Rate and drift over the last minutes, as this process saw them."""
         self._lock = threading.Lock()
         self._ends = threading.Event()
-        self._saver: threading.Thread | None = None
-        self._saved: list[Any] = []
+        self._saver = threading.Thread(target=self._save_often, name="fdbd-watch", daemon=True)
 
     def count(self, answers: Answers, seconds: float) -> None:
         """Note the decisions on a batch, and the model's seconds for it."""
@@ -133,22 +135,19 @@ class Watch:
         self._counts[(name, *labels, str(bisect_left(ends, value)))] += 1
         self._counts[(f"{name}_sum", *labels)] += value
 
-    def start(self, waiting: Callable[[], int]) -> None:
+    def start(self) -> None:
         """Take a slot, go on from what an earlier process left there, and save once per second from now on."""
-        self._waiting = waiting
         if self._store is not None:
             self._slot = self._store.claim()
             for state in self._store.states():
                 if state.get("slot") == self._slot:
                     self._restore(state)
-        self._saver = threading.Thread(target=self._save_often, name="fdbd-watch", daemon=True)
         self._saver.start()
 
     def stop(self) -> None:
         """Save a last time and end."""
         self._ends.set()
-        if self._saver is not None:
-            self._saver.join()
+        self._saver.join()
         self._save()
 
     def _restore(self, state: State) -> None:
@@ -166,12 +165,9 @@ class Watch:
             self._save()
 
     def _save(self) -> None:
-        state = self._state()
-        if self._store is None or state["counts"] == self._saved:
-            return
         try:
-            self._store.put(self._slot, state)
-            self._saved = state["counts"]
+            if self._store is not None:
+                self._store.put(self._slot, self._state())
         except Exception as error:  # a full disk must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
@@ -188,19 +184,34 @@ class Watch:
 
     def view(self) -> dict[str, Any]:
         """The monitors of all processes as one."""
-        return merged([state["snapshot"] for state in self._all()], self._processes, self._delta)
+        return self._merged(self._all())
 
-    def exposition(self) -> bytes:
-        """All numbers in the text format of Prometheus."""
+    def _merged(self, states: list[State]) -> dict[str, Any]:
+        """Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R reaches 1/delta with
+        probability at most delta (the union bound), whatever the order in which requests reach the processes."""
+        snapshots = [state["snapshot"] for state in states]
+        window = sum(s["window"] for s in snapshots)
+        ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
+        return {
+            **{name: sum(s[name] for s in snapshots) for name in ("samples", "ood")},
+            **rate(ood, window, snapshots[0]["confidence"]),
+            "expected_rate": snapshots[0]["expected_rate"],
+            "log_martingale": max(s["log_martingale"] for s in snapshots) - math.log(self._processes),
+            "alarm_level": -math.log(self._delta),
+            "alarm": any(s["alarm"] for s in snapshots),
+            "processes": len(snapshots),
+        }
+
+    def exposition(self, waiting: int) -> bytes:
+        """All numbers in the text format of Prometheus; so many rows wait."""
+        self._waiting = waiting
         text: bytes = require("prometheus_client", "serve").generate_latest(self)
         return text
 
     def collect(self) -> Iterator[Any]:
         """The numbers as metric families of Prometheus."""
-        core = require("prometheus_client.core", "serve")
-        states = self._all()
-        counts = _sum_of(states)
-        view = merged([state["snapshot"] for state in states], self._processes, self._delta)
+        core, states = require("prometheus_client.core", "serve"), self._all()
+        counts, view = _sum_of(states), self._merged(states)
         names = dict(enumerate(self._backend.class_names))
         for name, what, labels in (
             ("requests", "Requests by path and status.", ["path", "status"]),
@@ -223,7 +234,7 @@ class Watch:
                 family.add_metric(key[1:], list(zip((*map(str, ends), "+Inf"), sums)), sum_value=counts[key])
             yield family
         for name, what, value in (
-            ("queue_rows", "Rows that wait in this process.", self._waiting()),
+            ("queue_rows", "Rows that wait in this process.", self._waiting),
             ("ood_rate", "Share of OOD samples in the window.", view["rate"]),
             ("ood_rate_low", "Lower end of the rate's interval.", view["rate_low"]),
             ("ood_rate_high", "Upper end of the rate's interval.", view["rate_high"]),
@@ -246,27 +257,6 @@ def _sum_of(states: list[State]) -> Counts:
         for *key, number in state["counts"]:
             counts[tuple(map(str, key))] += float(number)
     return counts
-
-
-def merged(snapshots: list[dict[str, Any]], processes: int, delta: float) -> dict[str, Any]:
-    """Snapshots of several monitors as one.
-
-    Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R reaches 1/delta with
-    probability at most delta (the union bound), whatever the order in which requests reach the processes.
-    """
-    first = snapshots[0]
-    window = sum(s["window"] for s in snapshots)
-    ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
-    return {
-        "samples": sum(s["samples"] for s in snapshots),
-        "ood": sum(s["ood"] for s in snapshots),
-        **rate(ood, window, first["confidence"]),
-        "expected_rate": first["expected_rate"],
-        "log_martingale": max(s["log_martingale"] for s in snapshots) - math.log(processes),
-        "alarm_level": -math.log(delta),
-        "alarm": any(s["alarm"] for s in snapshots),
-        "processes": len(snapshots),
-    }
 
 
 def _post(address: str, snapshot: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fdbd.data.images import decode
 from fdbd.data.preprocessing import Preprocess
@@ -33,6 +34,11 @@ class Reason(NamedTuple):
     labels: list[int]
     distances: list[float]
     shares: list[float]  #: of the score, where the score is a mean over boundaries
+
+
+def finite(values: ArrayLike) -> list[Any]:
+    """Values as JSON takes them, which has no infinity and no NaN: those become null."""
+    return [value if math.isfinite(value) else None for value in np.ravel(values).tolist()]
 
 
 class Backend(ABC):
