@@ -1,4 +1,4 @@
-"""fdbd export: one ONNX graph, also in 8 bits, or an OpenVINO model."""
+"""fdbd export: a guard for another runtime; modules of `fdbd.deploy` do the writing."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def export(
     from fdbd.data.images import decode
     from fdbd.data.inputs import open_rows
     from fdbd.decision.guard_file import open_guard
+    from fdbd.deploy import find_export
     from fdbd.deploy.onnx import OPSET, metadata
-    from fdbd.deploy.onnx import export as export_onnx
     from fdbd.jobs.fitting import Loader
     from fdbd.jobs.scoring import Engine
     from fdbd.util.files import check_place, refuse_overlap
 
     check_place(out)
     refuse_overlap(out, [guard, example, checkpoint, model, calibration])
-    for_openvino = out.suffix.lower() == ".xml"
     if int8 != (calibration is not None):
         raise ValueError("--int8 and --calibration DATA go together: the graph in 8 bits is calibrated on these data")
-    if int8 and (features or for_openvino):
-        raise ValueError("--int8 writes an ONNX graph with the network: leave --features out, and end --out with .onnx")
+    if int8 and features:
+        raise ValueError("--int8 is about the network: leave --features out")
+    write = find_export(out, int8)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    head, names, version = opened.guard.detector.head, opened.class_names or None, OPSET if opset is None else opset
+    head = opened.guard.detector.head
     given: torch.Tensor | Batch  # an image and noise, the first features of a file, or noise
     if opened.preprocess is not None:
         size = opened.preprocess.size
@@ -68,28 +68,12 @@ def export(
         if first is None:
             raise ValueError(f"{str(example)!r} holds no features to verify the graph on")
         given = Batch(first.features[:ROWS].clone())
-    path, about, verified = out, {}, "agrees with torch to 1e-4"
-    if for_openvino:
-        from fdbd.deploy.openvino import export_openvino
-
-        path = export_openvino(opened.guard, out, given, class_names=names, opset=version)
-        kind = f" and {path.with_suffix('.bin').name}: OpenVINO"
-    else:
-        if calibration is not None:
-            from fdbd.deploy.int8 import export_int8
-
-            rows = open_rows(calibration, "test")
-            data = Loader(rows, head, opened.class_names, opened.preprocess, Engine())
-            shift = export_int8(
-                opened.guard, out, given, data, class_names=names, opset=version, disagreement=max_disagreement
-            )
-            verified = (
-                f"in 8 bits: of {shift.samples} calibration samples it accepts {shift.accepted_after:.1%} "
-                f"({shift.accepted_before:.1%} before it was calibrated again, the guard {shift.accepted:.1%}); label "
-                f"or decision differ on {shift.disagree:.1%}"
-            )
-        else:
-            export_onnx(opened.guard, out, given, class_names=names, opset=version)
-        about = metadata(out)
-        kind = f": {out.stat().st_size / 1e6:.1f} MB, opset {about['opset']}"
-    options.answer({"out": str(path), **about}, as_json, f"{path}{kind}, {opened.guard.detector.label}, {verified}")
+    asked: dict[str, object] = {"class_names": opened.class_names or None, "opset": opset or OPSET}
+    if calibration is not None:
+        data = Loader(open_rows(calibration, "test"), head, opened.class_names, opened.preprocess, Engine())
+        asked |= {"data": data, "disagreement": max_disagreement}
+    result = write(opened.guard, out, given, **asked)
+    about = metadata(out) if out.suffix.lower() == ".onnx" else {}
+    verified = "agrees with torch to 1e-4" if isinstance(result, Path) else str(result)
+    line = f"{out}: {out.stat().st_size / 1e6:.1f} MB, {opened.guard.detector.label}, {verified}"
+    options.answer({"out": str(out), **about}, as_json, line)

@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
-from fdbd.decision.answers import NotCalibratedError
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
@@ -42,6 +41,13 @@ OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 """From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
+
+
+class GraphOptions(TypedDict, total=False):
+    """Options of `export`, for targets that start from its graph."""
+
+    class_names: Sequence[str] | None
+    opset: int
 
 
 class ExportError(RuntimeError):
@@ -87,30 +93,34 @@ def export(
     >>> metadata(path)["threshold"]["target"]
     0.9
     """
-    onnx = require("onnx", "onnx")
-    for module in ("onnxscript", "onnxruntime"):
+    for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "onnx")
     _check(guard, example, class_names)
-    graph = Graph(guard, example)
-    with beside(path) as temporary:  # first, so that a missing folder is an error before the work
-        model, threshold = _trace(graph, opset), graph.guard.calibrated
+    graph, threshold = Graph(guard, example), guard.calibrated
+    with beside(path) as draft:  # first, so that a missing folder is an error before the work
         description = {
             "version": __version__,
             "opset": opset,
             "detector": guard.detector.to_config(),
             "head": guard.detector.head.fingerprint(),
             "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
-            "class_names": None if class_names is None else [str(name) for name in class_names],
-            "calibration": base64.b64encode(np.sort(threshold.calibration.double().numpy()).tobytes()).decode(),
+            "class_names": None if class_names is None else list(map(str, class_names)),
+            "calibration": base64.b64encode(np.sort(threshold.calibration.double().cpu().numpy()).tobytes()).decode(),
             "promise": threshold.guarantee,
             "preprocess": guard.about.get("preprocess"),
             "p_value_resolution": 0.0,
         }
-        texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
-        onnx.helper.set_model_props(model, texts)
-        onnx.save_model(model, os.fspath(temporary))
-        verify(graph, runtime(temporary), "ONNX Runtime")
+        save(_trace(graph, opset), description, draft)
+        verify(graph, runtime(draft), "ONNX Runtime")
     return Path(path)
+
+
+def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
+    """Write a graph with what `metadata` is to find in it."""
+    onnx = require("onnx", "onnx")
+    texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
+    onnx.helper.set_model_props(model, texts)
+    onnx.save_model(model, os.fspath(path))
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -156,14 +166,14 @@ class Graph(nn.Module):
         given = example.features if isinstance(example, Batch) else split_batch(example)[0]
         self.by_name = isinstance(given, Mapping)
         named = dict(given) if self.by_name else {"features" if self.takes_features else "images": given}
-        tensors = list(named.values())
-        for name, tensor in named.items():
-            if not isinstance(tensor, Tensor) or not tensor.ndim or not len(tensor) or len(tensor) != len(tensors[0]):
-                what = f"of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ValueError(f"the example's {name} are {what}, expected one row per sample, at least one")
-        places = torch.arange(max(2, len(tensors[0]))) % len(tensors[0])  # one row would become a fixed batch size
+        shapes = {name: part.shape if isinstance(part, Tensor) else () for name, part in named.items()}
+        rows = {shape[0] if shape else 0 for shape in shapes.values()}
+        if len(rows) != 1 or 0 in rows:
+            shown = ", ".join(f"{name} of shape {tuple(shape)}" for name, shape in shapes.items())
+            raise ValueError(f"the example has {shown}; expected tensors with one row per sample, at least one")
+        places = torch.arange(max(2, *rows)) % rows.pop()  # one row would become a fixed batch size
         self.names = list(map(str, named))
-        self.example = tuple(tensor.detach().cpu()[places].contiguous() for tensor in tensors)
+        self.example = tuple(tensor.detach().cpu()[places].contiguous() for tensor in named.values())
         self.guard = copy.deepcopy(guard).cpu().eval()
         self.shorter: tuple[Tensor, ...] | None = None
         """The example with sequences shorter by one, if it is token ids and masks (N, T) and the model takes any T."""
@@ -180,8 +190,6 @@ class Graph(nn.Module):
 
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
-    if not hasattr(guard, "observe"):
-        raise TypeError(f"expected an fdbd.Guard, got {type(guard).__name__}")
     guard.require_fitted()
     name = guard.detector.label if guard.perturb is None else "a guard with input perturbation"
     if guard.detector.needs.network or guard.perturb is not None:
@@ -191,8 +199,6 @@ def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | N
         if isinstance(part, KNN) and part.index not in ("exact", "flat"):
             why = f"searches its neighbours approximately (index={part.index!r}) and a graph exactly"
             raise ExportError(f"{name} {why}, so the threshold would not fit: use index='exact', and calibrate again")
-    if guard.threshold is None:
-        raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before the export")
     classes = guard.detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
         raise ValueError(f"class_names are {class_names!r}, expected a list of {classes} names, one per class")
@@ -240,9 +246,9 @@ def _trace(graph: Graph, opset: int) -> Any:
     return model
 
 
-def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
-    """Raise ExportError unless the runtime of this name gives torch's answers; `lengths`: also on shorter sequences."""
-    for what, tensors in _trials(graph, lengths):
+def verify(graph: Graph, run: Run, name: str) -> None:
+    """Raise ExportError unless the runtime of this name gives torch's answers."""
+    for what, tensors in _trials(graph):
         with torch.no_grad():
             expected = graph(*tensors)
         try:
@@ -252,7 +258,7 @@ def verify(graph: Graph, run: Run, name: str, lengths: bool = True) -> None:
         _compare(list(map(torch.from_numpy, results)), expected, graph.guard.calibrated, f"{what} ({name})")
 
 
-def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+def _trials(graph: Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another length."""
     inputs, generator = graph.example, torch.Generator().manual_seed(0)
 
@@ -272,7 +278,7 @@ def _trials(graph: Graph, lengths: bool) -> Iterator[tuple[str, tuple[Tensor, ..
         for tensor in filter(Tensor.is_floating_point, broken):
             tensor[(1, *(-1 for _ in tensor.shape[1:]))] = torch.nan
         yield "a batch with a NaN", broken
-    if lengths and graph.shorter is not None:
+    if graph.shorter is not None:
         yield "shorter sequences", graph.shorter
 
 

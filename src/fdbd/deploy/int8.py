@@ -7,22 +7,22 @@ file appears only where decisions are those of the guard but for a stated share.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OPSET, ExportError, export, metadata, runtime
+from fdbd.decision.onnx_export import ExportError, GraphOptions, export, metadata, runtime, save
 from fdbd.decision.threshold import Target
+from fdbd.deploy import export_target
 from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
@@ -46,23 +46,30 @@ class Shift(NamedTuple):
     accepted_after: float  #: share that the written graph accepts, with its new threshold
     disagree: float  #: share on which label or decision of the written graph are not the guard's
 
+    def __str__(self) -> str:
+        return (
+            f"in 8 bits: of {self.samples} calibration samples it accepts {self.accepted_after:.1%} "
+            f"({self.accepted_before:.1%} before it was calibrated again, the guard {self.accepted:.1%}); label or "
+            f"decision differ on {self.disagree:.1%}"
+        )
 
+
+@export_target(".onnx", int8=True)
 def export_int8(
     guard: Guard,
     path: str | os.PathLike[str],
-    example: Inputs,
+    example: Inputs | Batch,
     data: Iterable[Any],
     *,
-    class_names: Sequence[str] | None = None,
-    opset: int = OPSET,
     disagreement: float = 0.05,
+    **options: Unpack[GraphOptions],
 ) -> Shift:
     """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits; the rest stays in
     floating point.
 
     Args:
         guard: fitted and calibrated, with its model.
-        path, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
+        path, example, options: as for `fdbd.deploy.onnx.export`.
         data: calibration data, seen by neither the network's training nor the fit: batches of what the model takes, or
             (inputs, labels). It is iterated over several times.
         disagreement: the largest share of samples whose label or decision may differ from the guard's; where more do,
@@ -79,47 +86,44 @@ def export_int8(
         raise ExportError("a guard for features has no network to compute in 8 bits: export it without --int8")
     if not 0 <= disagreement <= 1:
         raise ValueError(f"disagreement is {disagreement}, expected a share between 0 and 1")
-    onnx = require("onnx", "onnx")
     guard = copy.deepcopy(guard).cpu().eval()
-    with tempfile.TemporaryDirectory() as name, beside(path) as draft:
-        folder = Path(name)
-        ranges = [rows for rows, _ in _split(data) if len(rows)]
+    with tempfile.TemporaryDirectory() as folder, beside(path) as draft:
+        plain, quantised = Path(folder, "plain.onnx"), Path(folder, "int8.onnx")
 
-        def quantised(guard: Guard) -> list[Tensor]:
-            """Write the graph, plain and in 8 bits, and ask it about the rows that set the threshold."""
-            export(guard, folder / "plain.onnx", example, class_names=class_names, opset=opset)
-            run = runtime(_quantise(folder / "plain.onnx", folder / "int8.onnx", ranges))
-            answers = [run({"images": rows.numpy()}) for _, rows in _split(data) if len(rows)]
-            if not answers:
+        def answers(run: Callable[[Tensor], Iterable[Tensor]]) -> list[Tensor]:
+            """Logits, labels, scores, p-values and decisions on the rows that set the threshold."""
+            found = [run(rows) for _, rows in _split(data) if len(rows)]
+            if not found:
                 raise ValueError("the calibration data hold no samples to set the threshold on; give more")
-            return [torch.from_numpy(np.concatenate(column)) for column in zip(*answers)]
+            return [torch.cat(column) for column in zip(*found)]
 
-        _, labels, scores, _, _ = quantised(guard)
-        threshold = guard.threshold
-        assert threshold is not None
-        adjusted = copy.deepcopy(guard)
+        def in_8_bits(guard: Guard) -> list[Tensor]:
+            export(guard, plain, example, **options)
+            _quantise(plain, quantised, [rows for rows, _ in _split(data) if len(rows)])
+            run = runtime(quantised)
+            return answers(lambda rows: map(torch.from_numpy, run({"images": rows.numpy()})))
+
+        with torch.inference_mode():
+            _, own_labels, _, _, own_rejected = answers(guard)
+        _, labels, scores, _, _ = in_8_bits(guard)
+        threshold, adjusted = guard.calibrated, copy.deepcopy(guard)
         target = Target(per_class=threshold.per_class)
         target["alpha" if threshold.kind == "conformal" else "tpr"] = threshold.target
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
             adjusted.set_threshold(scores, labels, **target)
-        _, new_labels, _, _, rejected = quantised(adjusted)
-        with torch.inference_mode():
-            decisions = [guard(rows) for _, rows in _split(data) if len(rows)]
-        own_labels, own_rejected = (torch.cat([getattr(d, part) for d in decisions]) for part in ("labels", "is_ood"))
-        old = threshold.is_ood(scores, labels)
+        _, new_labels, _, _, rejected = in_8_bits(adjusted)
         differ = (new_labels != own_labels) | (rejected != own_rejected)
-        accepted, before, after = (1 - float(flags.double().mean()) for flags in (own_rejected, old, rejected))
+        flags = own_rejected, threshold.is_ood(scores, labels), rejected
+        accepted, before, after = (1 - float(part.double().mean()) for part in flags)
         shift = Shift(len(scores), accepted, before, after, float(differ.double().mean()))
         if shift.disagree > disagreement:
             raise ExportError(
                 f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get another label or "
                 f"decision, more than the {disagreement:.1%} that were allowed; no file was written"
             )
-        model, about = onnx.load_model(os.fspath(folder / "int8.onnx")), metadata(folder / "plain.onnx")
-        texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in about.items()}
-        onnx.helper.set_model_props(model, {**texts, "fdbd.int8": json.dumps(shift._asdict())})
-        onnx.save_model(model, os.fspath(draft))
+        model = require("onnx", "onnx").load_model(os.fspath(quantised))
+        save(model, {**metadata(plain), "int8": shift._asdict()}, draft)
     return shift
 
 

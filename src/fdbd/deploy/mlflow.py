@@ -1,6 +1,6 @@
 """A guard as an MLflow model: `log_model`, `save_model`, and `mlflow.pyfunc.load_model` to ask it.
 
-The model is code of this package and the guard's own file: nothing is pickled, and the file runs no code.
+The model is this module and the guard's own file: nothing is pickled, and the file runs no code.
 """
 
 from __future__ import annotations
@@ -9,6 +9,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from fdbd.core.batch import Batch
+from fdbd.data.features import RowBatch
+from fdbd.decision.guard_file import open_guard
+from fdbd.jobs.output import decide
 from fdbd.util.extras import require
 from fdbd.util.version import __version__
 
@@ -43,8 +50,23 @@ def log_model(guard: str | os.PathLike[str], name: str = "guard", **options: Any
 def _arguments(guard: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(guard).is_file():
         raise FileNotFoundError(f"no guard at {os.fspath(guard)!r}: no such file")
-    return {
-        "python_model": str(Path(__file__).with_name("mlflow_model.py")),
-        "artifacts": {"guard": str(Path(guard).absolute())},
-        "pip_requirements": [f"fdbd[mlflow]=={__version__}"],
-    }
+    requirements = [f"fdbd[mlflow]=={__version__}"]
+    return {"loader_module": __name__, "data_path": str(Path(guard).absolute()), "pip_requirements": requirements}
+
+
+def _load_pyfunc(path: str) -> _Model:
+    """What MLflow calls to load a model."""
+    return _Model(path)
+
+
+class _Model:
+    def __init__(self, path: str) -> None:
+        self.opened = open_guard(path)
+
+    def predict(self, rows: Any, params: Any = None) -> Any:
+        """A data frame with label, class, score, p_value and is_ood, one row for each row of the input."""
+        inputs = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+        batch = RowBatch(range(len(inputs)), Batch(inputs) if self.opened.preprocess is None else inputs, {})
+        columns = decide(self.opened.guard, batch, self.opened.class_names)
+        found = {name: np.ma.getdata(columns[name]) for name in ("label", "class", "score", "p_value", "is_ood")}
+        return require("pandas", "report").DataFrame({**found, "class": columns["class"].tolist()})

@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, Graph, export, metadata, verify
+from fdbd.decision.onnx_export import OUTPUTS, ExportError, Graph, GraphOptions, export, metadata, verify
+from fdbd.deploy import export_target
 from fdbd.util.extras import require
 from fdbd.util.files import check_place
 
 
+@export_target(".xml")
 def export_openvino(
-    guard: Guard,
-    path: str | os.PathLike[str],
-    example: Inputs | Batch,
-    *,
-    class_names: Sequence[str] | None = None,
-    opset: int = OPSET,
+    guard: Guard, path: str | os.PathLike[str], example: Inputs | Batch, **options: Unpack[GraphOptions]
 ) -> Path:
     """Write a guard for OpenVINO, in full precision: an ``.xml`` file, and beside it the weights with the ending
     ``.bin``. Arguments, inputs, outputs and errors are those of `fdbd.deploy.onnx.export`.
@@ -45,7 +40,7 @@ def export_openvino(
         raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")
     check_place(target)
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".openvino-") as folder:
-        source = export(guard, Path(folder, "guard.onnx"), example, class_names=class_names, opset=opset)
+        source = export(guard, Path(folder, "guard.onnx"), example, **options)
         try:
             model = openvino.convert_model(os.fspath(source))
         except Exception as error:  # its converter raises classes of its own
@@ -55,12 +50,9 @@ def export_openvino(
         draft = Path(folder, "guard.xml")
         openvino.save_model(model, os.fspath(draft), compress_to_fp16=False)
         compiled = openvino.Core().compile_model(os.fspath(draft), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-
-        def run(given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-            answers = compiled(given)
-            return [answers[name].copy() for name in OUTPUTS]
-
-        verify(Graph(guard, example), run, "OpenVINO", lengths=False)
+        graph = Graph(guard, example)
+        graph.shorter = None  # its converter keeps the length of the example
+        verify(graph, lambda given: [array.copy() for array in map(compiled(given).__getitem__, OUTPUTS)], "OpenVINO")
         os.replace(draft.with_suffix(".bin"), target.with_suffix(".bin"))
         os.replace(draft, target)
     return target
