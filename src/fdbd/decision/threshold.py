@@ -92,11 +92,9 @@ class Threshold(nn.Module):
         runs = _runs(scores, labels, per_class, num_classes)
         threshold = cls("quantile", _fraction("tpr", tpr), *runs, per_class)
         if empty := (threshold.offsets.diff() == 0).nonzero().flatten().tolist():
-            warnings.warn(
-                f"{len(empty)} of {threshold.num_classes} classes have no calibration samples and take the threshold "
-                f"of all samples; the first is class {empty[0]}",
-                stacklevel=2,
-            )
+            many = f"{len(empty)} of {threshold.num_classes} classes have no calibration samples"
+            text = f"{many} and take the threshold of all samples; the first is class {empty[0]}"
+            warnings.warn(text, stacklevel=2)
         return threshold
 
     @classmethod
@@ -124,14 +122,10 @@ class Threshold(nn.Module):
 
     @classmethod
     def of(
-        cls,
-        scores: ArrayLike,
-        labels: ArrayLike | None = None,
-        num_classes: int | None = None,
-        **target: Unpack[Target],
+        cls, scores: ArrayLike, labels: ArrayLike | None = None, num_classes: int | None = None, **asked: Unpack[Target]
     ) -> Threshold:
         """`conformal` if `alpha` is given, else `quantile`, by default at 0.95."""
-        tpr, alpha, per_class = target.get("tpr"), target.get("alpha"), target.get("per_class", False)
+        tpr, alpha, per_class = asked.get("tpr"), asked.get("alpha"), asked.get("per_class", False)
         check_target(tpr, alpha)
         if alpha is not None:
             return cls.conformal(scores, alpha, labels, per_class, num_classes)
@@ -146,9 +140,7 @@ class Threshold(nn.Module):
     def is_ood(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """(N,) bool: ``not (score >= threshold)`` or not finite; for a conformal threshold this is p ≤ alpha. Exact in
         exported graphs too. `predicted` (N,) are the predicted classes, for a threshold per class."""
-        classes = self._classes(scores, predicted)
-        value = self.value if classes is None else self.value.index_select(0, classes)
-        return ~((scores >= value) & (scores < torch.inf))
+        return ~((scores >= self._own(self.value, scores, predicted)) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
         """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), for either kind of threshold: small means
@@ -176,10 +168,8 @@ class Threshold(nn.Module):
         within = " of each predicted class" if self.per_class else ""
         if self.kind == "quantile":
             return f"Accepts at least {self.target:.4g} of the {self.count} calibration samples{within}."
-        return (
-            f"Flags at most {self.target:.4g} of in-distribution samples{within} that are exchangeable with the "
-            f"{self.count} calibration samples, on average over the draw of the latter."
-        )
+        flagged = f"Flags at most {self.target:.4g} of in-distribution samples{within} that are exchangeable with"
+        return f"{flagged} the {self.count} calibration samples, on average over the draw of the latter."
 
     @property
     def expected_rate(self) -> float:
@@ -200,8 +190,8 @@ class Threshold(nn.Module):
 
         size, index = min((size, index) for index, size in enumerate(self.offsets.diff().tolist()) if size)
         rejected = self._mark(size, index) + 1
-        tail = (1 - confidence) / 2
-        low, high = (1 - float(betaincinv(rejected, size + 1 - rejected, q)) for q in (1 - tail, tail))
+        tails = (1 + confidence) / 2, (1 - confidence) / 2
+        low, high = (1 - float(betaincinv(rejected, size + 1 - rejected, tail)) for tail in tails)
         return 1 - rejected / (size + 1), low, high
 
     @property
@@ -211,12 +201,10 @@ class Threshold(nn.Module):
         _, low, high = self.acceptance()
         if 1 - low <= max(2.5 * asked, 0.01):
             return None
-        where = " for the rarest predicted class" if self.per_class else ""
-        return (
-            f"only {int(self.sizes.min())} calibration samples{where}: {100 * asked:.3g} % of new in-distribution "
-            f"samples are to be rejected, and it may be {100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % "
-            "interval over the draw of the calibration data)"
-        )
+        few = f"only {int(self.sizes.min())} calibration samples"
+        few += " for the rarest predicted class" if self.per_class else ""
+        interval = f"{100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % interval over the draw of these samples)"
+        return f"{few}: {100 * asked:.3g} % of new in-distribution samples are to be rejected, and it may be {interval}"
 
     def to_config(self) -> dict[str, object]:
         """What `from_state` needs besides ``state_dict()``, as JSON values."""
@@ -236,10 +224,8 @@ class Threshold(nn.Module):
         if kind not in ("quantile", "conformal") or not isinstance(target, float) or not isinstance(per_class, bool):
             raise ValueError(f"the threshold's state is not valid: kind={kind!r}, target={target!r}")
         calibration, offsets = tensors["calibration"], tensors["offsets"]
-        if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
-            raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
         held = calibration.numel(), offsets.numel() - 1 if per_class else None
-        if held != (config["count"], config["num_classes"]):
+        if held != (config["count"], config["num_classes"]):  # before anything is made of a forged number
             expected = f"{config['count']!r} of {config['num_classes']!r}"
             raise ValueError(f"the threshold's state holds {held[0]} scores of {held[1]} classes, expected {expected}")
         return cls(kind, target, calibration.clone(), offsets.clone(), per_class)
@@ -252,6 +238,8 @@ class Threshold(nn.Module):
     def _derive(self) -> None:
         """Check calibration scores and offsets, which may come from a corrupt file, and register what follows."""
         calibration, offsets = self.calibration, self.offsets
+        if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
+            raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
         if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
             raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
         if not self.per_class and len(offsets) != 2:
@@ -261,11 +249,11 @@ class Threshold(nn.Module):
             raise ValueError(f"the threshold's offsets do not run from 0 to its {self.count} calibration scores")
         if not torch.isfinite(calibration).all():
             raise ValueError("the threshold's calibration scores are not finite")
-        runs = calibration.split(own.tolist())
-        if any((run.diff() < 0).any() for run in runs):
+        descents = (calibration.diff() < 0).nonzero() + 1
+        if not torch.isin(descents, offsets).all():
             raise ValueError("the threshold's calibration scores are not sorted")
         is_empty, pooled = own == 0, calibration.sort().values
-        runs = [run if len(run) else pooled for run in runs]
+        runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
         self.stride = math.isqrt(max(map(len, runs)) - 1) + 1
         derived = {
             "value": torch.stack([run[self._mark(size, i)] for i, (run, size) in enumerate(zip(runs, own.tolist()))]),
@@ -287,14 +275,15 @@ class Threshold(nn.Module):
             raise ValueError(f"{who} {size} calibration samples, {needed}")
         return flagged - 1
 
-    def _classes(self, scores: Tensor, predicted: Tensor | None) -> Tensor | None:
+    def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
+        """(N,) of numbers (C,), each score's own by its predicted class; (1,) where there is one threshold for all."""
         if not self.per_class:
-            return None
+            return of_classes
         if predicted is None:
             raise ValueError("a threshold per predicted class needs the predicted classes: pass predicted")
         if not torch.compiler.is_compiling() and predicted.shape != scores.shape:
             raise ValueError(f"scores have shape {tuple(scores.shape)}, predicted {tuple(predicted.shape)}")
-        return predicted
+        return of_classes.index_select(0, predicted)
 
     def _count(self, scores: Tensor, predicted: Tensor | None, or_equal: bool) -> tuple[Tensor, Tensor]:
         """How many calibration scores (of the predicted class) are below each score (or equal), and of how many.
@@ -302,14 +291,11 @@ class Threshold(nn.Module):
         A search in two steps that exports, for ONNX has no binary search: among each `stride`-th score, then among the
         `stride` scores that follow the last one below.
         """
-        classes = self._classes(scores, predicted)
         scores = torch.where(scores < torch.inf, scores, -torch.inf)
-        if classes is None and not torch.compiler.is_compiling():
+        if not self.per_class and not torch.compiler.is_compiling():
             common = torch.promote_types(scores.dtype, self.runs.dtype)
             return torch.searchsorted(self.runs.to(common), scores.to(common), right=or_equal), self.sizes
-        start, size = self.starts, self.sizes
-        if classes is not None:
-            start, size = start.index_select(0, classes), size.index_select(0, classes)
+        start, size = (self._own(part, scores, predicted) for part in (self.starts, self.sizes))
         start, end = start.unsqueeze(1), (start + size).unsqueeze(1)
 
         def below(places: Tensor) -> Tensor:
