@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fdbd
+from fdbd import deploy
 from fdbd.deploy.onnx import ExportError, metadata
 from fdbd.serve.onnx_backend import OnnxBackend
 
@@ -90,7 +91,9 @@ def test_openvino_gives_the_guards_decisions(guard: fdbd.Guard, tmp_path: Path) 
     ("options", "words"),
     [
         (["--int8"], "--calibration DATA go together"),
-        (["--int8", "--calibration", "x", "--out", "g.xml"], "--int8 writes"),
+        (["--int8", "--calibration", "x", "--features"], "leave --features out"),
+        (["--int8", "--calibration", "x", "--out", "g.xml"], "--int8 writes .onnx files, not 'g.xml'"),
+        (["--out", "g.toy"], "fdbd export writes .onnx and .xml files, not 'g.toy'"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_sentence(run, tmp_path, monkeypatch, options, words) -> None:
@@ -98,3 +101,18 @@ def test_options_that_do_not_go_together_are_one_sentence(run, tmp_path, monkeyp
     code, _, err = run("export", "guard.safetensors", *options)
     assert (code, err.count("\n")) == (2, 1)
     assert words in err
+
+
+def test_a_function_in_one_file_is_a_target_of_the_command(run, guard: fdbd.Guard, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(deploy, "_TARGETS", dict(deploy._TARGETS))
+
+    @deploy.export_target(".toy")
+    def export_toy(guard: fdbd.Guard, path: Path, example: fdbd.Batch, *, class_names, opset) -> str:
+        path.write_text(f"{guard.detector.label} {len(example.features)} {class_names} {opset}")
+        return "is a toy"
+
+    guard.save(tmp_path / "guard.safetensors")
+    code, out, _ = run("export", tmp_path / "guard.safetensors", "--features", "--out", tmp_path / "guard.TOY")
+    assert code == 0
+    assert out.rstrip().endswith("guard.TOY: 0.0 MB, fdbd, is a toy")
+    assert (tmp_path / "guard.TOY").read_text() == "fdbd 4 None 18"

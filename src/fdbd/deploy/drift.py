@@ -108,11 +108,8 @@ class DriftTest:
 
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit for bit."""
-        version, internal, gauss = self._random.getstate()
-        return {
-            **{name: getattr(self, name) for name in ("delta", "horizon", "stakes", *_STATE)},
-            "random": [version, list(internal), gauss],
-        }
+        fields = {name: getattr(self, name) for name in ("delta", "horizon", "stakes", *_STATE)}
+        return {**fields, "random": self._random.getstate()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], calibration: Sequence[float], reference: Sequence[float]) -> DriftTest:
@@ -121,22 +118,20 @@ class DriftTest:
             test = cls(calibration, state["delta"], state["horizon"])
             version, internal, gauss = state["random"]
             test._random.setstate((version, tuple(internal), gauss))
-            test.stakes = list(map(float, state["stakes"]))
+            test.stakes, test.reference = list(map(float, state["stakes"])), array("d", reference)
             for name, kind in _STATE.items():
                 setattr(test, name, kind(state[name]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the drift test cannot be read: {error!r}") from None
-        test.reference = array("d", reference)
-        numbers = (*test.stakes, test.peak, test.log_martingale, test.log_unit, test.unit)
-        if (
-            len(test.stakes) != 2 * len(_BETS)
-            or not all(map(math.isfinite, numbers))
-            or min(*test.stakes, test.log_unit, test.unit) < 0
-            or test.unit > 1
-            or not 1 / _HUGE <= sum(test.stakes) + test.unit <= _HUGE
-            or not 0 <= test.count <= test.horizon
-            or len(reference) != len(calibration) + test.count
-            or any(b < a for a, b in zip(test.reference, test.reference[1:]))
+        if not (
+            len(test.stakes) == 2 * len(_BETS)
+            and all(map(math.isfinite, (*test.stakes, test.peak, test.log_martingale, test.log_unit, test.unit)))
+            and min(*test.stakes, test.log_unit, test.unit) >= 0
+            and test.unit <= 1
+            and 1 / _HUGE <= sum(test.stakes) + test.unit <= _HUGE
+            and 0 <= test.count <= test.horizon
+            and len(reference) == len(calibration) + test.count
+            and all(a <= b for a, b in zip(test.reference, test.reference[1:]))
         ):
             raise ValueError("the state of the drift test does not fit its scores")
         return test

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import Unpack
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
-from fdbd.decision.answers import Decision, NotCalibratedError
+from fdbd.decision.answers import Decision
 from fdbd.decision.guard import Guard
-from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
+from fdbd.deploy.stream_monitor import MonitorOptions, Snapshot, StreamMonitor
 from fdbd.util.extras import require
-from fdbd.util.files import remove_drafts
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -51,31 +51,9 @@ class Monitor(StreamMonitor):
     (8, False)
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        *,
-        window: int = 1000,
-        delta: float = 0.01,
-        horizon: int = 100_000,
-        confidence: float = 0.95,
-        seed: int = 0,
-        on_alarm: Callable[[Snapshot], object] | None = None,
-    ) -> None:
-        threshold = guard.threshold
-        if threshold is None:
-            raise NotCalibratedError("the guard has no threshold: call calibrate(loader, tpr=0.95) before")
-        super().__init__(
-            threshold.calibration.tolist(),
-            threshold.expected_rate,
-            window=window,
-            delta=delta,
-            horizon=horizon,
-            confidence=confidence,
-            seed=seed,
-            on_alarm=on_alarm,
-        )
-        self.guard, self.threshold = guard, threshold
+    def __init__(self, guard: Guard, **options: Unpack[MonitorOptions]) -> None:
+        self.guard, self.threshold = guard, guard.calibrated
+        super().__init__(self.threshold.calibration.tolist(), self.threshold.expected_rate, **options)
 
     def __call__(self, images: Inputs | Batch) -> Decision:
         """The guard's decision on a batch, which is also counted."""
@@ -90,9 +68,8 @@ class Monitor(StreamMonitor):
             is_ood, observed = observed.is_ood, observed.scores
         scores = as_tensor(observed).detach().cpu()
         if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
-            raise ValueError(
-                f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}, expected one number per sample (N,)"
-            )
+            found = f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}"
+            raise ValueError(f"{found}, expected one number per sample (N,)")
         if is_ood is None:
             if self.threshold.per_class:
                 raise ValueError("a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood")
@@ -100,10 +77,8 @@ class Monitor(StreamMonitor):
             is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
         flags = as_tensor(is_ood).detach().cpu()
         if flags.shape != scores.shape or flags.dtype != torch.bool:
-            raise ValueError(
-                f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}, expected bool of shape "
-                f"{tuple(scores.shape)}, one per score"
-            )
+            found = f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}"
+            raise ValueError(f"{found}, expected bool of shape {tuple(scores.shape)}, one per score")
         return self.count(scores.tolist(), flags.tolist())
 
     def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:
@@ -120,15 +95,13 @@ class Monitor(StreamMonitor):
         return collector
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as one safetensors file; `load` continues from it bit for bit. Drafts of saves that
-        were killed an hour ago or more are removed."""
+        """Write the state as one safetensors file; `load` continues from it bit for bit."""
         state: dict[str, Any] = self.state()
         tensors = {
             "reference": torch.frombuffer(bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64),
             "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
         }
         artifact.write(path, {"kind": "monitor", **state}, tensors)
-        remove_drafts(Path(path))
 
     @classmethod
     def load(
@@ -161,8 +134,8 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         core = require("prometheus_client.core", "monitor")
-        now: dict[str, Any] = self.monitor.snapshot()
         counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+        now: dict[str, Any] = self.monitor.snapshot()
         for family, name, key, help_ in (
             (counter, "samples", "samples", "Samples seen."),
             (counter, "ood", "ood", "Samples that were out-of-distribution."),

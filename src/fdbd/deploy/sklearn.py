@@ -13,13 +13,13 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
-from sklearn.utils import _safe_indexing, check_random_state, column_or_1d
+from sklearn.utils import _safe_indexing, check_random_state, column_or_1d, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from typing_extensions import Self
 
 from fdbd.core.batch import Batch, Head
-from fdbd.decision.threshold import Threshold
+from fdbd.decision.threshold import Target, Threshold
 from fdbd.detectors import Detector, Ensemble, as_detector
 
 _CHUNK = 1 << 22  # numbers made dense at once: 32 MB
@@ -84,9 +84,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
             X, y = validate_data(self, X, y, **_TABLE, ensure_min_samples=2)
         elif y is None:
             raise ValueError("OODDetector requires y to be passed, but the target y is None")
-        else:
-            y = column_or_1d(y, warn=True)
-            check_consistent_length(X, y)
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -94,21 +93,21 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         train, held = self._split(labels)
         self.classifier_ = clone(LogisticRegression() if self.classifier is None else self.classifier)
         self.classifier_.fit(_safe_indexing(X, train), y[train])
-        for name in ("n_features_in_", "feature_names_in_"):
-            if isinstance(self.classifier_, Pipeline) and hasattr(self.classifier_, name):
-                setattr(self, name, getattr(self.classifier_, name))
+        if isinstance(self.classifier_, Pipeline):
+            names = [name for name in ("n_features_in_", "feature_names_in_") if hasattr(self.classifier_, name)]
+            vars(self).update({name: getattr(self.classifier_, name) for name in names})
         data = _Chunks(self._features(_safe_indexing(X, train)), labels[train])
         head = self._head(next(iter(data)))
         self.detector_ = copy.deepcopy(as_detector(self.detector))
         self.detector_.fit(data, head)
         calibration = _Chunks(self._features(_safe_indexing(X, held))) if len(held) else data
         if isinstance(self.detector_, Ensemble):  # whose p-values need ID data of their own
-            own, X = calibration, calibration.X
+            own = calibration
             if len(held) > 3:
-                own, calibration = _Chunks(X[::2]), _Chunks(X[1::2])
+                own, calibration = _Chunks(own.X[::2]), _Chunks(own.X[1::2])
             self.detector_.calibrate(own)
-        scores = self._scores(calibration)
-        self.threshold_ = Threshold.of(scores, tpr=self.tpr if self.alpha is None else None, alpha=self.alpha)
+        target = Target(tpr=self.tpr) if self.alpha is None else Target(alpha=self.alpha)
+        self.threshold_ = Threshold.of(self._scores(calibration), **target)
         self.offset_ = float(self.threshold_.value[0])
         return self
 
@@ -156,10 +155,8 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         place = (rank + random.uniform(size=len(labels))) / np.repeat(counts, counts)
         spare = np.flatnonzero(rank > 0)
         if not len(spare):
-            raise ValueError(
-                f"each of the {len(labels)} samples has a class of its own, none can be held out for the threshold: "
-                "give more samples, or calibration=0"
-            )
+            why = f"each of the {len(labels)} samples has a class of its own, none can be held out for the threshold"
+            raise ValueError(f"{why}: give more samples, or calibration=0")
         wanted = max(1, round(self.calibration * len(labels)))
         held = order[spare[np.argsort(-place[spare])[:wanted]]]
         return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)
@@ -173,24 +170,19 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
     def _head(self, some: Batch) -> Head:
         """The classifier's weights, tried on a few training samples."""
         last = self.classifier_[-1] if isinstance(self.classifier_, Pipeline) else self.classifier_
+        kind, expected = type(last).__name__, "LogisticRegression, LinearSVC, SGDClassifier or RidgeClassifier"
         if not hasattr(last, "coef_") or not hasattr(last, "intercept_"):
-            raise TypeError(
-                f"{type(last).__name__} has no coef_ and intercept_, expected a linear classifier such as "
-                "LogisticRegression, LinearSVC, SGDClassifier or RidgeClassifier"
-            )
+            raise TypeError(f"{kind} has no coef_ and intercept_, expected a linear classifier such as {expected}")
         weight = last.coef_.toarray() if sparse.issparse(last.coef_) else np.atleast_2d(last.coef_)
-        bias = np.broadcast_to(np.atleast_1d(last.intercept_), weight.shape[:1])
-        head = Head(weight.astype(np.float64), bias.astype(np.float64))
+        head = Head(weight.astype(np.float64), np.broadcast_to(last.intercept_, len(weight)).astype(np.float64))
         if head.num_classes == len(self.classes_):
             features = some.features[:256]
-            logits = head(features).numpy()
-            chosen, best = np.searchsorted(self.classes_, last.predict(features.numpy())), logits.max(axis=1)
-            if np.all(best - logits[np.arange(len(best)), chosen] <= 1e-6 * (1 + np.abs(best))):
+            logits, places = head(features).numpy(), np.searchsorted(self.classes_, last.predict(features.numpy()))
+            best, chosen = logits.max(axis=1), np.take_along_axis(logits, places[:, None], axis=1)[:, 0]
+            if np.all(best - chosen <= 1e-6 * (1 + np.abs(best))):
                 return head
-        raise TypeError(
-            f"{type(last).__name__} with coef_ of shape {np.shape(last.coef_)} does not predict the largest of "
-            f"coef_ · x + intercept_ over {len(self.classes_)} classes; expected a linear one-versus-rest classifier"
-        )
+        what = f"coef_ of shape {weight.shape} does not predict the largest of coef_ · x + intercept_"
+        raise TypeError(f"{kind} with {what} over {len(self.classes_)} classes, expected one such as {expected}")
 
     def _scores(self, chunks: _Chunks) -> NDArray[np.float64]:
         with torch.no_grad():
@@ -212,10 +204,7 @@ class _Chunks:
         self.X, self.labels = X, labels
 
     def __iter__(self) -> Iterator[Batch]:
-        rows = max(1, _CHUNK // max(1, self.X.shape[1]))
-        for start in range(0, self.X.shape[0], rows):
-            part = self.X[start : start + rows]
-            dense = part.toarray() if sparse.issparse(part) else part
-            features = torch.from_numpy(np.array(dense, dtype=np.float64))
-            labels = None if self.labels is None else torch.from_numpy(self.labels[start : start + rows])
-            yield Batch(features, labels=labels)
+        for rows in gen_batches(self.X.shape[0], max(1, _CHUNK // max(1, self.X.shape[1]))):
+            part = self.X[rows].toarray() if sparse.issparse(self.X) else self.X[rows]
+            labels = None if self.labels is None else torch.from_numpy(self.labels[rows])
+            yield Batch(torch.from_numpy(np.array(part, dtype=np.float64)), labels=labels)

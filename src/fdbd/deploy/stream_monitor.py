@@ -10,11 +10,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from fdbd.deploy.drift import DriftTest
 
 Snapshot: TypeAlias = dict[str, object]
+
+
+class MonitorOptions(TypedDict, total=False):
+    """Options of both monitors; `fdbd.Monitor` explains them."""
+
+    window: int
+    delta: float
+    horizon: int
+    confidence: float
+    seed: int
+    on_alarm: Callable[[Snapshot], object] | None
 
 
 class StreamMonitor:
@@ -54,9 +65,8 @@ class StreamMonitor:
         self.alarm_at: int | None = None
         """Number of the sample at which the alarm went off, from 1; None: no alarm."""
         self._recent: deque[bool] = deque(maxlen=window)
-        self._recent_ood = 0
         self._test = DriftTest(self.calibration, delta, horizon, seed)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fingerprint = hashlib.sha256(self.calibration.tobytes()).hexdigest()
 
     @property
@@ -67,18 +77,15 @@ class StreamMonitor:
     def count(self, scores: Sequence[float], flags: Sequence[bool]) -> Snapshot:
         """Count samples by their scores and decisions, and return the snapshot after them."""
         with self._lock:
-            was_quiet = not self._test.alarm
-            for score, flag in zip(scores, flags):
-                if len(self._recent) == self.window:
-                    self._recent_ood -= self._recent[0]
-                self._recent.append(flag)
-                self._recent_ood += flag
-                self.samples += 1
-                self.ood += flag
+            was_quiet = not self.alarm
+            for number, score in enumerate(scores, self.samples + 1):
                 self._test.update(score)
-                if self._test.alarm and self.alarm_at is None:
-                    self.alarm_at = self.samples
-            snapshot = self._snapshot()
+                if self.alarm and self.alarm_at is None:
+                    self.alarm_at = number
+            self.samples += len(flags)
+            self.ood += sum(flags)
+            self._recent.extend(flags)
+            snapshot = self.snapshot()
         if was_quiet and snapshot["alarm"] and self.on_alarm is not None:
             self.on_alarm(snapshot)  # outside the lock: it may ask the monitor
         return snapshot
@@ -88,7 +95,15 @@ class StreamMonitor:
         ``rate_low`` and ``rate_high`` of the last samples (None before the first); the natural logarithm of the drift
         test's capital now (``log_martingale``) and at its highest, with the ``alarm_level``; and what was set."""
         with self._lock:
-            return self._snapshot()
+            test = self._test
+            return {
+                **{name: getattr(self, name) for name in ("samples", "ood", "expected_rate", "confidence", "alarm_at")},
+                **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
+                **rate(self._recent.count(True), len(self._recent), self.confidence),
+                "peak_log_martingale": test.peak,
+                "alarm_level": -math.log(test.delta),
+                "samples_in_horizon": test.count,
+            }
 
     def reset(self) -> None:
         """Restart window and drift test and take the alarm back; the totals go on. The bound holds again where the time
@@ -96,7 +111,7 @@ class StreamMonitor:
         alarm are likely to give another. Then calibrate the guard on fresh data and start a new monitor."""
         with self._lock:
             self._recent.clear()
-            self._recent_ood, self.alarm_at = 0, None
+            self.alarm_at = None
             self._test.alarm, self._test.peak = False, 0.0
             self._test.restart()
 
@@ -116,34 +131,20 @@ class StreamMonitor:
         values: dict[str, Any] = dict(state)
         try:
             if values["calibration"] != self._fingerprint:
-                raise ValueError(
-                    "it watched a guard with other calibration scores: use it with that guard, or start a new monitor"
-                )
+                other = "it watched a guard with other calibration scores"
+                raise ValueError(f"{other}: use it with that guard, or start a new monitor")
             reference = array("d", base64.b64decode(values["reference"], validate=True))
             test = DriftTest.from_state(values["test"], self.calibration, reference)
             recent = deque((flag == "1" for flag in values["recent"]), maxlen=int(values["window"]))
-            samples, ood = int(values["samples"]), int(values["ood"])
+            samples, ood, confidence = int(values["samples"]), int(values["ood"]), float(values["confidence"])
             alarm_at = None if values["alarm_at"] is None else int(values["alarm_at"])
-            confidence = float(values["confidence"])
             if not (recent.maxlen and 0 < confidence < 1 and 0 <= ood <= samples):
                 raise ValueError("its counts do not fit each other")
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"the state of a monitor cannot be read: {error!r}") from None
         with self._lock:
-            self._test, self.samples, self.ood, self.alarm_at = test, samples, ood, alarm_at
-            self.window, self.confidence = int(recent.maxlen), confidence
-            self._recent, self._recent_ood = recent, sum(recent)
-
-    def _snapshot(self) -> Snapshot:
-        test, count = self._test, len(self._recent)
-        return {
-            **{name: getattr(self, name) for name in ("samples", "ood", "expected_rate", "confidence", "alarm_at")},
-            **{name: getattr(test, name) for name in ("log_martingale", "delta", "alarm", "horizon", "restarts")},
-            **rate(self._recent_ood, count, self.confidence),
-            "peak_log_martingale": test.peak,
-            "alarm_level": -math.log(test.delta),
-            "samples_in_horizon": test.count,
-        }
+            self._test, self._recent, self.window, self.confidence = test, recent, recent.maxlen, confidence
+            self.samples, self.ood, self.alarm_at = samples, ood, alarm_at
 
 
 def rate(ood: int, window: int, confidence: float) -> Snapshot:
