@@ -236,14 +236,8 @@ def _trace(graph: Graph, opset: int) -> Any:
         what = f"the guard ({graph.guard.detector.label}) to ONNX opset {opset}"
         raise ExportError(f"torch cannot export {what}: {reason}") from error
     assert program is not None
-    model = program.model_proto
-    main, functions = model.graph, model.functions
-    named = (main, *main.node, *main.input, *main.output, *main.value_info, *main.initializer)
-    for part in (model, *named, *functions, *(node for function in functions for node in function.node)):
-        part.doc_string = ""
-        if hasattr(part, "metadata_props"):
-            del part.metadata_props[:]
-    return model
+    require("onnx_ir.passes.common", "onnx").ClearMetadataAndDocStringPass()(program.model)
+    return program.model_proto
 
 
 def verify(graph: Graph, run: Run, name: str) -> None:

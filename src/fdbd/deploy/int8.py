@@ -141,13 +141,12 @@ def _split(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         yield inputs[is_range].cpu(), inputs[~is_range].cpu()
 
 
-def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
+def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> None:
     """The graph with the network's products in 8 bits; weights have 7, since processors without VNNI overflow at 8."""
     onnx, quantization = require("onnx", "onnx"), require("onnxruntime.quantization", "onnx")
-    shapes = require("onnxruntime.quantization.shape_inference", "onnx")
-    prepared = target.with_suffix(".prepared.onnx")
-    shapes.quant_pre_process(os.fspath(source), os.fspath(prepared), skip_symbolic_shape=True)
-    model = onnx.load_model(os.fspath(prepared))
+    shapes, path = require("onnxruntime.quantization.shape_inference", "onnx"), os.fspath(target)
+    shapes.quant_pre_process(os.fspath(source), path, skip_symbolic_shape=True)
+    model = onnx.load_model(path)
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"node_{number}"
     names = _network(model.graph)
@@ -156,10 +155,9 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
     name = model.graph.input[0].name
     feeds = iter([{name: rows.numpy()} for rows in ranges])
     reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(feeds, None)})
-    onnx.save_model(model, os.fspath(prepared))
     quantization.quantize_static(
-        os.fspath(prepared),
-        os.fspath(target),
+        model,
+        path,
         reader(),
         per_channel=True,
         reduce_range=True,
@@ -169,16 +167,14 @@ def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> Path:
         nodes_to_quantize=names,
     )
     # The check for numbers that are not finite sees the input itself: rounding to 8 bits makes them finite.
-    quantised = onnx.load_model(os.fspath(target))
-    nodes = quantised.graph.node
+    model = onnx.load_model(path)
+    nodes = model.graph.node
     codes = {node.output[0] for node in nodes if node.op_type == "QuantizeLinear" and node.input[0] == name}
     rounded = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear" and node.input[0] in codes}
     for node in nodes:
-        for place, given in enumerate(node.input):
-            if given in rounded and node.name not in names:
-                node.input[place] = name
-    onnx.save_model(quantised, os.fspath(target))
-    return target
+        if node.name not in names:
+            node.input[:] = [name if given in rounded else given for given in node.input]
+    onnx.save_model(model, path)
 
 
 def _network(graph: Any) -> list[str]:

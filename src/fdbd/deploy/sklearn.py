@@ -93,9 +93,9 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
         train, held = self._split(labels)
         self.classifier_ = clone(LogisticRegression() if self.classifier is None else self.classifier)
         self.classifier_.fit(_safe_indexing(X, train), y[train])
-        if isinstance(self.classifier_, Pipeline):
-            names = [name for name in ("n_features_in_", "feature_names_in_") if hasattr(self.classifier_, name)]
-            vars(self).update({name: getattr(self.classifier_, name) for name in names})
+        for name in ("n_features_in_", "feature_names_in_"):
+            if isinstance(self.classifier_, Pipeline) and hasattr(self.classifier_, name):
+                setattr(self, name, getattr(self.classifier_, name))
         data = _Chunks(self._features(_safe_indexing(X, train)), labels[train])
         head = self._head(next(iter(data)))
         self.detector_ = copy.deepcopy(as_detector(self.detector))
