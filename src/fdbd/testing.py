@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import Configured, NotFittedError, from_config
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector
-from fdbd.fitting.driver import fit_by, fit_together, update_all
+from fdbd.fitting.driver import add_batches, fit_by, fit_detector
+from fdbd.fitting.statistics import Together
 from fdbd.networks.classifier import Classifier
 from fdbd.shaping import Shaping
 
@@ -72,7 +73,7 @@ def make_problem(detector: Detector, dtype: torch.dtype = torch.float64, seed: i
 def fitted(detector: Detector, problem: Problem, batches: Any = None) -> Detector:
     """A copy of the detector, fitted, and calibrated where it needs that."""
     detector = copy.deepcopy(detector)
-    fit_together([detector], [problem.train] if batches is None else batches, problem.head)
+    fit_detector(detector, [problem.train] if batches is None else batches, problem.head)
     return _calibrated(detector, problem)
 
 
@@ -143,17 +144,17 @@ def check_merging(detector: Detector) -> None:
     expected = learner.score(problem.queries)
     shards = [problem.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
 
-    def sum_up(statistics: list[Any], asking: list[Any]) -> list[Any]:
-        sums: list[list[Any]] = [pickle.loads(pickle.dumps(statistics)) for _ in shards]
-        for parts, shard in zip(sums, shards):
-            update_all(parts, [shard], problem.head, asking)
-            for total, part in zip(sums[0], parts if parts is not sums[0] else ()):
-                total.merge(pickle.loads(pickle.dumps(part)))
+    def sum_up(statistics: Together) -> Together:
+        sums: list[Together] = [pickle.loads(pickle.dumps(statistics)) for _ in shards]
+        for part, shard in zip(sums, shards):
+            add_batches(part, [shard], problem.head, learner)
+        for part in sums[1:]:
+            sums[0].merge(pickle.loads(pickle.dumps(part)))
         return sums[0]
 
     for _ in range(2):
         learner = copy.deepcopy(detector)
-        fit_by(sum_up, [learner], problem.head, torch.float64)
+        fit_by(sum_up, learner, problem.head, torch.float64)
         found = _calibrated(learner, problem).score(problem.queries)
         _assert_close(found, expected, "merged statistics give other scores than one pass")
         shards.reverse()
@@ -220,7 +221,7 @@ def check_refuses_bad_training_data(detector: Detector) -> None:
     halves = [problem.train._replace(features=broken).rows(slice(*ends)) for ends in ((0, 60), (60, SAMPLES))]
     complaint = "nothing"
     try:
-        fit_together([learner], halves, problem.head)
+        fit_detector(learner, halves, problem.head)
     except ValueError as error:
         complaint = str(error)
     assert "batch 1, row 3" in complaint, f"a NaN feature in batch 1, row 3 is reported as: {complaint}"

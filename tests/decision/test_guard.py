@@ -622,10 +622,15 @@ def test_parts_with_other_numbers_of_rows_are_refused() -> None:
     guard = fdbd.Guard(head, fdbd.KNN(3)).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(80, 6))])
     with pytest.raises(ValueError, match="80 rows of features but 70 rows of logits"):
         guard.decide(fdbd.Batch(features, head(features[:70])))
-    with pytest.raises(ValueError, match=r"a batch has parts of widths .*logits.*, the first one"):
-        fdbd.Guard(head, "vim").fit([fdbd.Batch(features), fdbd.Batch(features, head(features))])
-    with pytest.raises(ValueError, match="different numbers of rows"):
+    with pytest.raises(ValueError, match="batch 0 has 80 rows of features but 9 rows of logits"):
         fdbd.Guard(head, "vim").fit([fdbd.Batch(features, head(features[:9]))])
+
+
+def test_a_fit_of_several_passes_computes_logits_where_a_batch_has_none() -> None:
+    head, features = fdbd.Head(torch.randn(4, 6)), torch.randn(80, 6)
+    mixed = [fdbd.Batch(features[:30]), fdbd.Batch(features[30:], head(features[30:]))]
+    plain, found = (fdbd.Guard(head, "vim").fit(data).detector for data in ([fdbd.Batch(features)], mixed))
+    torch.testing.assert_close(found.alpha, plain.alpha)
 
 
 def test_a_detector_without_a_name_of_its_own_is_not_saved(tmp_path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import AdaSCALE, Batch, Classifier, Energy, Guard, Head, Shaped
-from fdbd.detectors import fit_together
+from fdbd.fitting.driver import fit_detector
 from fdbd.fitting.statistics import NonFiniteRow
 
 WIDTH = 40
@@ -91,7 +91,7 @@ def test_a_larger_shift_means_weaker_scaling() -> None:
     moved = features + torch.linspace(0, 1, 200, dtype=torch.float64)[:, None] * torch.rand(200, WIDTH)
     head = Head(torch.randn(5, WIDTH, dtype=torch.float64))
     detector = Shaped(AdaSCALE(50, 95, level=100), Energy())
-    fit_together([detector], Batch(features, views=moved[None]), head)
+    fit_detector(detector, Batch(features, views=moved[None]), head)
     same = features[:1].expand(200, -1)
     shaped = detector.shape(Batch(same, head(same), views=(same + (moved - features).abs())[None])).features
     order = detector.shaping.oodness(Batch(same, views=(same + (moved - features).abs())[None]))[:, 0].argsort()

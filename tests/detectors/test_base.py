@@ -12,7 +12,7 @@ import torch
 import fdbd
 from fdbd import Batch, Detector, Head
 from fdbd.core.configuration import from_config
-from fdbd.detectors import Configured, Needs, NotFittedError, fit_together
+from fdbd.detectors import Configured, Needs, NotFittedError
 from fdbd.fitting import statistics
 from fdbd.fitting.statistics import ClassMoments, Mean, Moments
 
@@ -111,12 +111,11 @@ def test_a_one_shot_iterator_is_enough_for_one_pass_and_an_error_for_two():
         TwoPasses().fit((batch for batch in batches), HEAD)
 
 
-def test_detectors_fitted_together_share_their_passes():
+def test_the_members_of_an_ensemble_share_their_passes():
     data = Counted([DATA])
-    detectors = [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]
-    fit_together(detectors, data, HEAD)
+    ensemble = fdbd.Ensemble([TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]).fit(data, HEAD)
     assert data.runs <= 3  # two passes, and a look at the first batch before them
-    for detector, alone in zip(detectors, [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]):
+    for detector, alone in zip(ensemble.members, [TwoPasses(), ByClass(), MaxLogit(), TwoPasses()]):
         alone.fit(DATA, HEAD)
         assert torch.equal(detector.score(DATA), alone.score(DATA))
 

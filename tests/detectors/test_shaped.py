@@ -8,7 +8,6 @@ from torch import Tensor
 
 import fdbd
 from fdbd import ASHP, FDBD, KNN, LTS, MDS, MSP, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped, ViM
-from fdbd.detectors import fit_together
 
 
 def make_data(count: int = 300, width: int = 16, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
@@ -116,9 +115,9 @@ def test_the_head_is_kept_once() -> None:
 
 def test_it_is_fitted_together_with_others() -> None:
     features, labels, head = make_data()
-    detectors = [fdbd.create(name) for name in ("react+mds", "fdbd", "scale+energy", "vra+vim")]
-    fit_together(detectors, [Batch(f, None, y) for f, y in zip(features.split(50), labels.split(50))], head)
-    for detector in detectors:
+    ensemble = fdbd.Ensemble(["react+mds", "fdbd", "scale+energy", "vra+vim"])
+    ensemble.fit([Batch(f, None, y) for f, y in zip(features.split(50), labels.split(50))], head)
+    for detector in ensemble.members:
         alone = fdbd.create(detector.label).fit(Batch(features, None, labels), head)
         torch.testing.assert_close(detector.score(Batch(features)), alone.score(Batch(features)))
 

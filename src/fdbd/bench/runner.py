@@ -17,8 +17,9 @@ import torch
 
 from fdbd.core.batch import Batch, Head
 from fdbd.data.feature_set import FeatureSet
-from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, fit_together, list_detectors, list_shapings
+from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, list_detectors, list_shapings
 from fdbd.detectors.mds import PartMoments
+from fdbd.fitting.driver import fit_detector
 from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together, Transformed
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
 from fdbd.networks.classifier import Classifier
@@ -177,7 +178,7 @@ class Benchmark:
         batch = Batch(features, None, head(features).argmax(dim=1))
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fit_together([copy.deepcopy(detector)], batch, head)
+            fit_detector(copy.deepcopy(detector), batch, head)
 
     def _fit(self, detector: Detector) -> bool:
         """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
@@ -187,10 +188,10 @@ class Benchmark:
                 f"{detector.label} learns from ID data that neither the network nor the fit has seen: give `validation`"
             )
         if detector.needs.heldout:
-            fit_together([detector], apart, self.head)
+            fit_detector(detector, apart, self.head)
             return False
         full = _FullStatistics(self.statistics, self.train)
-        fit_together([detector], self.train, self.head, full)
+        fit_detector(detector, self.train, self.head, full)
         if isinstance(detector, Ensemble):
             detector.calibrate(apart)
         return full.used_bank

@@ -23,7 +23,7 @@ from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
-from fdbd.fitting.driver import fit_together, over_processes
+from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, rows_finite, split_batch
@@ -116,7 +116,7 @@ class Guard(nn.Module):
                 for batch in batches:
                     spool.append(batch)
                 batches = spool
-            fit_together([self.detector], batches, head, combine)
+            fit_detector(self.detector, batches, head, combine)
             for item in items:  # not read by a detector that learns nothing, but `calibrate` compares with them
                 self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
         if combine is not None:

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper, fit_together
+from fdbd.detectors.base import Configured, Detector, Needs, NotFittedError, Paper
 from fdbd.detectors.csi import CSI
 from fdbd.detectors.dice import DICE
 from fdbd.detectors.energy import Energy

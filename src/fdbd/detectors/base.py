@@ -25,7 +25,7 @@ from fdbd.core.configuration import (
     one_of,
     positive,
 )
-from fdbd.fitting.driver import fit_together
+from fdbd.fitting.driver import fit_detector
 from fdbd.util.torch_compat import autocasts, full_precision, tracing
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
@@ -107,7 +107,7 @@ class Detector(Configured):
         """Learn from training data: one Batch, or an iterable of batches that can be iterated once per pass."""
         if self.needs.network:
             raise ValueError(self._through_a_guard("guard.fit(loader)"))
-        fit_together([self], batches, head)
+        fit_detector(self, batches, head)
         return self
 
     def _through_a_guard(self, call: str) -> str:

@@ -1,5 +1,5 @@
 """The driver of passes. A detector's `passes` is a generator that yields empty statistics; a driver sums them over the
-training data and sends them back. `fit_together` sums in this process, `fit_by` wherever its caller does."""
+training data and sends them back. `fit_detector` sums in this process, `fit_by` wherever its caller does."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +11,7 @@ import torch.distributed
 
 from fdbd.core.batch import Batch, Head, as_batch, as_matrix, as_tensor
 from fdbd.core.configuration import Needs, Passes
-from fdbd.fitting.statistics import Count, NonFiniteRow, Statistic, Together, check_finite
+from fdbd.fitting.statistics import Count, NonFiniteRow, Together, check_finite
 from fdbd.util.torch_compat import undisturbed
 
 _NO_SAMPLES = "the training data hold no samples; give at least one non-empty batch"
@@ -29,80 +29,70 @@ class Learner(Protocol):
     def to(self, device: torch.device) -> Any: ...
 
 
-def fit_together(
-    detectors: Sequence[Learner],
+def fit_detector(
+    detector: Learner,
     batches: Batch | Iterable[Batch],
     head: Head,
-    combine: Callable[[Any], Any] | None = None,
+    combine: Callable[[Together], Together] | None = None,
 ) -> None:
-    """Fit several detectors on the same data: one Batch, or an iterable that restarts with each pass, which serves all
-    detectors that still ask for one. `combine` merges a statistic over processes that each see a shard of the data
-    (`over_processes`)."""
+    """Fit a detector on one Batch, or on an iterable that restarts with each pass. `combine` merges the statistics of
+    processes that each see a shard of the data (`over_processes`)."""
+    detector.forget()
     data = [batches] if isinstance(batches, Batch) else batches
     iterator = iter(data)
     first = [as_batch(batch) for batch in islice(iterator, 1)]
     if not first and combine is None:  # one of several processes may have no data
-        for detector in detectors:
-            detector.forget()
         raise ValueError(_NO_SAMPLES)
     is_wide = bool(first) and as_tensor(first[0].features).dtype == torch.float64
     source: Iterable[Batch] | None = chain(iter([first.pop()] if first else []), iterator)
 
-    def sum_up(statistics: list[Statistic], asking: list[Learner]) -> list[Statistic]:
+    def sum_up(statistics: Together) -> Together:
         nonlocal source
         if source is None and iterator is data:
-            names = ", ".join(type(detector).__name__ for detector in asking)
             raise ValueError(
-                f"{names} needs another pass over the training data, but a one-shot iterator is used up: give a list "
-                "of batches, one Batch, or an object whose __iter__ restarts"
+                f"{type(detector).__name__} needs another pass over the training data, but a one-shot iterator is used "
+                "up: give a list of batches, one Batch, or an object whose __iter__ restarts"
             )
         batches, source = source or data, None
-        update_all(statistics, batches, head, asking)
-        return statistics if combine is None else list(map(combine, statistics))
+        add_batches(statistics, batches, head, detector)
+        return statistics if combine is None else combine(statistics)
 
-    fit_by(sum_up, detectors, head, torch.float64 if is_wide else torch.float32)
+    fit_by(sum_up, detector, head, torch.float64 if is_wide else torch.float32)
 
 
-def fit_by(
-    sum_up: Callable[[list[Any], list[Any]], list[Any]], detectors: Sequence[Learner], head: Head, dtype: torch.dtype
-) -> None:
-    """Fit detectors on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
-    statistics and the detectors that ask for them, and returns the statistics of all training data, in the same order:
-    those of each shard by `update_all`, merged."""
+def fit_by(sum_up: Callable[[Together], Together], detector: Learner, head: Head, dtype: torch.dtype) -> None:
+    """Fit a detector on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
+    statistics and returns those of all training data: of each shard by `add_batches`, merged."""
     device, head = head.weight.device, head.cpu()
     try:
-        summed = None
         with undisturbed():
-            program = side_by_side([detector.start(head, dtype) for detector in detectors])
+            program = detector.start(head, dtype)
+        summed = None
         while True:
             with undisturbed():
                 try:
                     asked = program.send(summed)
                 except StopIteration:
                     break
-            seen, *sums = sum_up([Count(), *asked.parts], [detectors[number] for number in asked.numbers])
+            seen, summed = sum_up(Together([Count(), asked])).parts
             if not seen.count:
                 raise ValueError(_NO_SAMPLES)
-            summed = Together(sums)
         if device.type != "cpu":  # sums are taken on the CPU, scores where the model is
-            for detector in detectors:
-                detector.to(device)
+            detector.to(device)
     except BaseException:
-        for detector in detectors:
-            detector.forget()  # half fitted is not fitted
+        detector.forget()  # half fitted is not fitted
         raise
 
 
 def side_by_side(programs: Sequence[Passes]) -> Passes:
-    """Several `passes` as one, which yields the statistics of all that are not finished, `Together` with their
-    `numbers`."""
-    sums: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    """Several `passes` as one, which asks for the statistics of all that are not finished."""
+    sums: dict[Passes, Any] = dict.fromkeys(programs)
     while sums:
         asked = {}
-        for number, summed in sums.items():
+        for program, summed in sums.items():
             with suppress(StopIteration):
-                asked[number] = programs[number].send(summed)
-        sums = dict(zip(asked, (yield Together(asked.values(), tuple(asked))).parts)) if asked else {}
+                asked[program] = program.send(summed)
+        sums = dict(zip(asked, (yield Together(asked.values())).parts)) if asked else {}
 
 
 def over_processes() -> Callable[[Any], Any] | None:
@@ -122,26 +112,22 @@ def over_processes() -> Callable[[Any], Any] | None:
     return combine
 
 
-def update_all(
-    statistics: Sequence[Statistic], batches: Iterable[Batch], head: Head, asking: Sequence[Learner]
-) -> None:
-    """Add batches of training data to the statistics that these detectors ask for; each batch is checked first."""
-    # A sum over a NaN is NaN: if every statistic notices that, the features are read only once.
-    together = Together(statistics)
+def add_batches(statistics: Together, batches: Iterable[Batch], head: Head, detector: Learner) -> None:
+    """Add batches of training data to the statistics that a detector asks for; each batch is checked first."""
     head = head.cpu()
     for number, batch in enumerate(batches):
         with undisturbed():
-            batch = check_training_batch(batch, number, head, asking)
+            batch = check_training_batch(batch, number, head, detector)
             try:
-                if not together.finds_non_finite:
+                if not statistics.finds_non_finite:  # a sum shows a NaN by itself, so that features are read only once
                     check_finite(batch.features, "its features")
-                together.update(batch)
+                statistics.update(batch)
             except NonFiniteRow as error:
                 what = f"batch {number}, row {error.row}: {error.what} hold NaN or infinity"
                 raise ValueError(f"{what}; remove the sample or repair the model") from None
 
 
-def check_training_batch(batch: Batch, number: int, head: Head, detectors: Sequence[Learner]) -> Batch:
+def check_training_batch(batch: Batch, number: int, head: Head, detector: Learner) -> Batch:
     """The batch on the CPU, with its shapes and labels checked."""
     batch = as_batch(batch).cpu().detach()
     features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
@@ -159,7 +145,7 @@ def check_training_batch(batch: Batch, number: int, head: Head, detectors: Seque
         least, most = (int(labels.min()), int(labels.max())) if rows else (0, 0)
         if least < 0 or most >= head.num_classes:
             raise ValueError(f"{what} range from {least} to {most}, expected 0 to {head.num_classes - 1}")
-    elif needing := ", ".join(type(detector).__name__ for detector in detectors if detector.needs.labels):
+    elif detector.needs.labels:
         remedy = f"batch {number} has none: give Batch(features, logits, labels)"
-        raise ValueError(f"{needing} needs labels to fit, {remedy}")
+        raise ValueError(f"{type(detector).__name__} needs labels to fit, {remedy}")
     return batch._replace(features=features, logits=logits)

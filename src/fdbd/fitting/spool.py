@@ -27,22 +27,10 @@ class Spool:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fdbd-spool-")  # noqa: SIM115 - closed by __exit__
         self._pieces = 0
-        self._widths: dict[str, tuple[int, ...]] = {}
 
     def append(self, batch: Batch) -> None:
-        """Write a batch; every batch has the same parts."""
+        """Write a batch."""
         batch = batch.detach().cpu()
-        views = None if batch.views is None else batch.views.transpose(0, 1)  # samples first
-        layers = {f"layer {name}": part for name, part in (batch.layers or {}).items()}
-        given = batch._replace(layers=None, views=views)._asdict() | layers
-        shapes = {name: tuple(part.shape) for name, part in given.items() if part is not None}
-        rows = {name: shape[0] for name, shape in shapes.items()}
-        widths = {name: shape[1:] for name, shape in shapes.items()}
-        self._widths = self._widths or widths
-        if widths != self._widths:
-            raise ValueError(f"a batch has parts of widths {widths}, the first one {self._widths}: give all the same")
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"the parts of a batch have different numbers of rows: {rows}; give one row per sample")
         self._file.seek(0, os.SEEK_END)
         for start in range(0, len(batch.features), _ROWS):
             pickle.dump(batch.rows(slice(start, start + _ROWS))._map(Tensor.clone), self._file)

@@ -442,10 +442,10 @@ def _with_logits(head: Head, batch: Batch) -> Batch:
 
 
 class Together:
-    """Several statistics of the same data, with the numbers of those who ask for them."""
+    """Several statistics of the same data."""
 
-    def __init__(self, parts: Iterable[Any], numbers: tuple[int, ...] = ()) -> None:
-        self.parts, self.numbers = list(parts), numbers
+    def __init__(self, parts: Iterable[Any]) -> None:
+        self.parts = list(parts)
 
     @property
     def finds_non_finite(self) -> bool:

@@ -31,9 +31,10 @@ from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import CalibrationScores, Guard
 from fdbd.decision.threshold import Target
 from fdbd.detectors import Detector
-from fdbd.fitting.driver import fit_by, fit_together, update_all
+from fdbd.fitting.driver import add_batches, fit_by, fit_detector
 from fdbd.fitting.overlap import Sketch
 from fdbd.fitting.spool import Spool
+from fdbd.fitting.statistics import Together
 from fdbd.util.extras import require
 
 if TYPE_CHECKING:
@@ -261,20 +262,18 @@ def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
             for found in run(guard, partial(_features, guard)):
                 for each in found:
                     spool.append(guard.noted(*each))
-            fit_together([guard.detector], spool, head)
+            fit_detector(guard.detector, spool, head)
     else:
         guard.features_alone(first)  # says so where features are not enough
 
-        def sum_up(statistics: list[Any], asking: list[Detector]) -> list[Any]:
-            empty = [Sketch(), *statistics]
-            total = copy.deepcopy(empty)
-            for sums in run(guard, partial(_partial_sums, empty, head, asking)):
-                for mine, other in zip(total, sums):
-                    mine.merge(other)
-            guard.seen = total[0]
-            return total[1:]
+        def sum_up(statistics: Together) -> Together:
+            guard.seen, total = Sketch(), copy.deepcopy(statistics)
+            for sketch, sums in run(guard, partial(_partial_sums, statistics, head, guard.detector)):
+                guard.seen.merge(sketch)
+                total.merge(sums)
+            return total
 
-        fit_by(sum_up, [guard.detector], head, first.features.dtype)
+        fit_by(sum_up, guard.detector, head, first.features.dtype)
     guard.warn_of_labels("fit")
 
 
@@ -325,9 +324,9 @@ def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
     return [batch._replace(scores=batch.scores.cpu(), predicted=batch.predicted.cpu()) for batch in found]
 
 
-def _partial_sums(empty: list[Any], head: Head, asking: list[Detector], items: Items) -> list[Any]:
-    sketch, *statistics = copy.deepcopy(empty)  # one process sums many pieces
+def _partial_sums(empty: Together, head: Head, detector: Detector, items: Items) -> tuple[Sketch, Together]:
+    sketch, sums = Sketch(), copy.deepcopy(empty)  # one process sums many pieces
     for batch in items:
         sketch.add(batch.features)
-    update_all(statistics, items, head, asking)
-    return [sketch, *statistics]
+    add_batches(sums, items, head, detector)
+    return sketch, sums
