@@ -151,8 +151,8 @@ def test_features_are_memory_mapped_and_the_file_is_safe_from_writes(cache: Feat
 def test_the_key_is_the_content_of_weights_data_and_preprocessing(cache: FeatureCache) -> None:
     cache.features(Network(), pictures(), PREPROCESS)
 
-    def computes(network: Network, images: Images, preprocess: Preprocess, **options: Any) -> bool:
-        return cache.features(network, images, preprocess, **options).num_computed > 0
+    def computes(network: Network, images: Images, preprocess: Preprocess) -> bool:
+        return cache.features(network, images, preprocess).num_computed > 0
 
     renamed = pictures()
     renamed.name = "another name"
@@ -163,8 +163,7 @@ def test_the_key_is_the_content_of_weights_data_and_preprocessing(cache: Feature
     assert computes(Network(), pictures(seed=1), PREPROCESS)
     assert computes(Network(), pictures().limited(50), PREPROCESS)
     assert computes(Network(), pictures(), Preprocess(8))
-    assert computes(Network(), pictures(), PREPROCESS, dtype="float16")
-    assert len(cache.list()) == 6
+    assert len(cache.list()) == 5
 
 
 def test_the_models_key_sees_weights_buffers_and_settings() -> None:
@@ -180,21 +179,6 @@ def test_the_models_key_sees_weights_buffers_and_settings() -> None:
     keys.add(model_key(other_activation))
     assert len(keys) == 4
     assert model_key(Network()) in keys
-
-
-def test_float16_halves_the_file_and_is_scored_in_float32(cache: FeatureCache) -> None:
-    network, images = Network(), pictures()
-    found = cache.features(network, images, PREPROCESS, dtype="float16")
-    assert found.features.dtype == torch.float16
-    torch.testing.assert_close(found.features.float(), direct(images, network), rtol=1e-3, atol=1e-4)
-    assert next(iter(found)).features.dtype == torch.float32
-
-
-def test_features_too_large_for_float16_are_an_error_not_infinity(cache: FeatureCache) -> None:
-    network = Network()
-    network.model[1].weight.data *= 1e6
-    with pytest.raises(ValueError, match="too much for float16; use float32"):
-        cache.features(network, pictures(), PREPROCESS, dtype="float16")
 
 
 def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
@@ -471,13 +455,9 @@ def test_grey_and_cmyk_images_pass_like_any_other(cache: FeatureCache, tmp_path:
 # Options and housekeeping.
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"dtype": "int8"}, "dtype is 'int8'"), ({"batch_size": 0}, "batch_size is 0")],
-)
-def test_bad_options_are_refused(cache: FeatureCache, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        cache.features(Network(), pictures(), PREPROCESS, **options)
+def test_bad_options_are_refused(cache: FeatureCache) -> None:
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        cache.features(Network(), pictures(), PREPROCESS, batch_size=0)
     with pytest.raises(ValueError, match="holds no image"):
         cache.features(Network(), Images(np.empty((0, 8, 8, 3), np.uint8)), PREPROCESS)
     with pytest.raises(ValueError, match="shard_rows is 0"):

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from fdbd import cli
-from fdbd.bench import benchmark_of, from_config
+from fdbd.bench import benchmark_of
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.config import EXAMPLE, Config, detectors_from
+from fdbd.bench.config import EXAMPLE, Config, _id_images, detectors_from
 from fdbd.data.datasets import DatasetUnavailable, load
 
 BASE = 'model = "cifar10-ce"\nid = "cifar10"\n'
@@ -108,13 +108,13 @@ def test_a_detector_of_the_users_own_is_found_in_the_current_folder(tmp_path: Pa
 def test_parts_of_the_id_images_share_none(holdout: float, scored: int, tmp_path: Path) -> None:
     data = images_file(tmp_path / "id.npz", 20)
     config = Config("cifar10-ce", data, {"mnist": "mnist"}, holdout=holdout, validation=0.4)
-    parts = from_config._id_images(config, 32)
+    parts = _id_images(config, 32)
     numbers = {part: {int(image[0, 0, 0]) for image in images.images} for part, images in parts.items()}
     assert len(numbers["test"]) + len(numbers["validation"]) == scored
     assert set.union(*numbers.values()) == set(range(20))
     assert sum(map(len, numbers.values())) == 20
     with pytest.raises(ValueError, match="leaves a part empty"):
-        from_config._id_images(Config("cifar10-ce", data, {}, holdout=0.01), 32)
+        _id_images(Config("cifar10-ce", data, {}, holdout=0.01), 32)
 
 
 def test_the_configs_of_the_project_are_valid() -> None:

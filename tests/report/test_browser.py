@@ -15,8 +15,7 @@ from PIL import Image
 from fdbd.bench import Results
 from fdbd.bench.bundle import load_bundle
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.config import Config
-from fdbd.bench.from_config import benchmark_of
+from fdbd.bench.config import Config, benchmark_of
 from fdbd.data.datasets import info
 
 

@@ -1,8 +1,7 @@
 """The benchmark: the feature cache, the runner, its results and the embedded bundle."""
 
 from fdbd.bench.bundle import list_bundles, load_bundle
-from fdbd.bench.config import Config
-from fdbd.bench.from_config import benchmark_of
+from fdbd.bench.config import Config, benchmark_of
 from fdbd.bench.runner import Benchmark, Results, default_detectors
 from fdbd.data.feature_set import FeatureSet
 from fdbd.results.rows import Row, Setting

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.core.configuration import expect, one_of
+from fdbd.core.configuration import expect
 from fdbd.data.decoding import Failure, prepare
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.images import Images, cut
@@ -39,6 +39,7 @@ from fdbd.util.terminal import one_line
 log = logging.getLogger(__name__)
 
 SHARD_ROWS = 2048
+DTYPE = "float32"
 FORMAT = 1
 _SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -109,7 +110,6 @@ class FeatureCache:
         preprocess: Preprocess,
         *,
         batch_size: int | Callable[[], int] = 128,
-        dtype: str = "float32",
         progress: Progress | None = None,
     ) -> CachedFeatures:
         """Features of `images`: from the cache, and from the network for what is not there or is damaged.
@@ -118,13 +118,11 @@ class FeatureCache:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head`` and ``.model``.
             images, preprocess: the dataset, and the way from its images to the network's input.
             batch_size: images per forward pass; a function is called only where the network has to run.
-            dtype: ``"float32"`` or ``"float16"``, of what is stored.
             progress: called with the images done and in all, after each batch.
 
         Raises:
-            ValueError: when no image can be decoded, or a feature does not fit into float16.
+            ValueError: when no image can be decoded.
         """
-        one_of("dtype", dtype, "float32", "float16")
         expect("batch_size", batch_size, callable(batch_size) or batch_size >= 1, "at least 1")
         if not len(images):
             raise ValueError(f"{images.name} holds no image")
@@ -135,11 +133,11 @@ class FeatureCache:
             "dataset": images.name,
             "rows": len(images),
             "shard_rows": self.shard_rows,
-            "dtype": dtype,
+            "dtype": DTYPE,
             "preprocess": preprocess.to_dict(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        parts = (str(FORMAT), model, images.content_key(), preprocess.key(), dtype, str(self.shard_rows))
+        parts = (str(FORMAT), model, images.content_key(), preprocess.key(), DTYPE, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         report = progress or (lambda done, total: None)
         with lock(self._lock_path(key)) as is_locked:
@@ -155,8 +153,7 @@ class FeatureCache:
             num_computed = 0
             if missing:
                 size = batch_size() if callable(batch_size) else batch_size
-                chosen = [shards[number] for number in missing]
-                found = _extract(classifier, images, preprocess, chosen, size, dtype, report)
+                found = _extract(classifier, images, preprocess, [shards[number] for number in missing], size, report)
                 for number, (arrays, failures) in zip(missing, found):
                     folder.write(number, arrays, failures, len(images))
                     num_computed += len(arrays["features"])
@@ -323,7 +320,6 @@ def _extract(
     preprocess: Preprocess,
     shards: Sequence[range],
     batch_size: int,
-    dtype: str,
     report: Progress,
 ) -> Iterator[tuple[Arrays, list[Failure]]]:
     """Runs the network over shards, which are ranges of rows. Arrays are ``features`` (N, P) and ``layer:NAME``
@@ -338,29 +334,21 @@ def _extract(
             failures: list[Failure] = []
             for batch in itertools.islice(prepared, len(part)):
                 failures += batch.failures
-                parts.append(_forward(classifier, batch.inputs, preprocess.size, dtype, images.name))
+                parts.append(_forward(classifier, batch.inputs, preprocess.size))
                 done += len(batch.rows)
                 report(done, len(images))
             yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, failures
 
 
-def _forward(classifier: Classifier, inputs: Tensor, size: int, dtype: str, name: str) -> Arrays:
+def _forward(classifier: Classifier, inputs: Tensor, size: int) -> Arrays:
     count = len(inputs)
     if not count:  # one image all the same, for the number of features
         inputs = torch.zeros(1, 3, size, size)
     with torch.inference_mode():
         batch = classifier(inputs)
     if batch.features.ndim != 2 or len(batch.features) != len(inputs):
-        raise ValueError(
-            f"the classifier gives features {tuple(batch.features.shape)} for {len(inputs)} images, expected (N, P)"
-        )
-    arrays = {}
+        found = tuple(batch.features.shape)
+        raise ValueError(f"the classifier gives features {found} for {len(inputs)} images, expected (N, P)")
     layers = {f"layer:{key}": layer for key, layer in (batch.layers or {}).items()}
-    for key, tensor in {"features": batch.features, **layers}.items():
-        values = tensor[:count].cpu()
-        stored = values.to(getattr(torch, dtype))
-        if dtype == "float16" and (stored.isinf() & values.isfinite()).any():
-            largest = float(values.abs().max())
-            raise ValueError(f"{key} of {name} reach {largest:.3g}, too much for float16; use float32")
-        arrays[key] = np.ascontiguousarray(stored.numpy())
-    return arrays
+    tensors = {"features": batch.features, **layers}
+    return {key: tensor[:count].float().cpu().contiguous().numpy() for key, tensor in tensors.items()}

@@ -1,23 +1,36 @@
-"""Benchmarks as small files that read like the sentence "this model, this ID set, these OOD sets, these detectors"; and
-detectors as a config or the command line names them: with options, titles, or as a class of the user's own."""
+"""Benchmarks as small files that read like the sentence "this model, this ID set, these OOD sets, these detectors", and
+the benchmark that such a config becomes when the network has run once over each set."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache as once
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
-from fdbd.data.datasets import info
-from fdbd.data.preprocessing import Preprocess
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.bench.cache import FeatureCache
+from fdbd.bench.runner import Benchmark, choose_batch_size, measure_forward
+from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
+from fdbd.data.feature_set import FeatureSet
+from fdbd.data.labels import Agreement
 from fdbd.detectors import Detector, create
+from fdbd.networks.by_name import NamedModel, model_by_name
+from fdbd.networks.classifier import Classifier
 from fdbd.util.extras import import_object
 from fdbd.util.files import parse_toml
+from fdbd.util.progress import Bar
 from fdbd.util.terminal import one_line
 
+Say = Callable[[str], None]
 Spec = str | Mapping[str, Any]
 """A name such as "react+fdbd" or "package.module:Class", or a table with `name`, options and perhaps a `title`."""
 EXAMPLE = Path(__file__).with_name("example.toml")
@@ -36,8 +49,8 @@ class Config:
     """One benchmark, as its file says it.
 
     Attributes:
-        ood: what to load by name; a set that was given without a name stands under what it is loaded from.
-        groups: names of groups with the keys of `ood` in them; a file may call a set by any name that it has.
+        ood: what to load, by name; a set that was given without one has the name of its dataset, file or folder.
+        groups: names of groups with the names of their OOD sets.
         limit, train_limit, ood_limit: at most so many images of the ID set, the training set and each OOD set; an
             `ood_limit` that is not given is `limit`.
         holdout: the share of the ID set that is scored while the rest is fitted on, where no training set is at hand.
@@ -134,31 +147,38 @@ def _ood(value: Any) -> dict[str, str]:
         raise ValueError(f"'ood' is {_short(value)}, expected a list of names, or a table of names and what to load")
     if isinstance(value, dict):
         return value
-    names = [_dataset(item) or Path(item).stem for item in value]
-    for name in names:
-        if names.count(name) > 1:
+    found: dict[str, str] = {}
+    for item in value:
+        if (name := _name_of(item)) in found:
             raise ValueError(
                 f"two OOD sets would both be called {name!r}: give them names of their own in a table, "
                 f'[ood] with lines such as "first {name}" = "path"'
             )
-    return {item: item for item in value}
+        found[name] = item
+    return found
+
+
+def _name_of(item: str) -> str:
+    """The name of a dataset, or that of a file or folder."""
+    try:
+        return info(item).name
+    except ValueError:
+        path = Path(item)
+        return path.stem if path.suffix.lower() in (".npz", ".txt") else path.name
 
 
 def _groups(value: Any, ood: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The keys of each group's sets. A set is called by its key, or by any name that what is loaded has."""
+    """The OOD sets of each group, which a file may also call by what is loaded."""
     if not isinstance(value, dict):
         raise ValueError(f"'groups' is {_short(value)}, expected names with lists of OOD sets")
-    names = {
-        key: {key} if key != item else {key, _dataset(key) or Path(key).name, Path(key).stem}
-        for key, item in ood.items()
-    }
     found = {}
     for group, members in value.items():
         if not isinstance(members, list) or not members or not all(isinstance(item, str) for item in members):
             raise ValueError(f"'groups.{group}' is {_short(members)}, expected a list of OOD sets")
-        if unknown := [member for member in members if not any(member in known for known in names.values())]:
+        names = {member: member if member in ood else _name_of(member) for member in members}
+        if unknown := [member for member, name in names.items() if name not in ood]:
             raise ValueError(f"group {group!r} has {unknown[0]!r}, which is not among the OOD sets {', '.join(ood)}")
-        found[str(group)] = tuple(key for key, known in names.items() if known & set(members))
+        found[str(group)] = tuple(name for name in ood if name in names.values())
     return found
 
 
@@ -168,14 +188,6 @@ def _detectors(value: Any) -> tuple[Spec, ...]:
         raise ValueError(f"'detectors' is {_short(value)}, expected a list of names, or tables with name and options")
     detectors_from([spec for spec in value if not runs_code(spec)])  # code waits for the user's word
     return tuple(value)
-
-
-def _dataset(name: str) -> str | None:
-    """The dataset's own name; None where `name` is that of no dataset."""
-    try:
-        return info(name).name
-    except ValueError:
-        return None
 
 
 def _short(value: Any) -> str:
@@ -227,3 +239,154 @@ def _own(name: str, options: Mapping[str, Any]) -> Detector:
     if not isinstance(detector, Detector):
         raise ValueError(f"{name} makes a {type(detector).__name__}, expected an fdbd detector")
     return detector
+
+
+def benchmark_of(
+    config: Config,
+    cache: FeatureCache | None = None,
+    say: Say | None = None,
+    *,
+    stage: Say | None = None,
+    device: str | torch.device | None = "auto",
+    trust: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Benchmark:
+    """The benchmark that a config describes, from cached features or one forward pass that fills the cache.
+
+    An OOD set that is not available is left out with one line that says how to get it; without training data, test data
+    or any OOD set it is an error. All sets are opened before the network runs over the first.
+
+    Args:
+        config, cache: what to compare, and where features are kept (default: the user's cache folder).
+        say: called with one line for each thing worth knowing; default: prints to standard error.
+        stage: called with one line before each pass of the network; default: `say`, off a terminal.
+        device: where the network runs; "auto": a GPU where there is one.
+        trust: the user's word that a model that the config's file names may run code.
+        autocast: as for `Classifier`.
+
+    >>> import pathlib, tempfile
+    >>> folder, rng = pathlib.Path(tempfile.mkdtemp()), np.random.default_rng(0)
+    >>> for name in ("train", "test", "noise"):
+    ...     np.savez(folder / name, x=rng.integers(0, 255, (20, 32, 32, 3), np.uint8), y=np.arange(20) % 10)
+    >>> train, test, noise = (str(folder / f"{name}.npz") for name in ("train", "test", "noise"))
+    >>> config = Config("cifar10-ce", id=test, ood={"noise": noise}, train=train)
+    >>> benchmark_of(config, FeatureCache(folder / "cache"), lambda line: None).test.features.shape
+    torch.Size([20, 128])
+    """
+    say = say or (lambda line: print(f"fdbd: {line}", file=sys.stderr, flush=True))
+    cache = cache or FeatureCache()
+    named, preprocess = network_of(config, device=device, trust=trust)
+    classifier = Classifier(named.model, config.head, autocast=autocast)
+    head, opened = classifier.head.cpu(), _id_images(config, preprocess.size)
+    parts = {part: images.as_classes(head.num_classes, named.class_names) for part, images in opened.items()}
+    test = parts["test"]
+    if test.name in config.ood:
+        raise ValueError(f"two sets are called {test.name!r}: give OOD sets names of their own in a table, [ood]")
+    ood = _ood_images(config, preprocess.size, say)
+    groups: dict[str, tuple[str, ...]] = {}
+    for group, members in config.groups.items():
+        present = tuple(name for name in members if name in ood)
+        if len(present) < len(members):
+            say(f"group {group}: {len(members) - len(present)} of {len(members)} sets are not available")
+        groups |= {group: present} if present else {}
+
+    @once
+    def batch_size() -> int:
+        return config.batch_size or choose_batch_size(classifier, preprocess.size)
+
+    def features_of(images: Images, title: str) -> FeatureSet:
+        if stage is not None or not sys.stderr.isatty():
+            (stage or say)(f"{title}: {len(images):,} images")
+        with Bar(title, len(images)) as bar:
+            found = cache.features(
+                classifier, images, preprocess, batch_size=batch_size, progress=lambda done, _: bar.update(done)
+            )
+        if found.failures:
+            say(f"{len(found.failures)} images of {images.name} could not be read, the first: {found.failures[0]}")
+        return found
+
+    id_sets = {part: features_of(images, f"{images.name} ({part})") for part, images in parts.items()}
+    sources = ", ".join(f"{images.name} from {images.source}" for images in (test, *ood.values()))
+    notes = [f"Model: {named.weights}.", f"Data: {sources}."]
+    warnings = [f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is noise."]
+    for samples in (id_sets["train"], id_sets["test"]):
+        agreement = Agreement(head.num_classes)
+        for batch in samples.batches() if samples.labels is not None else ():
+            agreement.add(cast(Tensor, batch.labels), head(batch.features).argmax(dim=1))
+        if text := agreement.warning(samples.name, named.class_names):
+            say(text)
+            notes.append(f"Caution: {text}.")
+    return Benchmark(
+        head,
+        id_sets["train"],
+        id_sets["test"],
+        [features_of(images, images.name) for images in ood.values()],
+        validation=id_sets.get("validation"),
+        groups=groups,
+        title=config.title or f"{config.model} on {config.id}",
+        notes=notes,
+        forward=lambda size: measure_forward(classifier, preprocess.size, size),
+        positive=config.positive,
+        warnings=warnings if named.untrained else (),
+        class_names=named.class_names or test.classes,
+    )
+
+
+def network_of(
+    config: Config, *, device: str | torch.device | None = "auto", trust: bool = False
+) -> tuple[NamedModel, Preprocess]:
+    """The network of a config; a factory that the config's file names takes the user's word. And how images are
+    prepared: as the config says, as the model's weights ask, or as is usual for the ID set."""
+    named = model_by_name(
+        config.model,
+        config.checkpoint,
+        num_classes=config.num_classes,
+        preprocess=config.preprocess,
+        device=device,
+        trust=trust,
+        named_by=config.source,
+        allow_untrained=True,
+    )
+    try:
+        return named, named.preprocess or Preprocess.preset(info(config.id).preprocess)
+    except ValueError:
+        raise ValueError(
+            f"how are images of {config.id!r} to be prepared? give 'preprocess', a preset or its fields"
+        ) from None
+
+
+def _id_images(config: Config, size: int) -> dict[str, Images]:
+    """The training and the test images, and those set aside for validation; no two share an image."""
+    test = load(config.id, "test", limit=config.limit, for_size=size)
+    if config.holdout is None:
+        train = load(config.train, "train", limit=config.train_limit, for_size=size)
+    else:
+        train, test = _split(test, config.holdout, "holdout")
+        train = train.limited(config.train_limit)
+    if config.validation is None:
+        return {"train": train, "test": test}
+    test, validation = _split(test, config.validation, "validation")
+    return {"train": train, "test": test, "validation": validation}
+
+
+def _split(images: Images, share: float, what: str) -> tuple[Images, Images]:
+    """The images without a share of them, and that share: every image whose place passes another multiple of 1/share,
+    hence spread evenly, and the same in every run."""
+    is_chosen = np.diff(np.floor(np.arange(len(images) + 1) * share)) > 0
+    if is_chosen.all() or not is_chosen.any():
+        raise ValueError(f"a {what} of {share} of {len(images)} images of {images.name} leaves a part empty")
+    return images.subset(np.flatnonzero(~is_chosen)), images.subset(np.flatnonzero(is_chosen))
+
+
+def _ood_images(config: Config, size: int, say: Say) -> dict[str, Images]:
+    """The OOD sets that are available, by name."""
+    found: dict[str, Images] = {}
+    for name, data in config.ood.items():
+        try:
+            found[name] = load(data, "test", limit=config.ood_limit or config.limit, for_size=size)
+            found[name].name = name
+        except DatasetUnavailable as error:
+            say(f"{name} is left out: {error}")
+    if not found:
+        raise ValueError("none of the OOD sets is available; the lines above say how to get them")
+    return found

@@ -44,7 +44,7 @@ def explain(
         if as_json:
             continue
         titles = ["boundary to", "distance", "share of the score"]
-        rows = [[each.name, f"{each.distance:.4g}", f"{each.share:.1%}"] for each in sample.boundaries]
+        rows = [[each["name"], f"{each['distance']:.4g}", f"{each['share']:.1%}"] for each in sample.boundaries]
         print_table(titles, rows, right=titles[1:], title=str(image))
         if sample.others:
             say(f"and {sample.others} more, farther away")

@@ -14,8 +14,7 @@ import torch
 
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, benchmark_of, list_bundles, load_bundle
 from fdbd.bench.bundle import bundle_model
-from fdbd.bench.config import Spec, detectors_from
-from fdbd.bench.from_config import network_of
+from fdbd.bench.config import Spec, detectors_from, network_of
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.data.preprocessing import Preprocess
 from fdbd.metrics import Estimate
@@ -57,9 +56,9 @@ class EvaluatedModel:
     def images(self, features: FeatureSet, step: int) -> Images:
         """Every step-th image of a test set: row i belongs to row i · step of its features."""
         limit = len(features) if self.config.limit is None else self.config.limit
-        names = (self.config.id, *self.config.ood)
-        name = next(each for each in names if features.name in (each, Path(each).stem))
-        return load(name, "test", limit=limit, for_size=self.network[1].size).subset(np.arange(0, len(features), step))
+        source = {self.benchmark.test.name: self.config.id, **self.config.ood}[features.name]
+        images = load(source, "test", limit=limit, for_size=self.network[1].size)
+        return images.subset(np.arange(0, len(features), step))
 
     def standings(self) -> dict[str, Standing]:
         """Average boundary distance and deviation from the training mean on each set, the ID set first."""

@@ -21,15 +21,6 @@ BINS = 40
 BLUE, ORANGE, GREY, INK = "#3b6ea8", "#d1602b", "#b9c0c8", "#30343a"
 
 
-class Boundary(NamedTuple):
-    """Between the predicted class and another."""
-
-    name: str
-    distance: float
-    share: float
-    """Of the average distance to all boundaries, a fraction."""
-
-
 class Sample(NamedTuple):
     """Where one sample stands."""
 
@@ -41,8 +32,8 @@ class Sample(NamedTuple):
     """Of the predicted class, where each has its own."""
     standing: float
     """Fraction of the calibration scores below the sample's."""
-    boundaries: tuple[Boundary, ...]
-    """The nearest first."""
+    boundaries: list[dict[str, Any]]
+    """The nearest first: ``name`` of the other class, ``distance``, and ``share`` of the average distance to all."""
     others: int
     """Boundaries that are farther away and not listed."""
     calibration: NDArray[Any]
@@ -50,16 +41,13 @@ class Sample(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the calibration scores; a number that is not finite is None."""
-        values = {**self._asdict(), "boundaries": [boundary._asdict() for boundary in self.boundaries]}
-        del values["calibration"]
+        values = {name: value for name, value in self._asdict().items() if name != "calibration"}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: int = 10) -> Sample:
     """What a guard says of one sample: `image` is a batch of one, as the guard takes it."""
-    why = guard.explain(image)
-    threshold = guard.threshold
-    assert threshold is not None
+    why, threshold = guard.explain(image), guard.calibrated
     logits, label, score, p_value, is_ood = (part[0] for part in why.decision)
     distances, shares = why.distances[0].double().tolist(), why.shares[0].double().tolist()
     names = [*class_names, *(f"class {index}" for index in range(len(class_names), len(logits)))]
@@ -71,7 +59,7 @@ def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: in
         is_ood=bool(is_ood),
         threshold=float(threshold.value[int(label) if threshold.per_class else 0]),
         standing=float(why.standing[0]),
-        boundaries=tuple(Boundary(names[c], distances[c], shares[c]) for c in order[:top]),
+        boundaries=[{"name": names[c], "distance": distances[c], "share": shares[c]} for c in order[:top]],
         others=max(0, len(order) - top),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
@@ -102,8 +90,8 @@ def draw(sample: Sample, pixels: NDArray[np.uint8], title: str, path: str | os.P
 
 def _bars(axes: Any, sample: Sample) -> None:
     places = range(len(sample.boundaries))
-    axes.barh(places, [boundary.distance for boundary in sample.boundaries], color=BLUE, height=0.7)
-    axes.set_yticks(places, [boundary.name for boundary in sample.boundaries])
+    axes.barh(places, [boundary["distance"] for boundary in sample.boundaries], color=BLUE, height=0.7)
+    axes.set_yticks(places, [boundary["name"] for boundary in sample.boundaries])
     axes.invert_yaxis()
     axes.set_xlabel("distance to the boundary")
     more = f", {sample.others} more farther away" if sample.others else ""

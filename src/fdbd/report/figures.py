@@ -5,6 +5,7 @@ Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in `
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,8 +20,9 @@ from fdbd.core.batch import Head
 from fdbd.data.feature_set import FeatureSet
 from fdbd.data.images import ImageError, thumbnail
 from fdbd.decision.threshold import count_to_accept
-from fdbd.fitting.statistics import ClassMoments
+from fdbd.fitting.statistics import ClassMoments, Mean
 from fdbd.metrics import auroc
+from fdbd.util.terminal import one_line
 
 Floats = NDArray[np.float64]
 
@@ -72,7 +74,7 @@ def figures(benchmark: Compared) -> dict[str, Any]:
         try:
             found[name] = draw(benchmark)
         except Exception as error:
-            found[name] = {"error": " ".join(str(error).split()) or type(error).__name__}
+            found[name] = {"error": one_line(error)}
     return found
 
 
@@ -94,14 +96,39 @@ def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, An
     """
     if levels < 1:
         raise ValueError(f"levels is {levels}, expected at least 1 group")
-    inside, *outside = standings(benchmark)
+    inside, *outside = parts = standings(benchmark)
     edges = balanced_edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
-    sets = [{"name": inside.samples.name, **_by_level(inside, edges)}]
-    for part in outside:
-        whole = short(auroc(inside.distance, part.distance)) if len(inside.rows) and len(part.rows) else None
-        separation = {"auroc": whole, "auroc_by_level": _within(inside, part, edges)}
-        sets.append({"name": part.samples.name, **_by_level(part, edges), **separation})
+    sets: list[dict[str, Any]] = []
+    for part in parts:
+        level = np.searchsorted(edges[1:-1], part.deviation, side="right")  # an inner edge belongs to the group above
+        groups = [np.flatnonzero(level == number) for number in range(levels)]
+        sets.append({"name": part.samples.name, **_by_level(part, groups)})
+        distances = [part.distance[group] for group in groups]
+        if part is inside:
+            reference = distances
+        else:
+            sets[-1]["auroc"] = _separation([inside.distance], [part.distance])
+            sets[-1]["auroc_by_level"] = _separation(reference, distances)
     return {"edges": [short(edge) for edge in edges], "sets": sets}
+
+
+def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, Any]:
+    def each(values: Floats, measure: Callable[[Floats], Any]) -> list[float | None]:
+        return [short(measure(values[group])) if len(group) >= FEWEST else None for group in groups]
+
+    return {
+        "count": [len(group) for group in groups],
+        "deviation": each(part.deviation, np.mean),
+        "mean": each(part.distance, np.mean),
+        "std": each(part.distance, lambda values: values.std(ddof=1)),
+    }
+
+
+def _separation(inside: Sequence[Floats], outside: Sequence[Floats]) -> float | None:
+    """AUROC over the pairs of an ID and an OOD sample of the same group; None where there is no pair."""
+    pairs = [(a, b) for a, b in zip(inside, outside) if len(a) and len(b)]
+    weights = [len(a) * len(b) for a, b in pairs]
+    return short(np.average([auroc(a, b) for a, b in pairs], weights=weights)) if pairs else None
 
 
 def sample_standings(benchmark: Compared) -> dict[str, Any]:
@@ -129,33 +156,44 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
         shown = []
         for kind, share in (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ():
             place = int(order[round(share * (len(order) - 1))])
-            score = float(part.scores[place])
-            row = int(part.rows[place])
-            where = {"kind": kind, "row": row, "score": short(score), **_picture(part.samples, row)}
-            rank = np.searchsorted(reference, score) / len(reference)
-            shown.append({**where, "rank": short(rank), **_boundaries(benchmark, part, place)})
+            rank = np.searchsorted(reference, part.scores[place]) / len(reference)
+            shown.append({"kind": kind, "rank": short(rank), **_sample(benchmark, part, place)})
         sets.append({"name": part.samples.name, "samples": shown})
     return {"low": short(low), "high": short(high), "counts": bin_counts(reference, low, high, BINS), "sets": sets}
 
 
-def _picture(samples: FeatureSet, row: int) -> dict[str, Any]:
-    """A sample's thumbnail and the end of its path; nothing where there is no image, or none any more."""
-    if samples.images is None:
-        return {}
-    paths = samples.images.paths
-    try:
-        picture = thumbnail(samples.images[row])
-    except (ImageError, ImportError):
-        return {}
-    return {"image": picture, "file": None if paths is None else "/".join(paths[row].parts[-2:])}
+def _sample(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
+    """One sample with its nearest boundaries, nearest first, in units of its deviation; and its thumbnail and the end
+    of its path, unless there is no image, or none any more."""
+    row = int(part.rows[place])
+    batch = part.samples.rows(slice(row, row + 1))
+    features = batch.features.double().cpu()
+    logits = benchmark.head(features) if batch.logits is None else batch.logits.double().cpu()
+    distance = geometry.distances(features, benchmark.head, logits=logits)[0] / float(part.deviation[place])
+    reachable = [c for c in distance.argsort().tolist() if math.isfinite(distance[c])]
+    found: dict[str, Any] = {
+        "row": row,
+        "score": short(part.scores[place]),
+        "predicted": int(logits.argmax()),
+        "label": None if batch.labels is None else int(batch.labels[0]),
+        "boundaries": [[c, short(float(distance[c]))] for c in reachable[:NEAREST]],
+        "others": max(0, len(reachable) - NEAREST),
+    }
+    if (images := part.samples.images) is not None:
+        with contextlib.suppress(ImageError, ImportError):
+            found["image"] = thumbnail(images[row])
+            found["file"] = None if images.paths is None else "/".join(images.paths[row].parts[-2:])
+    return found
 
 
 def training_mean(benchmark: Compared) -> Tensor:
     """(P,) float64 mean of the training features."""
     if benchmark.statistics is not None:
         return benchmark.statistics.mean().to("cpu", torch.float64)
-    total = sum(batch.features.to("cpu", torch.float64).sum(dim=0) for batch in benchmark.train.batches())
-    return torch.as_tensor(total / max(len(benchmark.train), 1))
+    found = Mean(benchmark.head.num_features)
+    for batch in benchmark.train:
+        found.update(batch)
+    return found.mean()
 
 
 def standings(benchmark: Compared, dtype: torch.dtype | None = None) -> list[Standing]:
@@ -185,54 +223,6 @@ def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Fl
     return np.quantile(np.concatenate(quantiles), np.linspace(0, 1, levels + 1))
 
 
-def _levels(deviation: Floats, edges: Floats) -> NDArray[np.int64]:
-    """(N,) group of each deviation; an inner edge belongs to the group above it."""
-    return np.searchsorted(edges[1:-1], deviation, side="right").astype(np.int64)
-
-
-def _by_level(part: Standing, edges: Floats) -> dict[str, Any]:
-    level = _levels(part.deviation, edges)
-    groups = [np.flatnonzero(level == number) for number in range(len(edges) - 1)]
-
-    def measured(measure: Callable[[NDArray[np.intp]], float]) -> list[float | None]:
-        return [short(measure(group)) if len(group) >= FEWEST else None for group in groups]
-
-    return {
-        "count": [len(group) for group in groups],
-        "deviation": measured(lambda group: part.deviation[group].mean()),
-        "mean": measured(lambda group: part.distance[group].mean()),
-        "std": measured(lambda group: part.distance[group].std(ddof=1)),
-    }
-
-
-def _within(inside: Standing, outside: Standing, edges: Floats) -> float | None:
-    """AUROC over the pairs of an ID and an OOD sample of the same level."""
-    mine, theirs = _levels(inside.deviation, edges), _levels(outside.deviation, edges)
-    right, pairs = 0.0, 0
-    for level in range(len(edges) - 1):
-        a, b = inside.distance[mine == level], outside.distance[theirs == level]
-        if len(a) and len(b):
-            right += auroc(a, b) * len(a) * len(b)
-            pairs += len(a) * len(b)
-    return short(right / pairs) if pairs else None
-
-
-def _boundaries(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
-    """The nearest boundaries of one sample, nearest first, in units of its deviation."""
-    row, deviation = int(part.rows[place]), float(part.deviation[place])
-    batch = part.samples.rows(slice(row, row + 1))
-    features = batch.features.double().cpu()
-    logits = benchmark.head(features) if batch.logits is None else batch.logits.double().cpu()
-    distance = geometry.distances(features, benchmark.head, logits=logits)[0]
-    reachable = [c for c in distance.argsort().tolist() if math.isfinite(distance[c])]
-    return {
-        "predicted": int(logits.argmax()),
-        "label": None if batch.labels is None else int(batch.labels[0]),
-        "boundaries": [[c, short(float(distance[c]) / deviation)] for c in reachable[:NEAREST]],
-        "others": max(0, len(reachable) - NEAREST),
-    }
-
-
 def short(value: float, digits: int = 5) -> float:
     """A number with a few significant digits: what a screen can show, and JSON can be small with.
 
@@ -260,8 +250,7 @@ def bin_counts(scores: Floats, low: float, high: float, bins: int) -> list[int]:
     >>> bin_counts(np.array([-np.inf, 0.1, 0.9, 7.0]), 0.0, 1.0, 2)
     [2, 2]
     """
-    place = np.floor((np.clip(scores, low, high) - low) / (high - low) * bins).astype(np.int64)
-    counts: list[int] = np.bincount(np.clip(place, 0, bins - 1), minlength=bins).tolist()
+    counts: list[int] = np.histogram(np.clip(scores, low, high), bins, (low, high))[0].tolist()
     return counts
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 from importlib import resources
 from typing import Any
@@ -58,7 +57,6 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
     page's content security policy allows no script but its own, and no request but for pictures where `images` says so.
     """
     jinja2 = require("jinja2", "report")
-    raw = require("markupsafe", "report").Markup
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
@@ -70,20 +68,12 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
     only = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'"
     page: str = environment.get_template(template).render(
         policy=f"{only}{images}; script-src 'sha256-{digest}'",
-        style=raw(asset("style.css")),
-        script=raw(script),
-        data=raw(script_json(data)),
+        style=asset("style.css"),
+        script=script,
+        data=jinja2.utils.htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False),
         **values,
     )
     return page
-
-
-def script_json(value: Any) -> str:
-    """JSON that no text in it can end early: it stands inside a <script> element, whose content is not unescaped."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def asset(name: str) -> str:
@@ -164,15 +154,16 @@ def table(results: ResultTable) -> dict[str, Any]:
     and the table is whole without a script.
     """
     ranked, headings = results.ranked(), []
-    rows: list[dict[str, Any]] = [{"row": row, "cells": []} for row in ranked]
+    rows: list[dict[str, Any]] = [
+        {"row": row, "cells": [], "timings": [_timing(results, row, size) for size in results.batch_sizes]}
+        for row in ranked
+    ]
     for name in datasets(results):
         count, members = results.setting.ood.get(name), len(results.members(name))
         remark = f"{members} set{'s' if members != 1 else ''}" if count is None else f"{count:,}"
         headings.append({"name": name, "kind": "group" if count is None else "set", "remark": remark})
         for row, cell in zip(rows, zip(*(_cells(results, ranked, name, metric) for metric in METRICS))):
             row["cells"].append(cell)
-    for row in rows:
-        row["timings"] = [_timing(results, row["row"], size) for size in results.batch_sizes]
     better = {metric: "lower" if metric in SMALLER_IS_BETTER else "higher" for metric in METRICS}
     return {
         "metrics": [{"name": metric, "title": TITLES[metric], "better": better[metric]} for metric in METRICS],
