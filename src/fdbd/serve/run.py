@@ -11,9 +11,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,13 @@ def backend_of(service: Service) -> Backend:
 
 def application(
     service: Service, backend: Backend | None = None, store: Store | None = None, processes: int | None = None
-) -> Any:
+) -> App:
     """The ASGI application of one process, which meets the others in `store`; None: in the folder of the service."""
     backend = backend or backend_of(service)
     if store is None and service.state is not None:
         store = FolderStore(Path(service.state))
-    watch = Watch(
-        backend,
-        store,
-        processes=processes or service.workers,
-        delta=service.delta,
-        window=service.window,
-        webhook=service.webhook,
-    )
-    return App(backend, service.settings, watch)
+    options: Any = {name: getattr(service, name) for name in ("delta", "window", "webhook")}
+    return App(backend, service.settings, Watch(backend, store, processes=processes or service.workers, **options))
 
 
 def run(service: Service, host: str, port: int) -> None:
@@ -95,31 +88,30 @@ def run(service: Service, host: str, port: int) -> None:
     _log_json()
     if service.workers == 1:
         announce(service, backend, host, port)
-        _answer(application(service, backend), service, listening)
+        _answer(application(service, backend), listening)
     else:
         listening.close()  # nobody else has the port: from now on it is shared
         with bind(host, port, shared=True):
-            _supervise(service, host, port, lambda: announce(service, backend, host, port))
+            _supervise(service, backend, host, port)
 
 
-def _answer(app: Any, service: Service, listening: socket.socket) -> None:
+def _answer(app: App, listening: socket.socket) -> None:
     """Answer on a socket until this process is told to end."""
     options: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
-    options["timeout_graceful_shutdown"] = max(1, round(service.settings.timeout))
+    options["timeout_graceful_shutdown"] = max(1, round(app.settings.timeout))
     _Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", **options)).run(sockets=[listening])
 
 
-def _supervise(service: Service, host: str, port: int, announce: Callable[[], None]) -> None:
+def _supervise(service: Service, backend: Backend, host: str, port: int) -> None:
     """Keep `service.workers` processes answering on a port that this one has bound, until it is told to end."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(service.workers + 1, timeout=300)
-    processes: list[multiprocessing.process.BaseProcess] = []
     is_ending = False
 
-    def start(barrier: threading.Barrier | None = None) -> None:
+    def start(barrier: threading.Barrier | None) -> multiprocessing.process.BaseProcess:
         process = spawn.Process(target=_work, args=(service, host, port, barrier))
         process.start()
-        processes.append(process)
+        return process
 
     def end(*_: Any) -> None:
         nonlocal is_ending
@@ -128,13 +120,12 @@ def _supervise(service: Service, host: str, port: int, announce: Callable[[], No
         for process in processes:
             process.terminate()
 
+    processes = [start(barrier) for _ in range(service.workers)]
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)
-    for _ in range(service.workers):
-        start(barrier)
     try:
         barrier.wait()
-        announce()
+        announce(service, backend, host, port)
     except threading.BrokenBarrierError:
         if not is_ending:
             end()
@@ -146,7 +137,7 @@ def _supervise(service: Service, host: str, port: int, announce: Callable[[], No
             if not is_ending:
                 log.warning({"message": "a process ended and is replaced", "exit_code": ended.exitcode})
                 time.sleep(0.2)  # one that cannot start does not take the processor from the others
-                start()
+                processes.append(start(None))
 
 
 def _work(service: Service, host: str, port: int, barrier: threading.Barrier | None) -> None:
@@ -155,6 +146,7 @@ def _work(service: Service, host: str, port: int, barrier: threading.Barrier | N
     for the same reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which ends the others by SIGTERM
     _log_json()
+    threading.Thread(target=_end_with_supervisor, daemon=True).start()
     try:
         app = application(service)
         listening = bind(host, port, shared=True)
@@ -165,11 +157,12 @@ def _work(service: Service, host: str, port: int, barrier: threading.Barrier | N
         if barrier is not None:
             barrier.abort()
         raise
-    threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    _answer(app, service, listening)
+    _answer(app, listening)
 
 
-def _end_with(supervisor: multiprocessing.process.BaseProcess) -> None:
+def _end_with_supervisor() -> None:
+    supervisor = multiprocessing.parent_process()
+    assert supervisor is not None
     supervisor.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -210,10 +203,8 @@ class _Json(logging.Formatter):
     """One JSON object per line; a message that is a dictionary becomes its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-        }
+        moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower()}
         line |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
