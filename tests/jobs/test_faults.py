@@ -139,7 +139,7 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
     table = output.decide(guard, batch, ["-a", "b", "c"])
     for name in ("a.csv", "a.parquet"):
         out = output.Output(tmp_path / name, names)
-        with out.hold({}, 1):
+        with out.hold({}):
             out.write(0, [table])
             assert out.has(0, range(10))
             assert not out.has(0, range(9))

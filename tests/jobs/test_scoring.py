@@ -136,7 +136,7 @@ def test_other_data_do_not_mix_with_what_an_earlier_run_left(slow_job) -> None:
 def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fdbd.jobs.output.PATIENCE_SECONDS", 0.0)
     first, second = (Output(tmp_path / "out.parquet", range(0)) for _ in range(2))
-    with first.hold({}, 1), pytest.raises(RuntimeError, match="another run"), second.hold({}, {}):
+    with first.hold({}), pytest.raises(RuntimeError, match="another run"), second.hold({}):
         pass
 
 
@@ -147,7 +147,7 @@ def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> No
     (tmp_path / "out.parquet.parts").mkdir()
     for path in (*drafts, *others):
         path.touch()
-    with Output(out, range(0)).hold({}, 1):
+    with Output(out, range(0)).hold({}):
         assert [path.exists() for path in (*drafts, *others)] == [False, False, True, True, True]
 
 

@@ -130,11 +130,10 @@ class Output:
         self._format: _Csv | _Parquet = _Csv() if suffix == ".csv" else _Parquet()
 
     @contextlib.contextmanager
-    def hold(self, identity: dict[str, Any], part_rows: int) -> Iterator[int]:
-        """Open the parts, and keep other runs away from them; yields the rows of a part, as the first run had them.
-        `identity` are JSON values that say what is scored by what: a later run with the same values continues."""
-        path = self.folder / "_lock"
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def hold(self, identity: dict[str, Any]) -> Iterator[None]:
+        """Keep other runs away from the parts. `identity` are JSON values that say what is scored by what, in which
+        parts: a later run with the same values continues."""
+        path, deadline = self.folder / "_lock", time.monotonic() + PATIENCE_SECONDS
         while True:
             with lock(path, wait=False) as is_held:
                 if is_held is not False:
@@ -143,7 +142,8 @@ class Output:
                             for draft in self.folder.glob(".*.part-*"):
                                 draft.unlink()
                             remove_drafts(self.out, older_than=0)
-                        yield self._open(identity, part_rows)
+                        self._open(identity)
+                        yield
                         return
                     finally:
                         path.unlink(missing_ok=True)
@@ -151,21 +151,18 @@ class Output:
                 raise RuntimeError(f"another run is writing {str(self.out)!r}; wait for it or choose another --out")
             time.sleep(0.2)
 
-    def _open(self, identity: dict[str, Any], part_rows: int) -> int:
+    def _open(self, identity: dict[str, Any]) -> None:
         path = self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
-        about = read_json(path)
-        if self._restart or about is None or about.get("identity") != identity:
-            parts = list(self.folder.glob("part-*"))
-            if parts and not self._restart:
+        if not self._restart and read_json(path) == identity:
+            return
+        for part in self.folder.glob("part-*"):
+            if not self._restart:
                 raise ValueError(
-                    f"{str(self.folder)!r} holds scores of another guard or of other data: remove it, choose another "
-                    "--out, or give --restart"
+                    f"{str(self.folder)!r} holds scores of another guard, of other data or of an earlier version of "
+                    "fdbd: remove it, choose another --out, or give --restart"
                 )
-            for part in parts:
-                part.unlink()
-            about = {"identity": identity, "settings": {"part_rows": part_rows}}
-            write_json(path, about)
-        return int(about["settings"]["part_rows"])
+            part.unlink()
+        write_json(path, identity)
 
     def path(self, number: int) -> Path:
         return self.folder / f"part-{number:06d}{self._format.ending}"

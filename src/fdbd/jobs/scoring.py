@@ -53,8 +53,6 @@ class Engine:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError(f"batch size is {self.batch_size} and workers are {self.workers}, expected at least 1")
-        if self.name not in ("local", "ray"):
-            raise ValueError(f"engine is {self.name!r}, expected 'local' or 'ray'")
         if self.address is not None and self.name != "ray":
             raise ValueError("an address is that of a Ray cluster: say --engine ray (engine='ray') too")
 
@@ -147,11 +145,9 @@ class Scoring:
 
     def write(self, output: Output, pool: Workers | None = None) -> Summary:
         """Fill in the parts of an output that are missing, and finish it."""
-        rows, is_images = self.rows, isinstance(self.rows, Images)
-        identity = {"guard": self.opened.sha256, "data": rows.key, "rows": len(rows)}
-        if self.nearest:
-            identity["nearest"] = True
-        with output.hold(identity, PART_ROWS if is_images else FEATURE_PART_ROWS) as part_rows:
+        rows, part_rows = self.rows, PART_ROWS if isinstance(self.rows, Images) else FEATURE_PART_ROWS
+        identity = {"guard": self.opened.sha256, "data": rows.key, "rows": len(rows), "part_rows": part_rows}
+        with output.hold({**identity, "columns": output.columns}):
             spans = rows.spans(part_rows)
             todo = [(number, span) for number, span in enumerate(spans) if not output.has(number, span)]
             waiting = sum(len(span) for _, span in todo)

@@ -193,8 +193,9 @@ class App:
             answers.labels.tolist(), score=answers.scores, p_value=answers.p_values, is_ood=answers.is_ood
         )
         if explain:
-            for decision, reason in zip(found, await _checked(self.backend.explain, rows, NEAREST)):
-                decision["boundaries"] = self._rows(reason.labels, distance=reason.distances, share=reason.shares)
+            reasons = await _checked(self.backend.explain, rows, NEAREST)
+            for decision, (labels, distances, shares) in zip(found, reasons):
+                decision["boundaries"] = self._rows(labels, distance=distances, share=shares)
         if is_json:
             return JSONResponse({"decisions": found})
         if found[0]["is_ood"] and self.settings.samples:

@@ -28,12 +28,9 @@ class Answers(NamedTuple):
         return Answers._make(part[start:stop] for part in self)
 
 
-class Reason(NamedTuple):
-    """Why one row got its decision: the nearest decision boundaries, the closest first."""
-
-    labels: list[int]
-    distances: list[float]
-    shares: list[float]  #: of the score, where the score is a mean over boundaries
+Reason = tuple[list[int], list[float], list[float]]
+"""Why one row got its decision: the nearest decision boundaries, the closest first, by the label beyond, the distance,
+and the share of the score, where the score is a mean over boundaries."""
 
 
 def finite(values: ArrayLike) -> list[Any]:

@@ -46,7 +46,7 @@ class TorchBackend(Backend):
             why = self._guard.explain(self._inputs(rows))
         order = why.distances.nan_to_num(nan=torch.inf).argsort(dim=1)[:, : min(nearest, self.num_classes - 1)]
         distances, shares = why.distances.gather(1, order), why.shares.gather(1, order)
-        return list(map(Reason, order.tolist(), distances.tolist(), shares.tolist()))
+        return list(zip(order.tolist(), distances.tolist(), shares.tolist()))
 
     def _inputs(self, rows: NDArray[np.float32]) -> torch.Tensor | Batch:
         tensor = torch.from_numpy(np.ascontiguousarray(rows))
