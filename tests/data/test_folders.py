@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from fdbd.data import folders
 from fdbd.data.datasets import from_folder
 from fdbd.data.folders import find_images
 from fdbd.data.images import CHANGED, ImageError, decode
@@ -37,8 +36,11 @@ def test_what_is_passed_over_is_counted(tmp_path) -> None:
     found = find_images(tmp_path)
     assert found.names == ["a/z.PNG", "b.png", "gone.png", "itself.png"]
     assert found.skipped == {
-        folders.HIDDEN: 1, folders.OTHER_ENDING: 1, folders.NOT_REGULAR: 2, folders.MET_BEFORE: 1,
-    }  # fmt: skip
+        "hidden": 1,
+        "without the ending of an image": 1,
+        "neither a file nor a folder": 2,
+        "a link to a folder met before": 1,
+    }
     assert open_images(str(tmp_path)).skipped == found.skipped
     for name in ("pipe.png", "null.png"):
         with pytest.raises(ImageError, match="no regular file"):

@@ -192,7 +192,7 @@ def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, r
         (("score", "guard.safetensors", "cut.parquet"), "not a readable Parquet file"),
         (("score", "guard.safetensors", "nowhere.parquet"), "no such file"),
         (("score", "guard.safetensors", "junk.npz"), "not a readable NPZ file"),
-        (("score", "guard.safetensors", "nothing.npz"), "expected images under 'x'"),
+        (("score", "guard.safetensors", "nothing.npz"), "expected images under 'x', or 'features'"),
         (("score", "guard.safetensors", "objects.npz"), "expected numbers"),
         (("score", "guard.safetensors", "images.npz"), "takes features"),
         (("score", "guard.safetensors", "train.parquet", "--batch-size", 0), "at least 1"),

@@ -10,7 +10,7 @@ import torch
 from fdbd.bench import Results
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.detectors import FDBD, MSP, Detector, Energy, Paper
 from fdbd.results.rows import Latency
 

@@ -10,7 +10,7 @@ import torch
 
 from fdbd.bench.runner import Benchmark
 from fdbd.core.batch import Head
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.report import deviation_profile, figures, sample_standings
 

@@ -3,7 +3,7 @@
 from fdbd.bench.bundle import list_bundles, load_bundle
 from fdbd.bench.config import Config, benchmark_of
 from fdbd.bench.runner import Benchmark, Results, default_detectors
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.results.rows import Row, Setting
 
 __all__ = [

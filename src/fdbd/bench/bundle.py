@@ -17,7 +17,7 @@ from torch import Tensor
 from fdbd.bench.runner import Benchmark, measure_forward
 from fdbd.core.batch import Head
 from fdbd.data.datasets import info
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.public import ImageNetResNet50

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fdbd.core.configuration import expect
 from fdbd.data.decoding import Failure, prepare
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.data.images import Images, cut
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
@@ -137,7 +137,7 @@ class FeatureCache:
             "preprocess": preprocess.to_dict(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        parts = (str(FORMAT), model, images.content_key(), preprocess.key(), DTYPE, str(self.shard_rows))
+        parts = (str(FORMAT), model, images.content_key, preprocess.key(), DTYPE, str(self.shard_rows))
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         report = progress or (lambda done, total: None)
         with lock(self._lock_path(key)) as is_locked:
@@ -228,7 +228,7 @@ def _collect(images: Images, folder: _EntryFolder, num_computed: int) -> CachedF
         name=images.name,
         features=arrays["features"],
         labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
-        samples=f"images {images.content_key()[:32]}, {len(rows)}",
+        samples=f"images {images.content_key[:32]}, {len(rows)}",
         layers=layers or None,
         images=images.subset(rows) if failures else images,
         positions=torch.from_numpy(rows),

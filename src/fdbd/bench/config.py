@@ -20,7 +20,7 @@ from torch import Tensor
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.runner import Benchmark, choose_batch_size, measure_forward
 from fdbd.data.datasets import DatasetUnavailable, Images, Preprocess, info, load
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.data.labels import Agreement
 from fdbd.detectors import Detector, create
 from fdbd.networks.by_name import NamedModel, model_by_name

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.detectors import Configured, Detector, Ensemble, Shaped, create, list_detectors, list_shapings
 from fdbd.detectors.mds import PartMoments
 from fdbd.fitting.driver import fit_detector

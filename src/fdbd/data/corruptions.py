@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,11 +251,10 @@ def _zoom(x: Floats, factor: float) -> Floats:
     outer = round(inner * factor)
     place = np.arange(outer) * ((inner - 1) / max(outer - 1, 1))
     place = place[(outer - side) // 2 :][:side]
-    low = np.clip(np.floor(place).astype(np.intp), 0, max(inner - 2, 0))
-    weights = np.zeros((side, side))
-    start = (side - inner) // 2
-    weights[np.arange(side), start + low] += 1 - (place - low)
-    weights[np.arange(side), start + np.minimum(low + 1, inner - 1)] += place - low
+    weights, start = np.zeros((side, side)), (side - inner) // 2
+    weights[:, start : start + inner] = np.transpose(
+        [np.interp(place, np.arange(inner), unit) for unit in np.eye(inner)]
+    )
     planes = np.ascontiguousarray(np.moveaxis(x, 3, 1))
     return np.asarray(np.moveaxis(weights @ planes @ weights.T, 1, 3))
 
@@ -284,20 +283,15 @@ def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
     return np.asarray(field / field.max(axis=(1, 2), keepdims=True))[..., None]
 
 
-def _sample(x: Floats, rows: Floats, columns: Floats, border: str) -> Floats:
+def _sample(x: Floats, rows: Floats, columns: Floats, border: Literal["reflect", "symmetric"]) -> Floats:
     """Bilinear values of each image at real coordinates (N, side, side) or what broadcasts to it. Beyond the border the
     image is mirrored: ``reflect`` at the centres of the edge pixels, ``symmetric`` at their rims."""
     side, every = x.shape[1], np.arange(len(x))[:, None, None]
-
-    def mirrored(index: NDArray[np.intp]) -> NDArray[np.intp]:
-        last = 2 * side - (2 if border == "reflect" else 1)  # the place that mirrors the first one
-        index = np.abs(index) % last if border == "reflect" else index % (last + 1)
-        return np.asarray(np.minimum(index, last - index))
-
+    mirror, margin = np.pad(np.arange(side), 2 * side, mode=border), 2 * side  # nothing is displaced any farther
     rows, columns = np.broadcast_arrays(rows, columns)
     top, left = np.floor(rows).astype(np.intp), np.floor(columns).astype(np.intp)
     down, right = (rows - top)[..., None], (columns - left)[..., None]
-    upper, lower, west, east = mirrored(top), mirrored(top + 1), mirrored(left), mirrored(left + 1)
+    upper, lower, west, east = (mirror[margin + place] for place in (top, top + 1, left, left + 1))
     above = x[every, upper, west] * (1 - right) + x[every, upper, east] * right
     below = x[every, lower, west] * (1 - right) + x[every, lower, east] * right
     return np.asarray(above * (1 - down) + below * down)

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,14 +17,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, Union
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, cut, import_pillow
 from fdbd.data.npz import NpzImages
 from fdbd.data.preprocessing import Preprocess
 
-Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -37,13 +34,8 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Span(NamedTuple):
-    """Images (n, size, size, 3) of a run of rows, without those that cannot be decoded."""
-
-    images: Pixels
-    failures: list[Failure]
-
-
+Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
+Span = tuple[Pixels, list[Failure]]  # images (n, size, size, 3) of some rows, without those that cannot be decoded
 Decode = Callable[[Sequence[int]], Span]
 
 
@@ -58,7 +50,7 @@ def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence
             failures.append(Failure(row, str(error)))
         except MemoryError:
             failures.append(Failure(row, "there is not enough memory to prepare it"))
-    return Span(images[: len(rows) - len(failures)], failures)
+    return images[: len(rows) - len(failures)], failures
 
 
 def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
@@ -91,6 +83,11 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
         yield from itertools.takewhile(lambda item: item is not end, made)
 
 
+def _by_threads(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
+    with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
+        yield from in_order(pool, decode, spans, workers + 1)
+
+
 def _by_processes(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
     """After a crash, the spans under way are decoded in processes of their own, to find the file."""
     done, ahead = 0, 2 * workers
@@ -114,36 +111,33 @@ def _apart(decode: Decode, rows: Sequence[int]) -> Span:
     except BrokenProcessPool:
         half = len(rows) // 2
         if not half:
-            return decode(())._replace(failures=[Failure(rows[0], "the decoder crashed on it")])
+            return decode(())[0], [Failure(rows[0], "the decoder crashed on it")]
         first, second = _apart(decode, rows[:half]), _apart(decode, rows[half:])
-        return Span(np.concatenate([first.images, second.images]), first.failures + second.failures)
+        return np.concatenate([first[0], second[0]]), first[1] + second[1]
 
 
 def _processes(decode: Decode, workers: int) -> ProcessPoolExecutor:
     # A fork has the initializer's arguments as they are; arguments of each call would be pickled.
-    return ProcessPoolExecutor(workers, initializer=_start, initargs=(decode, os.getpid()))
+    return ProcessPoolExecutor(workers, initializer=_start, initargs=(decode,))
 
 
 _decode: Decode  # what a process that decodes works with
 
 
-def _start(decode: Decode, parent: int) -> None:
-    """In a worker: end soon after the parent does, even if that was killed; a worker that waits for room in its pipe
-    would keep files and locks for good. The parent handles Ctrl-C."""
+def _start(decode: Decode) -> None:
+    """In a worker. The parent handles Ctrl-C."""
     global _decode
     _decode = decode
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="fdbd-parent", daemon=True).start()
 
-    def watch() -> None:
-        above = multiprocessing.parent_process()
-        if os.name == "nt" and above is not None:  # where a process keeps the number of a parent that has ended
-            above.join()
-        else:
-            while os.getppid() == parent:
-                time.sleep(0.5)
-        os._exit(1)
 
-    threading.Thread(target=watch, name="fdbd-parent", daemon=True).start()
+def _end_with_parent() -> None:
+    """Even if that was killed: a worker that waits for room in its pipe would keep files and locks for good."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _serve(rows: Sequence[int]) -> Span:
@@ -171,8 +165,7 @@ def prepare(
 
     Args:
         pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a failure.
-        preprocess: what the network expects.
-        spans: which rows go together.
+        preprocess, spans: what the network expects, and which rows go together.
         workers: how many decode at once; None: one per core.
         processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
         pin: into pinned memory, from which copies to CUDA overlap with the model.
@@ -180,27 +173,22 @@ def prepare(
     count = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
     def made() -> Generator[Prepared, None, None]:
-        with contextlib.ExitStack() as opened:
-            if not isinstance(pixels, Sequence):
-                items: Iterable[tuple[Tensor, list[Failure]]] = ((_sliced(pixels, preprocess, r), []) for r in spans)
-            else:
-                import_pillow()  # here, so that a missing one is one sentence and not a worker's traceback
-                decode = partial(decode_rows, pixels, preprocess)
-                if processes:
-                    found = _by_processes(decode, spans, count)
-                else:
-                    pool = opened.enter_context(ThreadPoolExecutor(count, thread_name_prefix="fdbd-decode"))
-                    found = in_order(pool, decode, spans, count + 1)
-                opened.enter_context(contextlib.closing(found))
-                items = ((preprocess.normalise(images), failures) for images, failures in found)
-            for rows, (inputs, failures) in zip(spans, items):
+        found: Generator[Span, None, None]
+        if isinstance(pixels, Sequence):
+            import_pillow()  # here, so that a missing one is one sentence and not a worker's traceback
+            by = _by_processes if processes else _by_threads
+            found = by(partial(decode_rows, pixels, preprocess), spans, count)
+        else:
+            found = ((_sliced(pixels, preprocess, rows), []) for rows in spans)
+        with contextlib.closing(found):
+            for rows, (images, failures) in zip(spans, found):
+                inputs = preprocess.normalise(images)
                 yield Prepared(rows, inputs.pin_memory() if pin else inputs, failures)
 
     return prefetch(made(), ahead=3)
 
 
-def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Tensor:
+def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Pixels:
     """Large images come in slices that are no larger than one image may be."""
     step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
-    parts = [preprocess(pixels[part.start : part.stop]) for part in cut(rows, step)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return np.stack([preprocess.fit(image) for part in cut(rows, step) for image in pixels[part.start : part.stop]])

@@ -1,14 +1,16 @@
-"""Features to fit on or to score, from Parquet or NPZ, in slices. Both have ``features`` (N, P) and perhaps ``logits``
-(N, C) and ``y`` (N,), the true classes as indices (or ``label``, as in version 0.1.0); in Parquet the first two are
-lists, best of fixed size, which are read without a copy."""
+"""Features: those of a dataset under a model, and those in Parquet or NPZ files, which are read in slices. Files have
+``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices (or ``label``, as in
+version 0.1.0); in Parquet the first two are lists, best of fixed size, which are read without a copy."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +20,10 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fdbd.core.batch import Batch, Head
-from fdbd.data.images import Names, cut
+from fdbd.data.images import Images, Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
-from fdbd.util.files import check_unchanged, stamp, stamps
+from fdbd.util.files import check_unchanged, stamp, stamp_key
 from fdbd.util.terminal import one_line
 
 CHUNK_ROWS = 8192  # rows that are read and scored at once
@@ -31,6 +33,46 @@ SPARE_VALUES = 1 << 26
 # rows take almost no space, so that a small file may well hold millions.
 FREE_ROWS = 1 << 24
 MAX_ROWS_PER_BYTE = 64
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """N samples of a dataset as a classifier's head sees them: what a benchmark is made of.
+
+    >>> samples = FeatureSet("mine", torch.zeros(5, 2, dtype=torch.float16))
+    >>> len(samples), samples.rows(slice(0, 2)).features.dtype
+    (5, torch.float32)
+    """
+
+    name: str  #: the dataset's name
+    features: Tensor  #: (N, P), any floating dtype; batches come out in float32 (or float64)
+    labels: Tensor | None = None  #: (N,) class indices, where there are any
+    logits: Tensor | None = None  #: (N, C); None: computed from the head
+    samples: str = ""  #: a key of the samples themselves (the images, say), the same under every model; "": not known
+    layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers by name, (N, P_layer) each
+    images: Images | None = None  #: the samples as images, in the same order, where they are at hand
+
+    def __len__(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def key(self) -> str:
+        """Identifies these samples in this order: `samples`, or a hash of the features."""
+        if self.samples:
+            return self.samples
+        values = self.features.detach().cpu().contiguous().view(torch.uint8)
+        return f"features {hashlib.sha256(values.numpy().data).hexdigest()[:32]}"
+
+    def batches(self, size: int = 8192) -> Iterator[Batch]:
+        """The samples in order, at most `size` at a time."""
+        return (self.rows(slice(start, start + size)) for start in range(0, len(self), size))
+
+    __iter__ = batches
+
+    def rows(self, rows: slice | Tensor) -> Batch:
+        """Some samples as one Batch."""
+        dtype = torch.float64 if self.features.dtype == torch.float64 else torch.float32
+        return Batch(self.features, self.logits, self.labels, self.layers).rows(rows).to(dtype=dtype)
 
 
 class RowBatch(NamedTuple):
@@ -59,29 +101,29 @@ class FeatureRows(ABC):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = os.fspath(path)
-        self.key = stamps([path])  #: changes when the file does
-        self._stamp = stamp(path)
+        self.key = stamp_key(path)  #: changes when the file does
+        self._stamp, self._len = stamp(path), 0
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def _choose(self, names: Sequence[str]) -> None:
+        """Set which columns are read, in order, and which of them holds the true classes."""
+        self._label = "y" if "y" in names else "label"
+        self._names = [name for name in ("features", "logits", self._label) if name in names]
+
+    def __len__(self) -> int:
+        return self._len
 
     @abstractmethod
     def check(self, widths: Widths, labels: bool = False) -> None:
         """Raises where the file as a whole does not suit a head, or has labels that are not class indices."""
-
-    def spans(self, size: int) -> list[range]:
-        """All rows in runs of about `size` that are cheap to read apart."""
-        return cut(range(len(self)), size)
 
     @abstractmethod
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         """The rows of a span of a file that `check` has passed, with their labels if wanted and present. Raises where
         the file is no longer the one that was opened."""
 
-    def _choose(self, names: Sequence[str]) -> None:
-        """Set which columns are read, in order, and which of them holds the true classes."""
-        self._label = "y" if "y" in names else "label"
-        self._names = [name for name in ("features", "logits", self._label) if name in names]
+    def spans(self, size: int) -> list[range]:
+        """All rows in runs of about `size` that are cheap to read apart."""
+        return cut(range(len(self)), size)
 
     def _columns(self, labels: bool) -> list[str]:
         return [name for name in self._names if labels or name != self._label]
@@ -118,16 +160,12 @@ class NpzFeatures(FeatureRows):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         self._choose(array_names(path))
-        arrays = self._open(labels=False)
-        self._len = len(arrays["features"])
-        self.is_sequential = any(array.is_compressed for array in arrays.values())
-        self._kept: dict[str, NpzArray] = {}
+        self._arrays = self._open(labels=False)
+        self._len = len(self._arrays["features"])
+        self.is_sequential = any(array.is_compressed for array in self._arrays.values())
 
     def _open(self, labels: bool) -> dict[str, NpzArray]:
         return {name: NpzArray(self.source, name, self._stamp) for name in self._columns(labels)}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": {}}
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         arrays = self._open(labels)
@@ -144,14 +182,11 @@ class NpzFeatures(FeatureRows):
             else:
                 self._check_width(name, array.shape[1], widths)
 
-    def __len__(self) -> int:
-        return self._len
-
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        arrays = self._kept  # where rows are read in order, they stand where the last span ended
+        # Where rows are read in order, the arrays stand where the last span ended; other threads open their own.
+        arrays = self._arrays
         if not self.is_sequential or not set(self._columns(labels)) <= set(arrays):
-            arrays = self._open(labels)
-        self._kept = arrays if self.is_sequential else {}
+            arrays = self._arrays = self._open(labels)
         for part in cut(rows, CHUNK_ROWS):
             values: dict[str, Tensor] = {}
             for name in self._columns(labels):
@@ -180,7 +215,7 @@ class ParquetFeatures(FeatureRows):
             others = ", ".join(schema.names) or "none"
             raise ValueError(f"{self.source} has no column 'features' with lists of numbers; it has {others}")
         self._starts = [0, *itertools.accumulate(counts)]
-        size = os.path.getsize(self.source)
+        self._len, size = self._starts[-1], os.path.getsize(self.source)
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
             raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
         self._types = {name: schema.field(name).type for name in self._names}
@@ -220,9 +255,6 @@ class ParquetFeatures(FeatureRows):
         if labels and self._label in self._types:
             kind = self._types[self._label]
             self._check_label(kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
 
     def spans(self, size: int) -> list[range]:
         spans, start = [], 0

@@ -6,84 +6,64 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fdbd.data.images import EXTENSIONS
+from fdbd.data.images import EXTENSIONS, ImageFiles, Images
 from fdbd.data.labels import classes_by_folder
 
-HIDDEN = "hidden"
-OTHER_ENDING = "without the ending of an image"
-NOT_REGULAR = "neither a file nor a folder"
-MET_BEFORE = "a link to a folder met before"
-UNREADABLE_FOLDER = "a folder that cannot be read"
 
+def find_images(folder: str | os.PathLike[str]) -> Images:
+    """Image files below a folder at any depth, by their ending, in the order of the parts of their paths, with the
+    classes of `classes_by_folder`; a ValueError where there is none.
 
-class Found(NamedTuple):
-    """Images below a folder, at least one."""
-
-    names: list[str]  #: paths below the folder, with `/`, in the order of their parts
-    classes: tuple[str, ...]
-    labels: NDArray[np.int64] | None  #: by the first folder of each path, as `classes_by_folder` has them
-    skipped: Counter[str]  #: how many entries were skipped, by reason
-
-
-def find_images(folder: str | os.PathLike[str]) -> Found:
-    """Image files below a folder at any depth, by their ending; a ValueError where there is none.
-
-    Links to folders are followed once, so that loops end. Only regular files are read: pipes and devices, which can
-    block a reader forever, are skipped like hidden entries. A link to nothing is an image that cannot be read."""
+    Each folder is read once, links to folders after the others, so that loops end. Only regular files are read: pipes
+    and devices, which can block a reader forever, are skipped like hidden entries. A link to nothing is an image that
+    cannot be read."""
     root = os.fspath(folder)
-    names: list[str] = []
     skipped: Counter[str] = Counter()
-    entered: set[tuple[int, int]] = set()  # through links or not
-    walked: set[tuple[int, int]] = set()  # not through links
-    pending = [("", "folder")]
-    while pending:
-        name, kind = pending.pop()
-        if kind not in ("folder", "link"):
-            if kind == "image":
-                names.append(name)
-            else:
-                skipped[kind] += 1
-            continue
+    met: set[tuple[int, int]] = set()
+    piles: dict[str, list[str]] = {"image": [], "folder": [""], "link": []}  # paths below the root
+    while piles["folder"] or piles["link"]:
+        name = (piles["folder"] or piles["link"]).pop()
         path = os.path.join(root, name)
         try:
             found = os.stat(path)
-            identity = (found.st_dev, found.st_ino)
-            if identity in (entered if kind == "link" else walked):
-                skipped[MET_BEFORE] += 1
+            if (found.st_dev, found.st_ino) in met:
+                skipped["a link to a folder met before"] += 1
                 continue
-            entered.add(identity)
-            if kind == "folder":
-                walked.add(identity)
+            met.add((found.st_dev, found.st_ino))
             with os.scandir(path) as entries:
                 ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
         except OSError:
             if not name:
                 raise
-            skipped[UNREADABLE_FOLDER] += 1
+            skipped["a folder that cannot be read"] += 1
             continue
-        pending += [(f"{name}/{entry.name}" if name else entry.name, _kind(entry)) for entry in ordered]
-    if not names:
+        for entry in ordered:
+            kind = _kind(entry)
+            if kind in piles:
+                piles[kind].append(f"{name}/{entry.name}" if name else entry.name)
+            else:
+                skipped[kind] += 1
+    if not (names := sorted(piles["image"], key=lambda name: name.split("/"))):
         raise ValueError(f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
-    return Found(names, *classes_by_folder(names), skipped)
+    classes, labels = classes_by_folder(names)
+    return Images(ImageFiles(names, folder=root), labels, classes, Path(root).name, root, skipped=skipped)
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
     """``"image"``, ``"folder"``, ``"link"`` to a folder, or why the entry is skipped."""
     if entry.name.startswith("."):
-        return HIDDEN
-    kind = "image" if os.path.splitext(entry.name)[1].lower() in EXTENSIONS else OTHER_ENDING
+        return "hidden"
+    is_image = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
+    kind = "image" if is_image else "without the ending of an image"
     try:
         mode = entry.stat().st_mode
     except OSError:  # a link to nothing, or to itself
         return kind
     if stat.S_ISDIR(mode):
         return "link" if entry.is_symlink() else "folder"
-    return kind if stat.S_ISREG(mode) else NOT_REGULAR
+    return kind if stat.S_ISREG(mode) else "neither a file nor a folder"
 
 
 def describe_skipped(skipped: Mapping[str, int]) -> str:

@@ -138,7 +138,7 @@ class ImageFiles(Sequence[Pixels]):
             self.marks = np.array([self._mark(name) for name in self.names], np.int64)
         return self.marks
 
-    @cached_property
+    @property
     def paths(self) -> list[Path]:
         return [Path(self.folder, name) for name in self.names]
 
@@ -207,6 +207,16 @@ class Images:
                 raise ValueError(f"{what}, expected {len(images)} integers")
             self.labels = found.astype(np.int64)
 
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Pixels:
+        image: Pixels = self.images[index]
+        return image
+
+    def __repr__(self) -> str:
+        return f"Images({self.name!r}, {len(self):,} images, from {self.source})"
+
     @property
     def paths(self) -> list[Path] | None:
         """The files, where there is one per image, else None."""
@@ -220,39 +230,27 @@ class Images:
     @property
     def key(self) -> str:
         """Changes when an image is added, removed, rewritten or replaced; of files, only size and time are read."""
-        return self.images.key() if isinstance(self.images, ImageFiles) else self.content_key()
+        return self.images.key() if isinstance(self.images, ImageFiles) else self.content_key
+
+    @cached_property
+    def content_key(self) -> str:
+        """SHA-256 that changes when an image does, not when a label does; files are re-read only if their size or time
+        stamp changed."""
+        if self.find_key is not None:
+            return self.find_key()
+        return self.images.content_key() if isinstance(self.images, ImageFiles) else sha256_of_array(self.images)
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of `size`."""
         return cut(range(len(self)), size)
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Pixels:
-        image: Pixels = self.images[index]
-        return image
-
-    def __repr__(self) -> str:
-        return f"Images({self.name!r}, {len(self):,} images, from {self.source})"
-
-    def content_key(self) -> str:
-        """SHA-256 that changes when an image does, not when a label does; files are re-read only if their size or time
-        stamp changed."""
-        return self._content_key
-
-    @cached_property
-    def _content_key(self) -> str:
-        if self.find_key is not None:
-            return self.find_key()
-        return self.images.content_key() if isinstance(self.images, ImageFiles) else sha256_of_array(self.images)
-
     def subset(self, indices: NDArray[np.intp]) -> Images:
         """The images at `indices`, in that order. Its key follows from this set's, without reading anything."""
         rows = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[rows]
-        key = self.content_key
-        return replace(self, images=self.images[rows], labels=labels, find_key=lambda: _sha256(key(), rows.tobytes()))
+        return replace(
+            self, images=self.images[rows], labels=labels, find_key=lambda: _sha256(self.content_key, rows.tobytes())
+        )
 
     def limited(self, count: int | None) -> Images:
         """At most `count` images, spread evenly over the set, so that files sorted by class keep their balance."""
@@ -272,28 +270,23 @@ class Images:
             return replace(self, images=self.images.resized(size), find_key=None)
         if self.images.shape[1:3] == (size, size):
             return self
-        pixels = np.empty((len(self), size, size, 3), np.uint8)
-        for index, image in enumerate(self.images):
-            pixels[index] = centre_square(image, size)
-        key = self.content_key
-        return replace(self, images=pixels, find_key=lambda: _sha256(f"{key()} at {size}"))
+        pixels = np.stack([centre_square(image, size) for image in self.images])
+        return replace(self, images=pixels, find_key=lambda: _sha256(f"{self.content_key} at {size}"))
 
     def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
         """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`."""
         if self.labels is None:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
         labels = as_classes(self.labels, self.classes, num_classes, class_names)
+        if labels is None and len(self.classes) not in (0, num_classes):
+            raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
         if labels is None:
-            found = (
-                f"labels from {self.labels.min()} to {self.labels.max()}, the model has classes 0 to {num_classes - 1}"
-            )
-            if self.classes and len(self.classes) != num_classes:
-                found = f"{len(self.classes)} classes, the model has {num_classes}"
-            raise ValueError(f"{self.name} has {found}")
+            found = f"labels from {self.labels.min()} to {self.labels.max()}"
+            raise ValueError(f"{self.name} has {found}, the model has classes 0 to {num_classes - 1}")
         if np.array_equal(labels, self.labels):
             return self
         names = tuple(class_names or map(str, range(num_classes)))
-        return replace(self, labels=labels, classes=names, find_key=self.content_key)
+        return replace(self, labels=labels, classes=names, find_key=lambda: self.content_key)
 
 
 def _sha256(text: str, more: bytes = b"") -> str:

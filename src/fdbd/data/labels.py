@@ -37,16 +37,12 @@ def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np
 def as_classes(
     labels: NDArray[np.int64] | None, classes: Sequence[str], num_classes: int, class_names: Sequence[str] = ()
 ) -> NDArray[np.int64] | None:
-    """Labels as class indices of a model, or None where they cannot be.
+    """Labels (N,), which are positions in the data's `classes` if these have names, as class indices of a model with
+    `num_classes` and perhaps `class_names`; None where they cannot be.
 
-    Where data name their classes, the first of these rules that applies decides: all names are among the model's class
-    names; all names are integers from 0 to C − 1, and are then the indices themselves; or there are as many as the
-    model has classes, and their order (`class_order`) is the model's.
-
-    Args:
-        labels: (N,) positions in `classes`; with no `classes`, class indices.
-        classes: class names of the data, such as those of folders.
-        num_classes, class_names: of the model.
+    The first of these rules that applies decides: all names are among the model's class names; all names are integers
+    from 0 to C − 1, and are then the indices themselves; or there are as many as the model has classes, and their order
+    (`class_order`) is the model's.
 
     >>> as_classes(np.array([0, 1]), ["2", "10"], 1000)
     array([ 2, 10])
@@ -60,7 +56,7 @@ def as_classes(
         found = np.array([int(name) for name in classes], np.int64)[labels]
     elif classes and len(classes) != num_classes:
         return None
-    return found if not len(found) or (found.min() >= 0 and found.max() < num_classes) else None
+    return found if ((found >= 0) & (found < num_classes)).all() else None
 
 
 class Agreement:

@@ -144,19 +144,18 @@ class Preprocess:
 
     def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
         """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
-        return self._planes(self._fitted(images))
+        fitted = [self.fit(image) for image in images]
+        return self._planes(np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8))
 
     def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
         """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size, size) float32."""
+        import torch
+
         if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
             images = images.numpy()
         if isinstance(images, np.ndarray) and (images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3):
             raise ValueError(f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}")
-        return self.normalise(self._fitted(images))
-
-    def _fitted(self, images: Iterable[Pixels]) -> Pixels:
-        fitted = [self.fit(image) for image in images]
-        return np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8)
+        return torch.from_numpy(self.array(images))
 
     def _planes(self, images: Pixels) -> NDArray[np.float32]:
         # In numpy and one thread: this runs beside the model, whose threads have the cores.

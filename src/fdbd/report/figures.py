@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fdbd.core import geometry
 from fdbd.core.batch import Head
-from fdbd.data.feature_set import FeatureSet
+from fdbd.data.features import FeatureSet
 from fdbd.data.images import ImageError, thumbnail
 from fdbd.decision.threshold import count_to_accept
 from fdbd.fitting.statistics import ClassMoments, Mean

@@ -1,11 +1,11 @@
 """Files that appear whole or not at all: atomic writes, locks and content hashes; and where cache and data lie."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import platform
-import re
 import secrets
 import shutil
 import sys
@@ -27,9 +27,8 @@ try:
 except ImportError:  # Windows: renames still keep two runs from harming each other
     fcntl = None  # type: ignore[assignment]
 
-UNREADABLE = "unreadable"
+parse_toml = tomllib.loads  # a mistake in the text is a ValueError
 _SETTLED_SECONDS = 2.0  # a file may change again within one tick of its time stamp
-_DRAFT = r"\.[0-9a-f]{8}\."
 
 
 def cache_root() -> Path:
@@ -107,35 +106,20 @@ def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
             raise FileExistsError(f"{what}, which would be lost; choose another --out")
 
 
-def is_draft(path: Path, target: Path | None = None) -> bool:
-    """Whether `path` has the name of something unfinished: of `target`, or of anything.
-
-    >>> is_draft(Path("out/.00c0ffee.a.csv"), Path("a.csv")), is_draft(Path(".coffee.a.csv"), Path("a.csv"))
-    (True, False)
-    """
-    return re.fullmatch(_DRAFT + (".+" if target is None else re.escape(target.name)), path.name) is not None
-
-
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
     """Remove what killed runs left of `target`, if it was not touched for so many seconds; 0 is for those who hold a
     lock, since another run may be writing its draft now."""
-    for path in target.absolute().parent.iterdir():
-        if is_draft(path, target):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime >= older_than:
-                    path.unlink()
-
-
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write beside `path`, then rename."""
-    with beside(path) as draft:
-        draft.write_bytes(data)
-    return Path(path)
+    for path in target.absolute().parent.glob(f".{'[0-9a-f]' * 8}.{glob.escape(target.name)}"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= older_than:
+                path.unlink()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write text beside `path`, then rename."""
-    return write_bytes(path, text.encode())
+    with beside(path) as draft:
+        draft.write_bytes(text.encode())
+    return Path(path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -150,11 +134,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The entries of a TOML text; a mistake in it is a ValueError."""
-    return tomllib.loads(text)
 
 
 @contextlib.contextmanager
@@ -195,12 +174,10 @@ def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
         raise ValueError(f"{os.fspath(path)} was changed or replaced while it was read; run the command again")
 
 
-def stamps(paths: Sequence[str | os.PathLike[str]]) -> str:
-    """SHA-256 over the paths and the `stamp` of each, whatever the machine."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{os.path.abspath(path)}\0{stamp(path).rpartition(' ')[0]}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+def stamp_key(path: str | os.PathLike[str]) -> str:
+    """SHA-256 over the path and the `stamp`, whatever the machine."""
+    text = f"{os.path.abspath(path)}\0{stamp(path).rpartition(' ')[0]}\n"
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def hash_file(path: str | os.PathLike[str], algorithm: str = "sha256") -> str:
@@ -222,36 +199,34 @@ def sha256_of_array(array: NDArray[Any]) -> str:
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that cannot be read counts
-    as `UNREADABLE`: it has no content that could be stale."""
+    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that cannot be read
+    counts as unreadable: it has no content that could be stale."""
     if not paths:
         return []
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
     index_path = cache_root() / "hashes" / (hashlib.sha256(folder.encode()).hexdigest()[:32] + ".json")
     index = read_json(index_path)
-    if not isinstance(index, dict):
-        index = {}
+    known = index if isinstance(index, dict) else {}
     fresh: dict[str, list[Any]] = {}
 
     def hash_one(path: Path) -> str:
         absolute = os.path.abspath(path)
         try:
             stat = os.stat(absolute)
-            known = index.get(absolute)
-            if isinstance(known, list) and known[:2] == [stat.st_size, stat.st_mtime_ns]:
-                return str(known[2])
-            digest = hash_file(path)
+            *seen, digest = known.get(absolute) or [None]
+            if seen != [stat.st_size, stat.st_mtime_ns]:
+                digest = hash_file(path)
+                if time.time() - stat.st_mtime > _SETTLED_SECONDS:
+                    fresh[absolute] = [stat.st_size, stat.st_mtime_ns, digest]
+            return str(digest)
         except OSError:
-            return UNREADABLE
-        if time.time() - stat.st_mtime > _SETTLED_SECONDS:
-            fresh[absolute] = [stat.st_size, stat.st_mtime_ns, digest]
-        return digest
+            return "unreadable"
 
     with ThreadPoolExecutor(4) as pool:
         hashes = list(pool.map(hash_one, paths))
     if fresh:
         with contextlib.suppress(OSError):  # a read-only cache costs time, not correctness
-            write_json(index_path, {**index, **fresh})
+            write_json(index_path, {**known, **fresh})
     return hashes
 
 

@@ -26,7 +26,7 @@ from fdbd.data.folders import find_images
 from fdbd.data.images import ImageFiles, Images, Pixels, decode
 from fdbd.data.npz import NpzImages, array_names, read_array
 from fdbd.util.extras import require
-from fdbd.util.files import file_hashes, hash_file, stamps
+from fdbd.util.files import file_hashes, hash_file, stamp_key
 from fdbd.util.terminal import one_line
 
 MAX_ARRAY_BYTES = 16 << 30
@@ -42,21 +42,19 @@ class FormatError(ValueError):
 
 
 def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images:
-    """A folder of images at any depth. Sub-folders, in `class_order`, are the classes, as many as `num_classes` (None:
+    """`find_images` of a folder. Sub-folders, in `class_order`, are the classes, as many as `num_classes` (None:
     any number); a flat folder has no labels. With `num_classes`, files in a flat folder that are called
     ``INDEX_WNID_….jpg`` (``007_n01514668_cock.jpg``) have INDEX as their label."""
-    folder = Path(folder)
-    found = find_images(folder)
-    labels: Any = found.labels
-    if found.classes and num_classes not in (None, len(found.classes)):
+    images = find_images(folder)
+    if images.classes and num_classes not in (None, len(images.classes)):
         why = "labels are positions in the sorted list of folders, so none may be missing"
-        raise FormatError(f"{folder} has {len(found.classes)} class folders, expected {num_classes}; {why}")
-    if labels is None and num_classes is not None:
-        matches = [_IMAGENET_FILE.match(name.rpartition("/")[2]) for name in found.names]
+        raise FormatError(f"{folder} has {len(images.classes)} class folders, expected {num_classes}; {why}")
+    if images.labels is None and num_classes is not None:
+        matches = [_IMAGENET_FILE.match(str(name).rpartition("/")[2]) for name in images.names]
         numbers = [int(match[1]) for match in matches if match]
-        labels = numbers if len(numbers) == len(matches) and max(numbers) < num_classes else None
-    files = ImageFiles(found.names, folder=folder)
-    return Images(files, labels, found.classes, folder.name, source=str(folder), skipped=found.skipped)
+        if len(numbers) == len(matches) and max(numbers) < num_classes:
+            return replace(images, labels=np.array(numbers))
+    return images
 
 
 def from_list(list_file: str | Path, root: str | Path) -> Images:
@@ -89,13 +87,14 @@ def open_npz(path: str | Path) -> Images:
     try:
         names = array_names(path)
         if "x" not in names:
-            raise ValueError(f"{path} has the keys {', '.join(names) or 'none'}, expected images under 'x'")
+            keys = ", ".join(names) or "none"
+            raise ValueError(f"{path} has the keys {keys}, expected images under 'x', or 'features'")
         pixels, labels = NpzImages(path), None
         if not len(pixels):
             raise ValueError(f"{path} holds no image")
         if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
             labels = found.astype(np.int64)
-        return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamps([path]))
+        return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamp_key(path))
     except ValueError as error:
         raise FormatError(str(error)) from error
 
@@ -140,7 +139,7 @@ def _imagenet_sample(folder: Path, split: str, entry: DatasetInfo) -> Images:
 
 def _by_class(folder: Path) -> dict[int, list[Path]]:
     found: dict[int, list[Path]] = {}
-    for path in (folder / name for name in find_images(folder).names):
+    for path in find_images(folder).paths or []:
         if not re.match(r"\d{3}_", path.name):
             raise FormatError(f"{path} does not start with a class index of three digits")
         found.setdefault(int(path.name[:3]), []).append(path)
