@@ -213,7 +213,7 @@ def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
         benchmark = benchmark_of(config, cache, lambda line: None, device=where)
         model = EvaluatedModel("tiny", benchmark, {}, config, str(where))
         assert all(part.device == where for part in model.network[0].parameters())
-        results = image_results(model, ["csi"], ["fdbd", "knn"], limit=20, say=lambda line: None)
+        results = image_results(model, ["csi"], limit=20)
         assert benchmark.forward is not None
         assert benchmark.forward(4).median > 0
         return benchmark.test.features, [float(row.evaluations["outside"].auroc) for row in results.rows]

@@ -89,7 +89,7 @@ def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_
 
     def trivial(result: Result) -> None:
         result.check("one is one", True, "1.")
-        result.table({"a": "{one}"}, [{"one": 1}])
+        result.table(["a"], [["1"]])
 
     monkeypatch.setitem(runner.PROGRAMS, "theorem", without)
     monkeypatch.setitem(runner.PROGRAMS, "proposition-1", trivial)

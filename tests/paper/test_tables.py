@@ -158,7 +158,7 @@ def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path
     )
     model = EvaluatedModel("tiny", benchmark, {"layers": ["body.1"]}, config)
     names = ["odin", "csi", "mds, layers and noise"]
-    results = image_results(model, names, ["fdbd"], limit=20, say=lambda text: None)
+    results = image_results(model, names, limit=20)
     assert [row.name for row in results.rows] == ["fdbd", *names]
     assert {len(row.id_scores) for row in results.rows} == {20}
     assert {len(row.ood_scores["outside"]) for row in results.rows} == {15}

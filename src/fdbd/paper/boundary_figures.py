@@ -8,32 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from fdbd.bench import FeatureSet, Results
+from fdbd.bench import FeatureSet
 from fdbd.core import geometry
 from fdbd.core.batch import Head
 from fdbd.metrics import Comparison, as_percent, auroc
 from fdbd.metrics.comparison import compare, placements, standard_error
 from fdbd.paper import plot
-from fdbd.paper.models import EvaluatedModel, average, load_models
+from fdbd.paper.models import average, load_models
 from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result, difference, difference_of_means
-from fdbd.report.figures import deviation_profile, training_mean
-from fdbd.results.rows import Row
+from fdbd.report.figures import deviation_profile
 
 _BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
 
 
 def overview(result: Result) -> None:
     """A sketch of the distances, and their average per sample on ID and OOD features."""
-    model = load_models(result)[0]
-    result.say("distances to decision boundaries")
-    values = {name: part.distance for name, part in model.standings().items()}
+    values = {name: part.distance for name, part in load_models(result)[0].standings().items()}
     (name, inside), *outside = values.items()
     result.data = {title: {"mean": part.mean(), "std": part.std()} for title, part in values.items()}
-    columns = {"set": "{name}", "mean distance": "{mean:.3f}", "median": "{median:.3f}", "AUROC against ID": "{auroc}"}
-    records = [{"name": title, "mean": part.mean(), "median": np.median(part)} for title, part in values.items()]
     separations = ["", *(as_percent(auroc(inside, part)) for _, part in outside)]
-    result.table(columns, ({**record, "auroc": text} for record, text in zip(records, separations)))
+    averages = [[title, f"{part.mean():.3f}", f"{np.median(part):.3f}"] for title, part in values.items()]
+    rows = [[*cells, separation] for cells, separation in zip(averages, separations)]
+    result.table(["set", "mean distance", "median", "AUROC against ID"], rows)
     for title, part in outside:
         statement = f"{name} features lie farther from the boundaries than those of {title}"
         measured = f"Mean distance {inside.mean():.3f} against {part.mean():.3f}."
@@ -46,27 +43,26 @@ def overview(result: Result) -> None:
 
 def regularization(result: Result) -> None:
     """Histograms of the average distance, and of the same divided by the deviation from the training mean."""
-    model = load_models(result)[0]
-    result.say("plain and regularised distances")
-    found = model.standings()
-    plain, divided = ({k: getattr(part, kind) for k, part in found.items()} for kind in ("distance", "scores"))
+    found = load_models(result)[0].standings()
+    scores = [{name: getattr(part, kind) for name, part in found.items()} for kind in ("distance", "scores")]
     name, *outside = found
-    records: list[dict[str, Any]] = []
+    rows, gains = [], {}
     for title in outside:
-        before, after = (auroc(part[name], part[title]) for part in (plain, divided))
-        overlaps = [_overlap(part[name], part[title]) for part in (plain, divided)]
-        records.append({"set": title, "before": before, "after": after, "overlaps": overlaps})
-    columns = {"OOD set": "{set}", "AUROC, plain": "{before!p}", "AUROC, regularised": "{after!p}"}
-    columns |= {"overlap, plain": "{overlaps[0]!p}", "overlap, regularised": "{overlaps[1]!p}"}
-    result.table(columns, records, "Overlap: shared area of the two histograms, percent.")
-    gains = [record["after"] - record["before"] for record in records]
-    sides = [[placements(part[name], part[title]) for title in outside] for part in (divided, plain)]
-    measured = f"By {100 * np.mean(gains):.2f} points; on {sum(g > 0 for g in gains)} of {len(gains)} sets."
-    result.check("Regularisation raises the AUROC on average over the OOD sets", compare(*sides), measured)
-    result.data = {"gains": dict(zip(outside, gains))}
+        before, after = (auroc(part[name], part[title]) for part in scores)
+        gains[title] = after - before
+        overlaps = (_overlap(part[name], part[title]) for part in scores)
+        rows.append([title, *map(as_percent, (before, after, *overlaps))])
+    columns = ["OOD set", "AUROC, plain", "AUROC, regularised", "overlap, plain", "overlap, regularised"]
+    result.table(columns, rows, "Overlap: shared area of the two histograms, percent.")
+    plain, divided = ([placements(part[name], part[title]) for title in outside] for part in scores)
+    raised = sum(gain > 0 for gain in gains.values())
+    measured = f"By {100 * np.mean(list(gains.values())):.2f} points; on {raised} of {len(gains)} sets."
+    statement = "Regularisation raises the AUROC on average over the OOD sets"
+    result.check(statement, compare(divided, plain), measured)
+    result.data = {"gains": gains}
     axes = result.axes(9, 3.2, 1, 2)[0]
     labels = ("average distance to the boundaries (avgDistDB)", "… divided by the deviation from the mean (regDistDB)")
-    for axis, values, label in zip(axes, (plain, divided), labels):
+    for axis, values, label in zip(axes, scores, labels):
         plot.histograms(axis, values)
         plot.label(axis, label, "density")
     plot.label(axes[0], legend=8)
@@ -75,31 +71,28 @@ def regularization(result: Result) -> None:
 def deviation(result: Result) -> None:
     """Groups of equal deviation from the training mean: mean and spread of the average distance in each."""
     model, levels = load_models(result)[0], result.settings["levels"]
-    result.say("groups of equal deviation")
     profile = result.data = deviation_profile(model.benchmark, levels)
-    keys, groups = ("count", "deviation", "mean", "std"), []
-    for part in profile["sets"]:
-        for level, values in enumerate(zip(*(part[key] for key in keys)), start=1):
-            group = {"name": part["name"], "level": level, **dict(zip(keys, values))}
-            groups += [group | {"variance": group["std"] ** 2}] if group["mean"] is not None else []
-    columns = {"set": "{name}", "level": "{level}", "mean deviation": "{deviation:.3g}", "samples": "{count}"}
-    result.table({**columns, "mean distance": "{mean:.3g}", "variance": "{variance:.3g}"}, groups)
+    rows: list[list[str]] = []
     axis = result.axes(7, 4)[0, 0]
     look = {"marker": "o", "ms": 4, "lw": 1.3, "capsize": 2, "elinewidth": 0.7}
     for colour, part in zip((plot.INSIDE, *plot.COLOURS), profile["sets"]):
-        shown = [group for group in groups if group["name"] == part["name"]]
-        x, means, spread = ([group[key] for group in shown] for key in ("deviation", "mean", "std"))
-        axis.errorbar(x, means, spread, color=colour, label=part["name"], **look)
+        name = part["name"]
+        levels_of = enumerate(zip(part["count"], part["deviation"], part["mean"], part["std"]), start=1)
+        groups = [(level, *values) for level, values in levels_of if values[1] is not None]
+        for level, count, x, mean, spread in groups:
+            rows.append([name, f"{level}", f"{x:.3g}", f"{count}", f"{mean:.3g}", f"{spread**2:.3g}"])
+        _, _, x, means, spreads = zip(*groups) if groups else ((),) * 5
+        axis.errorbar(x, means, spreads, color=colour, label=name, **look)
         if len(means) < 2:
-            result.missing.append(f"{part['name']} has too few samples for {levels} levels")
+            result.missing.append(f"{name} has too few samples for {levels} levels")
             continue
         steps = sum(b > a for a, b in pairwise(means))
         measured = f"Rises in {steps} of {len(means) - 1} steps, from {means[0]:.3g} to {means[-1]:.3g}."
         rises = means[-1] > means[0] and 2 * steps > len(means) - 1
-        result.check(f"The average distance grows with the deviation ({part['name']})", rises, measured)
+        result.check(f"The average distance grows with the deviation ({name})", rises, measured)
+    result.table(["set", "level", "mean deviation", "samples", "mean distance", "variance"], rows)
     vertical = "average distance to the boundaries\n(mean ± standard deviation of the group)"
-    plot.label(axis, "deviation ‖z − μ‖ from the mean of the training features", vertical)
-    plot.label(axis, legend=8, title_fontsize=8)
+    plot.label(axis, "deviation ‖z − μ‖ from the mean of the training features", vertical, legend=8, title_fontsize=8)
     axis.get_legend().set_title("first: ID")
     found = model.standings()
     inside = found[model.benchmark.test.name].distance
@@ -108,9 +101,9 @@ def deviation(result: Result) -> None:
         if within:
             error = standard_error([placements(inside, found[name].distance)])  # of the AUROC over all
             statement = f"{name} is better told from ID among samples of equal deviation"
-            over_all = f"{as_percent(overall)} over all."
-            measured = f"AUROC of the average distance {as_percent(within)} within levels, {over_all}"
-            result.check(statement, Comparison.of(within - overall, error), measured)
+            values = f"{as_percent(within)} within levels, {as_percent(overall)} over all"
+            test = Comparison.of(within - overall, error)
+            result.check(statement, test, f"AUROC of the average distance {values}.")
 
 
 def distances(result: Result) -> None:
@@ -121,27 +114,27 @@ def distances(result: Result) -> None:
         width = model.benchmark.head.num_classes - 1
         ranks = list(range(0, width, model.settings.get("every", result.settings["every"])))
         ranked = {part.name: _distances_at(ranks, part, model.benchmark.head) for part in model.sets}
-        tests, wrong, records = [], [], []
+        tests, wrong, rows = [], [], []
         for place, rank in enumerate(ranks):
             (_, inside), *outside = at_rank = [(name, values[:, place]) for name, values in ranked.items()]
             panels.append((f"{model.title}, rank {rank + 1} of {width}", dict(at_rank)))
-            records.append({"rank": rank + 1, "means": [values.mean() for _, values in at_rank]})
+            rows.append([f"{rank + 1}", *(f"{values.mean():.3f}" for _, values in at_rank)])
             for title, values in outside:
                 tests.append(difference_of_means(inside, values))
                 wrong += [f"{title} at rank {rank + 1}"] * (tests[-1].difference <= 0)
-        columns = {f"mean, {name}": f"{{means[{number}]:.3f}}" for number, name in enumerate(ranked)}
-        result.table({"rank": "{rank}", **columns}, records, title=f"{result.experiment.title}: {model.title}")
+        columns = ["rank", *(f"mean, {name}" for name in ranked)]
+        result.table(columns, rows, title=f"{result.experiment.title}: {model.title}")
         statement = "At every rank ID features lie farther from the boundary than OOD features, on average"
         exceptions = f" Not {', '.join(wrong)}." if wrong else ""
         measured = f"In {len(tests) - len(wrong)} of {len(tests)} pairs of rank and set.{exceptions}"
         result.check(f"{statement} ({model.title})", tests, measured)
     lines = -(-len(panels) // 3)
     axes = result.axes(9.5, 0.6 + 2.1 * lines, lines, 3)
-    for place, axis in enumerate(axes.flat):
-        axis.set_visible(place < len(panels))
-        if place < len(panels):
-            plot.histograms(axis, panels[place][1], bins=30)
-            plot.label(axis, title=panels[place][0])
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (title, panel) in zip(axes.flat, panels):
+        plot.histograms(axis, panel, bins=30)
+        plot.label(axis, title=title)
     for axis in axes[-1]:
         plot.label(axis, "distance to the boundary")
     plot.label(axes[0, 0], legend=7)
@@ -156,17 +149,17 @@ def _distances_at(ranks: list[int], samples: FeatureSet, head: Head) -> Floats:
 
 def nearest_k(result: Result) -> None:
     """FPR95 and AUROC of fDBD when only the k nearest boundaries are averaged, for each model."""
-    models, records = load_models(result), []
+    models, rows = load_models(result), []
     axes = result.axes(8.5, 0.4 + 2.8 * len(models), len(models), 2)
     for model, line in zip(models, axes):
         last = model.benchmark.head.num_classes - 1
         ks = sorted({min(k, last) for k in result.settings.get("ks") or range(1, last + 1)} | {last})
         result.say(f"fdbd with {len(ks)} numbers of distances on {model.title}")
-        results = _results_of_nearest(model, ks)
+        results = model.run([{"name": "fdbd", "nearest": k, "title": f"k = {k}"} for k in ks])
         names = [row.name for row in results.rows]
         values = {metric: [average(results, name, metric) for name in names] for metric in ("auroc", "fpr95")}
         result.data[model.title] = {"k": ks, **values}
-        records += [{"model": model.title, "k": k, "a": a, "f": f} for k, a, f in zip(ks, *values.values())]
+        rows += [[model.title, f"{k}", *map(as_percent, both)] for k, *both in zip(ks, *values.values())]
         tests = results.compare(names[-1], names[0]), difference(values["fpr95"][0], values["fpr95"][-1])
         for axis, (metric, found), test, sign in zip(line, values.items(), tests, (1, -1)):
             better = sum(sign * b > sign * a for a, b in pairwise(found))
@@ -182,27 +175,7 @@ def nearest_k(result: Result) -> None:
         is_best = best == len(ks) - 1 or results.compare(names[-1], names[best])
         measured = f"Best at k = {ks[best]}: {as_percent(found[best])} against {as_percent(found[-1])}."
         result.check(f"All distances are the best choice of k, in AUROC ({model.title})", is_best, measured)
-    columns = {"model": "{model}", "k": "{k}", "average AUROC ↑": "{a!p}", "average FPR95 ↓": "{f!p}"}
-    result.table(columns, records)
-
-
-def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:
-    """One row per k, all from one pass over the features in blocks: a detector per k would hold ten tables (C, C)."""
-    benchmark, mean = model.benchmark, training_mean(model.benchmark).float()
-    norms = geometry.pairwise_norms(benchmark.head)
-    found = []
-    for samples in model.sets:
-        parts = []
-        for batch in samples.batches(max(1, _BLOCK_BYTES // (64 * benchmark.head.num_classes))):
-            distances = geometry.distances(batch.features, benchmark.head, norms=norms)
-            deviation = torch.linalg.vector_norm(batch.features - mean, dim=1)
-            parts.append(torch.stack([geometry.mean_of_nearest(distances, k) / deviation for k in ks]))
-        found.append(torch.cat(parts, dim=1))
-    rows = []
-    for number, k in enumerate(ks):
-        scores = {samples.name: values[number] for samples, values in zip(model.sets, found)}
-        rows.append(Row.of(f"k = {k}", scores, benchmark.positive))
-    return Results(benchmark.setting(), rows)
+    result.table(["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)
 
 
 def _overlap(first: Floats, second: Floats, bins: int = 60) -> float:

@@ -45,11 +45,12 @@ def _complexity(result: Result) -> None:
                 curves[axis].setdefault(name, []).append(seconds)
     slopes = {name: {axis: slope(grids[axis], curves[axis][name]) for axis in "CP"} for name in curves["C"]}
     last = {name: [curves[axis][name][-1] for axis in "CP"] for name in slopes}
-    columns = {"score": "{name}", "slope in C": "{C:.2f}", "slope in P": "{P:.2f}"}
-    columns |= {f"µs at {axis} = {grids[axis][-1]:,}": f"{{{axis}_last:.3g}}" for axis in "CP"}
+    rows = []
+    for name, slope_of in slopes.items():
+        rows.append([name, *(f"{slope_of[a]:.2f}" for a in "CP"), *(f"{seconds * 1e6:.3g}" for seconds in last[name])])
     result.table(
-        columns,
-        ({"name": k, **slopes[k], "C_last": last[k][0] * 1e6, "P_last": last[k][1] * 1e6} for k in slopes),
+        ["score", "slope in C", "slope in P", *(f"µs at {axis} = {grids[axis][-1]:,}" for axis in "CP")],
+        rows,
         f"Batches of {settings['batch']} on one thread; C grows at P = {width}, P at C = {classes}; "
         f"KNN with {settings['bank']:,} training samples. Slopes of log time over log size, by least squares.",
     )

@@ -3,30 +3,31 @@ images: ODIN and MDS, which move them along a gradient, and CSI with its rotated
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fdbd.bench import FeatureSet, Results, Row
+from fdbd.bench.runner import timed
 from fdbd.core.batch import Batch, Inputs
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.decision.guard import Guard
-from fdbd.detectors import CSI, MDS, ODIN, Detector
+from fdbd.detectors import CSI, MDS, ODIN
 from fdbd.metrics import Comparison, as_percent
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import plot
-from fdbd.paper.experiment import Say
 from fdbd.paper.models import EvaluatedModel, average, load_models
 from fdbd.paper.result import Check, Result, difference
 from fdbd.results.rows import Latency, convention
 from fdbd.util.terminal import one_line
+
+METRICS = ("auroc", "fpr95")
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def _run(model: EvaluatedModel, result: Result) -> Part:
     result.say(f"{len(specs)} detectors on {model.title}")
     found = [model.run(specs, latency="cost_below" in settings)]  # timing takes longer than all else
     if wanted:
+        result.say(f"{', '.join(wanted)} on images of {model.title}")
         try:
-            limits = settings["image_limit"], settings.get("image_fit_limit")
-            found.append(image_results(model, wanted, ["fdbd"], *limits, say=result.say))
+            found.append(image_results(model, wanted, settings["image_limit"], settings.get("image_fit_limit")))
         except (DatasetUnavailable, OSError) as error:
             result.missing.append(f"{', '.join(wanted)} on {model.title} need images: {one_line(error)}")
     result.missing += [f"{row.name} on {model.title} failed: {row.error}" for row in found[0].failures]
@@ -93,26 +94,24 @@ def _run(model: EvaluatedModel, result: Result) -> Part:
 
 
 def _averages(parts: Sequence[Part], result: Result) -> None:
-    records: list[dict[str, Any]] = []
-    notes = []
+    rows, notes = [], []
     for part in parts:
         setting, best = part.all[0].setting, next(iter(part.all[0].ranked()), None)
         accuracy = "" if setting.accuracy is None else f", accuracy {as_percent(setting.accuracy)} %"
         sets = f"ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}"
         notes.append(f"{part.title}: {sets}; fitted on {setting.num_train:,} samples.")
         for results, row, mark in part.entries():
-            cells = {"model": part.title, "detector": row.name + mark, "time": "", "share": ""}
-            for metric in ("auroc", "fpr95"):
+            cells = []
+            for metric in METRICS:
                 beside = f" (fdbd {as_percent(average(results, 'fdbd', metric))})" if mark else ""
-                cells[metric] = as_percent(average(results, row.name, metric)) + beside
-            if row is best:
-                cells["auroc"] = f"**{cells['auroc']}**"
-            if row.latencies:
-                seconds, forward = row.latencies[-1].median, setting.forward_seconds
-                cells |= {"time": f"{seconds * 1e6:.3g}", "share": f"{seconds / forward:.2%}" if forward else ""}
-            records.append(cells)
-    columns = {"model": "{model}", "detector": "{detector}", "AUROC ↑": "{auroc}", "FPR95 ↓": "{fpr95}"}
-    result.table({**columns, "extra µs per sample": "{time}", "of the forward pass": "{share}"}, records, *notes)
+                bold = "**" if row is best and metric == "auroc" else ""
+                cells.append(f"{bold}{as_percent(average(results, row.name, metric))}{beside}{bold}")
+            seconds, forward = row.latencies[-1].median if row.latencies else None, setting.forward_seconds
+            cells.append(f"{seconds * 1e6:.3g}" if seconds is not None else "")
+            cells.append(f"{seconds / forward:.2%}" if seconds is not None and forward else "")
+            rows.append([part.title, row.name + mark, *cells])
+    columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs per sample", "of the forward pass"]
+    result.table(columns, rows, *notes)
 
 
 def beats(results: Results, first: str, second: str, title: str) -> Check:
@@ -143,19 +142,18 @@ def levels(results: Results, first: str, second: str, title: str) -> Check:
 
 
 def _both(results: Results, first: str, second: str) -> str:
-    values = [[as_percent(average(results, name, metric)) for name in (first, second)] for metric in ("auroc", "fpr95")]
-    return f"AUROC {values[0][0]} against {values[0][1]}, FPR95 {values[1][0]} against {values[1][1]}."
+    auroc, fpr = ([as_percent(average(results, name, metric)) for name in (first, second)] for metric in METRICS)
+    return f"AUROC {auroc[0]} against {auroc[1]}, FPR95 {fpr[0]} against {fpr[1]}."
 
 
 def _cost(part: Part, result: Result) -> None:
     forward, below = part.all[0].setting.forward_seconds, result.settings.get("cost_below")
-    row = next((row for row in part.all[0].finished if row.name == "fdbd"), None)
-    if below is None or not forward or row is None or not row.latencies:
-        return
-    seconds = row.latencies[-1].median
-    statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.title})"
-    measured = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
-    result.check(statement, seconds < below * forward, measured)
+    for row in part.all[0].finished:
+        if below is not None and forward and row.name == "fdbd":
+            seconds = row.latencies[-1].median
+            statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.title})"
+            measured = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
+            result.check(statement, seconds < below * forward, measured)
 
 
 def _across(result: Result, parts: Sequence[Part], first: str, detector: str, second: str, other: str) -> None:
@@ -164,23 +162,28 @@ def _across(result: Result, parts: Sequence[Part], first: str, detector: str, se
     for title, name in ((first, detector), (second, other)):
         found = [results for part in parts if part.title == title for results in part.having(name)]
         values += [average(results, name, "auroc") for results in found[:1]]
-    if len(values) < 2:
-        return
-    than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
-    measured = f"AUROC {as_percent(values[0])} against {as_percent(values[1])}."
-    result.check(f"{detector} on the {first} model separates better than {than}", difference(*values), measured)
+    if len(values) == 2:
+        than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
+        measured = f"AUROC {as_percent(values[0])} against {as_percent(values[1])}."
+        result.check(f"{detector} on the {first} model separates better than {than}", difference(*values), measured)
 
 
 def _draw(parts: Sequence[Part], result: Result) -> None:
+    """One horizontal line with a dot per detector, the best on top."""
     count = max(len(part.entries()) for part in parts)
     for line, part in zip(result.axes(8.5, 0.9 + 0.26 * count * len(parts), len(parts), 2), parts):
         entries = part.entries()
         names = [row.name + mark for _, row, mark in entries]
-        marks = ["fdbd" in name or name == "regDistDB" for name in names]
-        for axis, metric in zip(line, ("auroc", "fpr95")):
+        colours = [plot.INSIDE if "fdbd" in name or name == "regDistDB" else plot.GREY for name in names]
+        places = np.arange(len(names))[::-1]
+        for axis, metric in zip(line, METRICS):
             values = [100 * average(results, row.name, metric) for results, row, _ in entries]
-            plot.dots(axis, names, values, f"{metric.upper()}, percent", f"{part.title} (blue: fDBD)", marks)
-        line[1].set_yticks(line[1].get_yticks(), [])
+            axis.hlines(places, min(values, default=0), values, color="#cccccc", linewidth=1)
+            axis.scatter(values, places, color=colours, zorder=3, s=22)
+            axis.set_yticks(places, names if metric == "auroc" else [], fontsize=8)
+            axis.set_ylim(-0.6, len(names) - 0.4)
+            plot.label(axis, f"{metric.upper()}, percent", title=f"{part.title} (blue: fDBD)")
+            axis.grid(axis="x", color="#eeeeee")
 
 
 MDS_NOISE = 0.005
@@ -202,23 +205,14 @@ class RotatedCSI(CSI):
         return turns[0]._replace(views=torch.stack([turn.features for turn in turns]))
 
 
-def image_results(
-    model: EvaluatedModel,
-    names: list[str],
-    compared: list[Detector | str],
-    limit: int,
-    fit_limit: int | None = None,
-    say: Say = lambda text: None,
-) -> Results:
-    """Detectors that need images, beside some that need only features, on the same part of each set.
+def image_results(model: EvaluatedModel, names: Sequence[str], limit: int, fit_limit: int | None = None) -> Results:
+    """fDBD, then detectors that need images, on the same part of each set.
 
     Args:
         model: network and data.
         names: "odin", "csi" and "mds, layers and noise".
-        compared: detectors that need only features.
         limit: at most so many images of each test set.
         fit_limit: fit on at most so many images; None: on all whose features the benchmark has.
-        say: told what is being done.
 
     Raises:
         DatasetUnavailable: where the images are not at hand.
@@ -233,14 +227,12 @@ def image_results(
             labels = None if samples.labels is None else samples.labels[::step]
             features.append(FeatureSet(samples.name, samples.features[::step], labels))
     part = replace(whole, test=features[0], ood=features[1:], title=f"{whole.title}, a part of the images")
-    results = part.run(compared, latency=False, progress=False)
+    results = part.run(["fdbd"], latency=False, progress=False)
     for name in names:
         guard = _guard(model, name)
-        say(f"fitting {name} on images of {model.title}")
         train = load(model.config.train, "train", limit=fit_limit or len(whole.train), for_size=model.network[1].size)
         batches = _batches(train, model)
         guard.fit(islice(batches, 1) if guard.detector.needs.passes == 0 else batches, progress=False)
-        say(f"{name} on images of {model.title}")
         scores = {k: torch.cat([guard.score(b).cpu() for b in _batches(part, model)]) for k, part in images.items()}
         extra = _extra_seconds(guard, images[whole.test.name], model)
         about = {"paper": str(guard.detector.paper), "fit_seconds": 0.0, "latencies": [Latency(_TIMED, extra, extra)]}
@@ -270,17 +262,9 @@ def _batches(images: Images, model: EvaluatedModel) -> Iterator[tuple[Tensor, Te
         yield inputs if images.labels is None else (inputs, torch.as_tensor(images.labels[start : rows.stop]))
 
 
-def _extra_seconds(guard: Guard, images: Images, model: EvaluatedModel, repeats: int = 3) -> float:
-    """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
+def _extra_seconds(guard: Guard, images: Images, model: EvaluatedModel) -> float:
+    """Seconds per sample beyond the plain forward pass, the fastest of three runs of each."""
     classifier, preprocess = model.network
     inputs = preprocess([images[row] for row in range(min(_TIMED, len(images)))])
-    times: list[list[float]] = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        with torch.inference_mode():
-            classifier(inputs)
-        middle = time.perf_counter()
-        guard.score(inputs)
-        times.append([middle - start, time.perf_counter() - middle])
-    plain, whole = map(min, zip(*times))
-    return float(max(0.0, whole - plain)) / len(inputs)
+    plain, whole = (min(timed(call, [inputs], len(inputs), budget=0, fewest=3)) for call in (classifier, guard.score))
+    return max(0.0, whole - plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,6 @@ FOLDER = Path(__file__).parent / "experiments"
 NETWORKS = Path(__file__).parent / "networks.toml"
 SCALES = ("small", "public", "paper")
 """In the package, in seconds; public networks and data below FDBD_DATA; the paper's own networks and data."""
-
-Say = Callable[[str], None]
-"""Called with a few words on what is being done."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ def list_experiments() -> list[str]:
     >>> list_experiments()[:2]
     ['table-cifar10', 'table-imagenet']
     """
-    files = {path.stem: parse_toml(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
-    return sorted(files, key=lambda name: (files[name]["order"], name))
+    orders = {path.stem: parse_toml(path.read_text(encoding="utf-8"))["order"] for path in FOLDER.glob("*.toml")}
+    return sorted(orders, key=lambda name: (orders[name], name))
 
 
 def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
@@ -63,13 +60,15 @@ def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}, expected {', '.join(SCALES[:-1])} or {SCALES[-1]}")
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if name.endswith(".toml") and not path.is_file():
+    path = Path(name)
+    if not name.endswith(".toml"):
+        path, known = FOLDER / f"{name}.toml", list_experiments()
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
+            raise ValueError(f"no experiment is called {name!r}; {hint}")
+    elif not path.is_file():
         raise FileNotFoundError(f"no experiment file at {name!r}")
-    if not name.endswith(".toml") and name not in (known := list_experiments()):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
-        raise ValueError(f"no experiment is called {name!r}; {hint}")
     text, networks = (file.read_text(encoding="utf-8") for file in (path, NETWORKS))
     try:
         values = parse_toml(text)

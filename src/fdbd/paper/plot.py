@@ -52,14 +52,3 @@ def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None
     for colour, (name, part) in zip(COLOURS, outside):
         axis.hist(part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name)  # type: ignore[arg-type]
     axis.set_yticks([])
-
-
-def dots(axis: Axes, names: Sequence[str], values: Sequence[float], x: str, title: str, marks: Sequence[bool]) -> None:
-    """One horizontal line with a dot per name, the first on top; marked ones in the colour of ID."""
-    places = np.arange(len(names))[::-1]
-    axis.hlines(places, min(values, default=0), values, color="#cccccc", linewidth=1)
-    axis.scatter(values, places, color=[INSIDE if mark else GREY for mark in marks], zorder=3, s=22)
-    axis.set_yticks(places, names, fontsize=8)
-    axis.set_ylim(-0.6, len(names) - 0.4)
-    label(axis, x, title=title)
-    axis.grid(axis="x", color="#eeeeee")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import helmert
+from scipy.special import rel_entr
 from torch import Generator, Tensor
 
 from fdbd.core import geometry
@@ -27,6 +29,13 @@ from fdbd.report.figures import Standing, balanced_edges
 _FEWEST = 50  # points that an average takes
 _ANGLES = 4001
 Case = dict[str, Any]
+DIVERGENCES = {
+    "x": ("deviation x", "#bbbbbb"),
+    "y": ("distance y", plot.OUTSIDE),
+    "conditional": ("y given x", plot.INSIDE),
+    "ratio": ("y / x (fDBD)", "#66a182"),
+}
+"""Label and colour of each divergence of ID from OOD."""
 
 
 def simplex_etf(classes: int, width: int) -> Tensor:
@@ -38,12 +47,9 @@ def simplex_etf(classes: int, width: int) -> Tensor:
     """
     if width < classes - 1:
         raise ValueError(f"{classes} class means of a simplex need {classes - 1} dimensions, not {width}")
-    # The rows of Helmert's orthonormal basis of the vectors that sum to zero, written out: a singular value
-    # decomposition would be degenerate here and give another frame on every machine.
-    column = torch.arange(1, classes, dtype=torch.float64)
-    row = torch.arange(classes)[:, None]
-    corners = (row < column).double() - column * (row == column)
-    corners = corners / (column * (column + 1)).sqrt() * math.sqrt(classes / (classes - 1))
+    # Helmert's orthonormal basis of the vectors that sum to zero is the same on every machine; a singular value
+    # decomposition would be degenerate here.
+    corners = torch.from_numpy(helmert(classes).T * math.sqrt(classes / (classes - 1)))
     return torch.nn.functional.pad(corners, (0, width - classes + 1))
 
 
@@ -104,23 +110,20 @@ def proposition_1(result: Result) -> None:
         width = means.shape[1]
         return [float(boundary_distance(r * sphere(count, width, generator), means, bias).mean()) for r in radii]
 
-    curves, biased, records, worst = {}, {}, [], math.inf
+    curves, biased, rows, worst = {}, {}, [], math.inf
     for classes, width in settings["sizes"]:
-        result.say(f"{classes} classes in {width} dimensions")
         means = simplex_etf(classes, width)
         curves[f"C = {classes}, P = {width}"] = values = averages(means)
         worst = min(worst, _smallest_growth(means, count, generator))
-        rises = sum(b > a for a, b in pairwise(values))
-        records.append({"C": classes, "P": width, "values": (values[0], values[-1]), "rises": rises})
-    result.say("a bias on one class")
+        ends, rises = (f"{value:.4f}" for value in (values[0], values[-1])), sum(b > a for a, b in pairwise(values))
+        rows.append([f"{classes}", f"{width}", *ends, f"{rises} of {len(radii) - 1}"])
     classes, width = settings["broken"]
     for bias in settings["biases"]:
         shift = bias * torch.eye(classes, dtype=torch.float64)[0]
         biased[f"bias {bias:g} on one class"] = averages(simplex_etf(classes, width), shift)
-    columns = {"C": "{C}", "P": "{P}"}
-    columns |= {f"average at r = {radii[k]:g}": f"{{values[{-k}]:.4f}}" for k in (0, -1)}
-    columns["steps that rise"] = f"{{rises}} of {len(radii) - 1}"
-    result.table(columns, records, "Independent points at each radius; ‖μ_i‖ = 1.")
+    ends_of = (f"average at r = {radius:g}" for radius in (radii[0], radii[-1]))
+    columns = ["C", "P", *ends_of, "steps that rise"]
+    result.table(columns, rows, "Independent points at each radius; ‖μ_i‖ = 1.")
     rising = all(b > a for values in curves.values() for a, b in pairwise(values))
     statement = "The average distance rises with the radius, for every C and P"
     result.check(statement, rising, f"{len(curves)} settings.")
@@ -132,10 +135,9 @@ def proposition_1(result: Result) -> None:
     result.check(cones, falls > 0, f"{falls} falling steps.")
     result.notes = ["d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."]
     result.data = {"radii": radii, "model": curves, "broken": biased}
-    axes = result.axes(9, 3.3, 1, 2)[0]
     titles = "the paper's model", f"with a bias (C = {classes}, P = {width})"
     x, y = "r, distance from the mean, in units of ‖μ_i‖", "average distance to the nearest boundary"
-    for axis, lines, title in zip(axes, (curves, biased), titles):
+    for axis, lines, title in zip(result.axes(9, 3.3, 1, 2)[0], (curves, biased), titles):
         plot.curves(axis, radii, lines)
         plot.label(axis, x, y, title, legend=7, log="y" * (lines is curves))
 
@@ -155,24 +157,22 @@ def proposition_2(result: Result) -> None:
     count = settings["points"]
     found: dict[str, list[Case]] = {"separated": [], "overlapping": [], "twins": []}
     for classes, width in settings["sizes"]:
-        result.say(f"{classes} classes in {width} dimensions")
         for kind in ("separated", "overlapping"):
             for share, place in product(settings[kind], settings["places"]):
                 reach = share * separation_limit(classes)
                 case = _compare(classes, width, reach, 1 + place * reach, count, generator)
                 found[kind] += [] if case is None else [{**case, "share": share, "place": place}]
-    result.say("twins among the class means")
     twins = found["twins"] = [_twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]]
     _order_table(found, result)
     separated = "Where both regions are non-empty and classes are separated, ID averages are larger"
     overlapping = "The order of the averages stays when dense regions reach over the boundaries"
     for statement, cases in zip((separated, overlapping), found.values()):
-        wrong = [case for case in cases if case["inside"] - case["outside"] < -2 * case["error"]]
-        least = min(cases, key=lambda case: case["inside"] / case["outside"])
+        right = sum(case["inside"] - case["outside"] >= -2 * case["error"] for case in cases)
+        least = min(cases, key=_ratio)
         where = f"C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f}"
-        ratio = f"smallest ratio {least['inside'] / least['outside']:.3f} ({where})"
-        result.check(statement, not wrong, f"{len(cases) - len(wrong)} of {len(cases)} settings; {ratio}.")
-    violations = sum(case["inside"] < case["outside"] for case in twins)
+        measured = f"{right} of {len(cases)} settings; smallest ratio {_ratio(least):.3f} ({where})."
+        result.check(statement, right == len(cases), measured)
+    violations = sum(_ratio(case) < 1 for case in twins)
     statement = "Where the class means are no simplex (twins at a small angle, still separated), a violation is found"
     result.check(statement, violations > 0, f"In {violations} of {len(twins)} settings.")
     result.notes = [
@@ -193,6 +193,23 @@ def proposition_2(result: Result) -> None:
     axis.plot(ends, ends, color=plot.GREY, lw=1, ls="--", label="equal")
     average = "average distance {} the dense region"
     plot.label(axis, average.format("outside"), average.format("within"), legend=8, log="xy")
+
+
+def _ratio(case: Case) -> float:
+    """Average distance of the dense region over that of the rest of the sphere; above 1 is the claim."""
+    return float(case["inside"] / case["outside"])
+
+
+def _order_table(found: dict[str, list[Case]], result: Result) -> None:
+    rows = []
+    for name, cases in found.items():
+        for classes, width in sorted({(case["classes"], case["width"]) for case in cases}):
+            ratios = [_ratio(case) for case in cases if (case["classes"], case["width"]) == (classes, width)]
+            ends = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
+            rows.append([name, f"{classes}", f"{width}", f"{len(ratios)}", *ends])
+    columns = ["class means", "C", "P", "settings of σ and r", "smallest ratio", "largest ratio"]
+    note = "Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."
+    result.table(columns, rows, note)
 
 
 def _compare(classes: int, width: int, reach: float, radius: float, count: int, generator: Generator) -> Case | None:
@@ -241,24 +258,9 @@ def _twins(pairs: int, width: int, angle: float, share: float, count: int, gener
     return {**_case(means, 1.0, reach, cap, dense, outside), "share": share}
 
 
-def _order_table(found: dict[str, list[Case]], result: Result) -> None:
-    records = []
-    for name, cases in found.items():
-        for classes, width in sorted({(case["classes"], case["width"]) for case in cases}):
-            part = [case for case in cases if (case["classes"], case["width"]) == (classes, width)]
-            ratios = [case["inside"] / case["outside"] for case in part]
-            ends = {"low": min(ratios), "high": max(ratios)}
-            records.append({"name": name, "C": classes, "P": width, "count": len(part), **ends})
-    columns = {"class means": "{name}", "C": "{C}", "P": "{P}", "settings of σ and r": "{count}"}
-    note = "Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."
-    result.table({**columns, "smallest ratio": "{low:.3f}", "largest ratio": "{high:.3f}"}, records, note)
-
-
 def kl(first: Floats, second: Floats) -> float:
     """Kullback-Leibler divergence in nats of two arrays of probabilities of one shape."""
-    used = first > 0
-    with np.errstate(divide="ignore"):
-        return float((first[used] * np.log(first[used] / second[used])).sum())
+    return float(rel_entr(first, second).sum())
 
 
 def sides(inside: Floats, outside: Floats) -> tuple[float, float]:
@@ -271,15 +273,11 @@ def proposition_kl(result: Result) -> None:
     """Random joint tables with and without equal x-marginals, and the features of the model."""
     bins, tables = result.settings["bins"], result.settings["tables"]
     random = np.random.default_rng(result.settings["seed"])
-    result.say("random joint distributions")
     equal, unequal = ([_random_sides(random, same) for _ in range(tables)] for same in (True, False))
-    model = load_models(result)[0]
-    result.say("joint histograms of the features")
-    measured = _of_features(model.standings(), bins)
-    columns = {"OOD set": "{name}", "D of the deviation x": "{x:.3f}", "D of the distance y": "{y:.3f}"}
+    measured = _of_features(load_models(result)[0].standings(), bins)
     result.table(
-        {**columns, "D of y given x": "{conditional:.3f}", "D of y/x": "{ratio:.3f}"},
-        ({"name": name, **values} for name, values in measured.items()),
+        ["OOD set", "D of the deviation x", "D of the distance y", "D of y given x", "D of y/x"],
+        [[name, *(f"{values[key]:.3f}" for key in DIVERGENCES)] for name, values in measured.items()],
         f"Kullback-Leibler divergence of ID from OOD in nats, from histograms of {bins} quantile bins.",
     )
     excess = max(left - right for left, right in equal)
@@ -307,9 +305,7 @@ def proposition_kl(result: Result) -> None:
     title = "random joint distributions (claim: below the line)"
     plot.label(axis, "D of y given x, nats", "D of y, nats", title, legend=8, log="xy")
     places = np.arange(len(measured))
-    names = "deviation x", "distance y", "y given x", "y / x (fDBD)"
-    looks = zip(("x", "y", "conditional", "ratio"), names, ("#bbbbbb", plot.OUTSIDE, plot.INSIDE, "#66a182"))
-    for number, (key, name, colour) in enumerate(looks):
+    for number, (key, (name, colour)) in enumerate(DIVERGENCES.items()):
         heights = [values[key] for values in measured.values()]
         bars.bar(places + 0.2 * (number - 1.5), heights, 0.2, color=colour, label=name)
     bars.set_xticks(places, list(measured), fontsize=8, rotation=20)
@@ -332,21 +328,19 @@ def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float
 
 def _of_features(found: Mapping[str, Standing], bins: int) -> dict[str, dict[str, float]]:
     """The divergences of the ID set from each OOD set, x the deviation and y the average distance."""
-
-    def edges(values: list[Floats]) -> Floats:
-        return np.concatenate([[-np.inf], balanced_edges(values, bins, 201)[1:-1], [np.inf]])
-
     inside, *outside = found.values()
-    result = {}
+    divergences = {}
     for other in outside:
         pair = inside, other
-        y_edges, x_edges = edges([part.distance for part in pair]), edges([part.deviation for part in pair])
-        ratio_edges = edges([part.scores for part in pair])
+        x_edges, y_edges, ratio_edges = (
+            [-np.inf, *balanced_edges([getattr(part, kind) for part in pair], bins, 201)[1:-1], np.inf]
+            for kind in ("deviation", "distance", "scores")
+        )
         # Half a sample more in each row of cells keeps every cell possible.
         counts = [np.histogram2d(p.deviation, p.distance, [x_edges, y_edges])[0] + 0.5 / bins for p in pair]
         first, second = (part / part.sum() for part in counts)
         ratios = [np.histogram(part.scores, ratio_edges)[0] + 0.5 for part in pair]
         marginal, conditional = sides(first, second)
         of_x, ratio = kl(first.sum(axis=1), second.sum(axis=1)), kl(*(part / part.sum() for part in ratios))
-        result[other.samples.name] = {"x": of_x, "y": marginal, "conditional": conditional, "ratio": ratio}
-    return result
+        divergences[other.samples.name] = {"x": of_x, "y": marginal, "conditional": conditional, "ratio": ratio}
+    return divergences

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import NDArray
 
-from fdbd.metrics import Comparison, Estimate, as_percent
-from fdbd.paper.experiment import Experiment, Say
+from fdbd.metrics import Comparison, Estimate
+from fdbd.paper.experiment import Experiment
 from fdbd.paper.plot import Floats
 from fdbd.results.rows import machine
 from fdbd.results.text import latex_table, markdown_table, tex
@@ -23,10 +22,12 @@ from fdbd.util.files import beside, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Verdict = Literal["holds", "does not hold", "undecided"]
 Record = dict[str, Any]
 """What NAME.json holds."""
 SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "~"}
+Outcome = bool | Comparison | list[Comparison]
+"""Decides a statement: a comparison of numbers, a test that a difference is above 0, or several tests, one of which can
+refute. Tests that do not tell at the 5 % level leave the statement undecided."""
 
 
 @dataclass(frozen=True)
@@ -67,35 +68,26 @@ def _tex(text: str) -> str:
     return "".join(rf"\textbf{{{part}}}" if number % 2 else part for number, part in enumerate(parts))
 
 
-class _Cells(string.Formatter):
-    """Formats with one conversion more: ``{name!p}`` is a fraction in percent."""
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return as_percent(value) if conversion == "p" else super().convert_field(value, conversion)
-
-
 @dataclass(frozen=True)
 class Check:
     """One statement of the paper, the verdict on it, and the numbers behind the verdict."""
 
     statement: str
-    verdict: Verdict
+    verdict: Literal["holds", "does not hold", "undecided"]
     measured: str
 
     @classmethod
-    def of(cls, statement: str, outcome: bool | Comparison | Sequence[Comparison] | Verdict, measured: str) -> Check:
-        """Decided by a comparison of numbers, by a test that the difference is above 0, or by several such tests, one
-        of which can refute. A test that does not tell at the 5 % level leaves the statement undecided."""
-        if isinstance(outcome, str):
-            return cls(statement, outcome, measured)
-        if isinstance(outcome, Comparison) and outcome.verdict() == "undecided":
-            measured += " The difference is within its error."
-        if isinstance(outcome, (Comparison, list)):
-            found = {test.verdict() for test in ([outcome] if isinstance(outcome, Comparison) else outcome)}
-            if found != {"higher"} and "lower" not in found:
-                return cls(statement, "undecided", measured)
-            outcome = "lower" not in found
-        return cls(statement, "holds" if outcome else "does not hold", measured)
+    def of(cls, statement: str, outcome: Outcome, measured: str) -> Check:
+        """A statement that the outcome decides."""
+        if not isinstance(outcome, (Comparison, list)):
+            return cls(statement, "holds" if outcome else "does not hold", measured)
+        found = {test.verdict() for test in ([outcome] if isinstance(outcome, Comparison) else outcome)}
+        if "lower" in found:
+            return cls(statement, "does not hold", measured)
+        if found == {"higher"}:
+            return cls(statement, "holds", measured)
+        within = " The difference is within its error." if isinstance(outcome, Comparison) else ""
+        return cls(statement, "undecided", measured + within)
 
 
 def difference(first: Estimate, second: Estimate) -> Comparison:
@@ -125,7 +117,7 @@ class Result:
     """
 
     experiment: Experiment
-    say: Say = lambda text: None
+    say: Callable[[str], None] = lambda text: None
     tables: list[Table] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -138,18 +130,13 @@ class Result:
     def settings(self) -> Mapping[str, Any]:
         return self.experiment.settings
 
-    def check(self, statement: str, outcome: bool | Comparison | Sequence[Comparison] | Verdict, measured: str) -> None:
-        """Add a statement; see `Check.of`."""
+    def check(self, statement: str, outcome: Outcome, measured: str) -> None:
+        """Add a statement and what decides it."""
         self.checks.append(Check.of(statement, outcome, measured))
 
-    def table(
-        self, columns: Mapping[str, str], records: Iterable[Mapping[str, Any]], *notes: str, title: str = ""
-    ) -> None:
-        """Add a table with one row per record: `columns` are headings with the format of their cells, in which
-        ``{name!p}`` is a fraction in percent."""
-        form = _Cells().vformat
-        rows = [[form(cell, (), record) for cell in columns.values()] for record in records]
-        self.tables.append(Table(title or self.experiment.title, list(columns), rows, notes))
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *notes: str, title: str = "") -> None:
+        """Add a table, by default with the experiment's title."""
+        self.tables.append(Table(title or self.experiment.title, columns, rows, notes))
 
     def axes(self, width: float, height: float, rows: int = 1, columns: int = 1) -> NDArray[Any]:
         """An array (rows, columns) of axes of the experiment's figure, whose size is in inches."""
@@ -191,7 +178,6 @@ class Result:
         write_text(target.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
 
     def _markdown(self) -> str:
-        """The page of one result."""
         about = self.experiment
         lines = [f"# {about.name}: {about.title}", "", f"**The paper** ({about.place}): {about.claim}", ""]
         lines += [f"- **{SIGNS[c.verdict]} {c.verdict}**: {c.statement}. {c.measured}" for c in self.checks]

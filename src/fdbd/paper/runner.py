@@ -1,4 +1,4 @@
-"""Running experiments, one or all of them; what is finished is kept in files and not run again."""
+"""Running experiments one after the other; what is finished is kept in files and not run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fdbd.networks.registry import list_zoo, zoo_card
 from fdbd.paper import across_networks, boundary_figures, closed_form, propositions
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
-from fdbd.paper.experiment import Experiment, Say, find
+from fdbd.paper.experiment import Experiment, find
 from fdbd.paper.models import MissingData
 from fdbd.paper.result import Record, Result, Table
 from fdbd.util.devices import choose_device
@@ -43,17 +43,6 @@ PROGRAMS: dict[str, Callable[[Result], None]] = {
 """What fills in the result of an experiment, by the `kind` that its file gives."""
 
 
-def run(
-    name: str, out: str | Path = "paper", scale: str = "small", say: Say = lambda text: None, device: str = "auto"
-) -> Record:
-    """Run one experiment and write its files in `out`; returns what NAME.json holds.
-
-    Raises:
-        MissingData: when nothing of it can be run here.
-    """
-    return _run(_checked(name, scale, device), Path(out), say)
-
-
 def run_all(
     names: Sequence[str],
     out: str | Path = "paper",
@@ -62,47 +51,44 @@ def run_all(
     progress: bool = True,
     device: str = "auto",
 ) -> list[Record]:
-    """Run experiments one after the other under one progress display; with several, README.md lists them.
+    """Run experiments and write their files in `out`; with several, README.md lists them. Returns what each NAME.json
+    holds.
 
     A finished experiment is not run again while its file, the features and the version are the same, unless `fresh`;
     one that lacked data is. What cannot be run at all has a record whose `missing` says why, and no files.
     """
-    folder = Path(out)
+    choose_device(device)  # an error now rather than in the middle
+    experiments, folder = [find(name, scale, device) for name in names], Path(out)
+    for experiment in experiments:
+        if experiment.kind not in PROGRAMS:
+            raise ValueError(f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
     records: list[Record] = []
-    experiments = [_checked(name, scale, device) for name in names]
-    columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[name]}: {task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        task = bar.add_task("", total=len(experiments))
+        task = bar.add_task("", total=len(experiments), name="")
         for experiment in experiments:
-
-            def say(text: str, name: str = experiment.name) -> None:
-                bar.update(task, completed=len(records), description=f"{name}: {text}")
-
-            say("")
+            bar.update(task, completed=len(records), name=experiment.name, description="")
+            result = Result(experiment, lambda text: bar.update(task, description=text))
             kept: Any = None if fresh else read_json(folder / f"{experiment.name}.json")
             is_same = isinstance(kept, dict) and kept.get("made_from") == made_from(experiment)
-            try:
-                record: Record = kept if is_same and not kept["missing"] else _run(experiment, folder, say)
-            except MissingData as error:
-                record = Result(experiment, missing=[str(error)]).record()
-            records.append(record)
+            records.append(kept if is_same and not kept["missing"] else _run(result, folder))
     if len(records) > 1 and any(record["checks"] for record in records):
         write_text(folder / "README.md", summary(records))
     return records
 
 
-def _checked(name: str, scale: str, device: str) -> Experiment:
-    choose_device(device)  # an error now rather than in the middle
-    experiment = find(name, scale, device)
-    if experiment.kind not in PROGRAMS:
-        raise ValueError(f"{name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
-    return experiment
-
-
-def _run(experiment: Experiment, folder: Path, say: Say) -> Record:
-    start, result = time.perf_counter(), Result(experiment, say)
-    PROGRAMS[experiment.kind](result)
-    record = result.record(time.perf_counter() - start, made_from(experiment))
+def _run(result: Result, folder: Path) -> Record:
+    start = time.perf_counter()
+    try:
+        PROGRAMS[result.experiment.kind](result)
+    except MissingData as error:
+        return Result(result.experiment, missing=[str(error)]).record()
+    record = result.record(time.perf_counter() - start, made_from(result.experiment))
     result.write(record, folder)
     return record
 
