@@ -186,9 +186,8 @@ def _draw(gaps: Mapping[str, Mapping[str, Floats]], result: Result) -> None:
     colours = iter((plot.INSIDE, plot.OUTSIDE, *plot.COLOURS[1:]))
     for title, parts in gaps.items():
         for name, part in parts.items():
-            ordered, share = 100 * np.sort(part), 100 * (np.arange(len(part)) + 1) / len(part)
-            thin = np.unique(np.linspace(0, len(ordered) - 1, 400).astype(int))
-            axis.plot(share[thin], ordered[thin], color=next(colours), label=f"{title}, {name}")
+            shares = np.linspace(0, 1, 400)
+            axis.plot(100 * shares, 100 * np.quantile(part, shares), color=next(colours), label=f"{title}, {name}")
     axis.axhline(1.5, color=plot.GREY, ls=":", lw=1)
     axis.text(2, 1.7, "1.5 %, the paper's bound", fontsize=8, color="#666666")
     plot.label(axis, "share of pairs with a smaller gap, percent", "gap of the closed form, percent", legend=8)

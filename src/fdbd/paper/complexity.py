@@ -21,36 +21,30 @@ FOLDED = "fDBD folded, O(P)"
 
 
 def complexity(result: Result) -> None:
-    """Seconds per sample of each score stage, logits and predicted classes given, over C and over P; fitted slopes.
-
-    On one thread: several wait for each other, which on a busy machine takes longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        _complexity(result)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _complexity(result: Result) -> None:
+    """Seconds per sample of each score stage, logits and predicted classes given, over C and over P; fitted slopes."""
     settings = result.settings
     width, classes = settings["fixed_width"], settings["fixed_classes"]
     grids: dict[str, list[int]] = {"C": settings["classes"], "P": settings["widths"]}
     curves: dict[str, dict[str, list[float]]] = {"C": {}, "P": {}}
-    for axis, sizes in grids.items():
-        for size in sizes:
-            result.say(f"cost at {axis} = {size:,}")
-            found = costs(size, width, settings) if axis == "C" else costs(classes, size, settings)
-            for name, seconds in found.items():
-                curves[axis].setdefault(name, []).append(seconds)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other, which on a busy machine takes longer than the work
+    try:
+        for axis, sizes in grids.items():
+            for size in sizes:
+                result.say(f"cost at {axis} = {size:,}")
+                found = costs(size, width, settings) if axis == "C" else costs(classes, size, settings)
+                for name, seconds in found.items():
+                    curves[axis].setdefault(name, []).append(seconds)
+    finally:
+        torch.set_num_threads(threads)
     slopes = {name: {axis: slope(grids[axis], curves[axis][name]) for axis in "CP"} for name in curves["C"]}
     last = {name: [curves[axis][name][-1] for axis in "CP"] for name in slopes}
-    rows = []
-    for name, slope_of in slopes.items():
-        rows.append([name, *(f"{slope_of[a]:.2f}" for a in "CP"), *(f"{seconds * 1e6:.3g}" for seconds in last[name])])
     result.table(
         ["score", "slope in C", "slope in P", *(f"µs at {axis} = {grids[axis][-1]:,}" for axis in "CP")],
-        rows,
+        [
+            [name, *(f"{slope:.2f}" for slope in slopes[name].values()), *(f"{1e6 * time:.3g}" for time in times)]
+            for name, times in last.items()
+        ],
         f"Batches of {settings['batch']} on one thread; C grows at P = {width}, P at C = {classes}; "
         f"KNN with {settings['bank']:,} training samples. Slopes of log time over log size, by least squares.",
     )

@@ -206,17 +206,8 @@ class RotatedCSI(CSI):
 
 
 def image_results(model: EvaluatedModel, names: Sequence[str], limit: int, fit_limit: int | None = None) -> Results:
-    """fDBD, then detectors that need images, on the same part of each set.
-
-    Args:
-        model: network and data.
-        names: "odin", "csi" and "mds, layers and noise".
-        limit: at most so many images of each test set.
-        fit_limit: fit on at most so many images; None: on all whose features the benchmark has.
-
-    Raises:
-        DatasetUnavailable: where the images are not at hand.
-    """
+    """fDBD, then detectors that need images ("odin", "csi", "mds, layers and noise"), on at most `limit` images of each
+    test set; fitted on at most `fit_limit` images, or on all whose features the benchmark has."""
     whole = model.benchmark
     images, features = {}, []
     with warnings.catch_warnings():

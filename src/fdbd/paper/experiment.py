@@ -19,27 +19,17 @@ SCALES = ("small", "public", "paper")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table, figure or statement of the paper, at one scale.
+    """One table, figure or statement of the paper, at one scale."""
 
-    Attributes:
-        name: what `fdbd paper NAME` takes.
-        kind: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`.
-        place: where it stands in the paper.
-        claim: what the paper says, in our words.
-        settings: all other entries of the file, overridden by those of the scale's section.
-        digest: SHA-256 of the file and the scale.
-        device: where networks run, as for `choose_device`.
-    """
-
-    name: str
-    kind: str
+    name: str  #: what `fdbd paper NAME` takes
+    kind: str  #: which program runs it, a key of `fdbd.paper.runner.PROGRAMS`
     title: str
-    place: str
-    claim: str
+    place: str  #: where it stands in the paper
+    claim: str  #: what the paper says, in our words
     scale: str
-    settings: Mapping[str, Any]
-    digest: str
-    device: str = "auto"
+    settings: Mapping[str, Any]  #: all other entries of the file, overridden by those of the scale's section
+    digest: str  #: SHA-256 of the file and the scale
+    device: str = "auto"  #: where networks run, as for `choose_device`
 
 
 def list_experiments() -> list[str]:

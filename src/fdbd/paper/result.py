@@ -104,27 +104,17 @@ def difference_of_means(first: Floats, second: Floats) -> Comparison:
 
 @dataclass
 class Result:
-    """An experiment and what its program has found so far.
-
-    Attributes:
-        say: called with a few words on what is being done.
-        tables: the most important one first.
-        checks: the claim, statement by statement.
-        notes: what a reader must know, such as stand-ins and conventions.
-        missing: what was not available, one line each, with the way to get it.
-        data: numbers for the JSON file.
-        more: further tables as pairs of Markdown and LaTeX.
-    """
+    """An experiment and what its program has found so far."""
 
     experiment: Experiment
-    say: Callable[[str], None] = lambda text: None
-    tables: list[Table] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda text: None  #: called with a few words on what is being done
+    tables: list[Table] = field(default_factory=list)  #: the most important one first
+    checks: list[Check] = field(default_factory=list)  #: the claim, statement by statement
+    notes: list[str] = field(default_factory=list)  #: what a reader must know, such as stand-ins and conventions
+    missing: list[str] = field(default_factory=list)  #: what was not available, with the way to get it
+    data: dict[str, Any] = field(default_factory=dict)  #: numbers for the JSON file
     figure: Figure | None = None
-    more: list[tuple[str, str]] = field(default_factory=list)
+    more: list[tuple[str, str]] = field(default_factory=list)  #: further tables as pairs of Markdown and LaTeX
 
     @property
     def settings(self) -> Mapping[str, Any]:
