@@ -1,7 +1,5 @@
 """The `fdbd` program: commands are in `commands`, errors become one line here."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """fdbd data and fdbd cache: datasets, and features that were computed from them."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 

@@ -1,7 +1,5 @@
 """fdbd doctor: what is installed, what is missing, and where things are kept."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """fdbd explain: the boundaries around images."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """fdbd fit: fit and calibrate a guard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fdbd.commands import options

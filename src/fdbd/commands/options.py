@@ -1,7 +1,5 @@
 """Options that several commands have, declared once, and how commands speak."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum

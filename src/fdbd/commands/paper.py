@@ -1,7 +1,5 @@
 """fdbd paper: the paper's tables, figures and statements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

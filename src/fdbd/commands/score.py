@@ -1,7 +1,5 @@
 """fdbd score and fdbd gallery: decisions on files, and a page of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fdbd.commands import options

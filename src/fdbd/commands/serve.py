@@ -1,7 +1,5 @@
 """fdbd serve: a guard over HTTP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fdbd.commands import options

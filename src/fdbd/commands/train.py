@@ -1,7 +1,5 @@
 """fdbd train: train a classifier."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Why networks disagree: shaping at each percentile, what the gain of the regularisation goes with, and corruptions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The paper's figures: where ID and OOD features lie with respect to the decision boundaries."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +13,8 @@ from fdbd.metrics import Comparison, as_percent, auroc
 from fdbd.metrics.comparison import compare, placements, standard_error
 from fdbd.paper import plot
 from fdbd.paper.models import average, load_models
-from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result, difference, difference_of_means
-from fdbd.report.figures import deviation_profile
+from fdbd.report.figures import Floats, deviation_profile
 
 _BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
 

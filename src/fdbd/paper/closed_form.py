@@ -1,8 +1,6 @@
 """The closed form of the boundary distance: how close it is to the exact one and what each way costs; and Theorem 3.2,
 by which it is a lower bound that is equal at the nearest class."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +16,8 @@ from fdbd.core.linear_algebra import unit
 from fdbd.metrics import as_percent
 from fdbd.paper import plot
 from fdbd.paper.models import EvaluatedModel, load_models
-from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result
+from fdbd.report.figures import Floats
 
 OUTSIDE = "OOD sets"
 EXACT, ONE, ALL = "exact projection", "attack, one pair at a time", "attack, all pairs at once"
@@ -235,7 +233,7 @@ def theorem(result: Result) -> None:
 
 def _case(
     classes: int, width: int, samples: int, tries: int, generator: torch.Generator
-) -> tuple[dict[str, Any], plot.Floats]:
+) -> tuple[dict[str, Any], Floats]:
     """What was found for one random head, and the mean gap by the rank of the class."""
 
     def normal(*shape: int) -> Tensor:

@@ -1,7 +1,5 @@
 """What a score costs as classes and features grow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

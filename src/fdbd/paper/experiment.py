@@ -1,7 +1,5 @@
 """Experiments as small TOML files: entries common to all scales first, then one section per scale."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The models that an experiment evaluates: a network with its features on an ID set and on OOD sets."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

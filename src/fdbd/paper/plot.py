@@ -1,22 +1,15 @@
 """The look of all figures: matplotlib's object interface, so that no window system or global state is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fdbd.report.figures import score_range
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from fdbd.report.figures import Floats, score_range
 
 INSIDE, OUTSIDE, GREY = "#1f5fa8", "#d1495b", "#888888"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")
-
-Floats = NDArray[np.float64]
+Axes = Any  # matplotlib's, an optional extra
 
 
 def label(
@@ -48,7 +41,7 @@ def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None
     edges = np.linspace(*score_range(list(values.values())), bins + 1)
     (name, inside), *outside = values.items()
     filled: dict[str, Any] = {"histtype": "stepfilled", "color": INSIDE, "alpha": 0.45}  # one path: small files
-    axis.hist(inside, edges, density=True, label=f"{name} (ID)", **filled)  # type: ignore[arg-type]
+    axis.hist(inside, edges, density=True, label=f"{name} (ID)", **filled)
     for colour, (name, part) in zip(COLOURS, outside):
-        axis.hist(part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name)  # type: ignore[arg-type]
+        axis.hist(part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name)
     axis.set_yticks([])

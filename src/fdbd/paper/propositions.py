@@ -4,8 +4,6 @@ conditioning on the deviation can only raise the KL divergence of ID from OOD.
 The model: class means at the corners of a simplex, and points drawn on spheres around them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import pairwise, product
@@ -22,9 +20,8 @@ from fdbd.core.batch import Head
 from fdbd.core.linear_algebra import unit
 from fdbd.paper import plot
 from fdbd.paper.models import load_models
-from fdbd.paper.plot import Floats
 from fdbd.paper.result import Result
-from fdbd.report.figures import Standing, balanced_edges
+from fdbd.report.figures import Floats, Standing, balanced_edges
 
 _FEWEST = 50  # points that an average takes
 _ANGLES = 4001

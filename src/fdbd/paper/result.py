@@ -1,26 +1,22 @@
 """What an experiment finds. Its program fills in a `Result`: tables, a figure, and a verdict for each statement."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from fdbd.metrics import Comparison, Estimate
 from fdbd.paper.experiment import Experiment
-from fdbd.paper.plot import Floats
+from fdbd.report.figures import Floats
 from fdbd.results.rows import machine
 from fdbd.results.text import latex_table, markdown_table, tex
 from fdbd.util.extras import require
 from fdbd.util.files import beside, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Record = dict[str, Any]
 """What NAME.json holds."""
@@ -77,7 +73,7 @@ class Check:
     measured: str
 
     @classmethod
-    def of(cls, statement: str, outcome: Outcome, measured: str) -> Check:
+    def of(cls, statement: str, outcome: Outcome, measured: str) -> Self:
         """A statement that the outcome decides."""
         if not isinstance(outcome, (Comparison, list)):
             return cls(statement, "holds" if outcome else "does not hold", measured)
@@ -113,7 +109,7 @@ class Result:
     notes: list[str] = field(default_factory=list)  #: what a reader must know, such as stand-ins and conventions
     missing: list[str] = field(default_factory=list)  #: what was not available, with the way to get it
     data: dict[str, Any] = field(default_factory=dict)  #: numbers for the JSON file
-    figure: Figure | None = None
+    figure: Any = None  #: a Figure of matplotlib
     more: list[tuple[str, str]] = field(default_factory=list)  #: further tables as pairs of Markdown and LaTeX
 
     @property

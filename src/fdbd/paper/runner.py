@@ -1,7 +1,5 @@
 """Running experiments one after the other; what is finished is kept in files and not run again."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Sequence
