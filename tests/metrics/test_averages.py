@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fdbd import metrics
-from fdbd.metrics.comparison import Comparison, compare, placements
+from fdbd.metrics.comparison import Comparison, compare, influences
 
 
 def scores(seed: int = 0) -> tuple[np.ndarray, list[np.ndarray], np.ndarray, list[np.ndarray]]:
@@ -40,7 +40,7 @@ def mean_of(side: list[np.ndarray], measure=metrics.auroc) -> float:
 
 def test_the_error_of_a_mean_difference_is_that_of_a_paired_bootstrap() -> None:
     id_a, ood_a, id_b, ood_b = scores()
-    result = compare([placements(id_a, part) for part in ood_a], [placements(id_b, part) for part in ood_b])
+    result = compare([influences(id_a, part) for part in ood_a], [influences(id_b, part) for part in ood_b])
     assert result.difference == pytest.approx(mean_of([id_a, *ood_a]) - mean_of([id_b, *ood_b]))
     drawn = resampled(lambda sides: mean_of(sides[0]) - mean_of(sides[1]), [[id_a, *ood_a], [id_b, *ood_b]])
     assert result.standard_error == pytest.approx(drawn.std(ddof=1), rel=0.15)

@@ -22,8 +22,8 @@ Inputs: TypeAlias = Array | Mapping[str, object] | Sequence[object]
 class Batch(NamedTuple):
     """A classifier's features and logits of N samples.
 
-    >>> Batch(torch.eye(2)).logits is None
-    True
+    >>> Batch(torch.eye(3), labels=torch.arange(3)).rows(slice(1, 3)).labels
+    tensor([1, 2])
     """
 
     features: Tensor  #: (N, P) input of the linear head
@@ -33,19 +33,11 @@ class Batch(NamedTuple):
     views: Tensor | None = None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
 
     def rows(self, which: slice | Tensor) -> Batch:
-        """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,).
-
-        >>> Batch(torch.eye(3), labels=torch.arange(3)).rows(slice(1, 3)).labels
-        tensor([1, 2])
-        """
+        """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,)."""
         return self._map(lambda part: part[which], lambda views: views[:, which])
 
     def without(self, rows: Collection[int]) -> Batch:
-        """All rows but these.
-
-        >>> Batch(torch.eye(3), labels=torch.arange(3)).without([1]).labels
-        tensor([0, 2])
-        """
+        """All rows but these."""
         left = [row for row in range(len(self.features)) if row not in rows]
         return self.rows(torch.tensor(left, dtype=torch.int64)) if rows else self
 
@@ -90,10 +82,10 @@ class Head:
     """
 
     def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None) -> None:
-        weight = _as_float_tensor(weight, "head weight")
+        weight = as_floats(weight, "head weights").detach()
         if weight.ndim != 2:
             raise ValueError(f"head weight has shape {tuple(weight.shape)}, expected (classes, features)")
-        bias = weight.new_zeros(len(weight)) if bias is None else _as_float_tensor(bias, "head bias")
+        bias = weight.new_zeros(len(weight)) if bias is None else as_floats(bias, "head biases").detach()
         bias = bias.to(weight.device, weight.dtype).reshape(-1)
         if len(bias) != len(weight):
             raise ValueError(f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows")
@@ -179,24 +171,21 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A real (N, width) tensor of this dtype, by default float64 or else float32, from a tensor or an array."""
+    """`as_floats` of (N, width) values."""
     matrix = as_tensor(values)
     if matrix.ndim != 2 or matrix.shape[1] != width:
         raise ValueError(f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}")
-    if matrix.dtype is dtype:
-        return matrix
-    if matrix.is_complex():
+    return matrix if matrix.dtype is dtype else as_floats(matrix, what, dtype)
+
+
+def as_floats(values: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Real numbers as a tensor of this dtype, by default float64 or else float32."""
+    tensor = as_tensor(values)
+    if tensor.is_complex():
         raise TypeError(f"{what} are complex, expected real numbers")
-    return matrix.to(dtype or (torch.float64 if matrix.dtype == torch.float64 else torch.float32))
+    return tensor.to(dtype or (torch.float64 if tensor.dtype == torch.float64 else torch.float32))
 
 
 def two_rows(logit: Tensor) -> Tensor:
     """The two logits (N, 2) that a binary head's single one (N, 1) stands for: −d/2 and d/2."""
     return torch.cat([-logit / 2, logit / 2], dim=1)
-
-
-def _as_float_tensor(value: Any, name: str) -> Tensor:
-    tensor = as_tensor(value).detach()
-    if tensor.is_complex():
-        raise TypeError(f"{name} is complex, expected real numbers")
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)

@@ -35,18 +35,13 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
     take less time than torch's for a small head."""
     centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
     squares = np.einsum("cp,cp->c", centred, centred)
-    rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
+    rows, at_a_time = (max(1, _BLOCK_BYTES // size) for size in (8 * weight.shape[0], 16 * weight.shape[1]))
     for start in range(0, weight.shape[0], rows):
-        stop = min(start + rows, weight.shape[0])
-        scale = squares[start:stop, None] + squares
-        block = (-2 * centred[start:stop]) @ centred.T
+        block = (-2 * centred[start : start + rows]) @ centred.T
+        scale = squares[start : start + rows, None] + squares
         block += scale
-        itself = np.arange(stop - start), np.arange(start, stop)
-        block[itself] = np.inf  # known to be 0: not to be recomputed
         row, column = np.nonzero(block <= 1e-3 * scale)  # three digits were lost: recomputed below
         np.sqrt(np.maximum(block, 0, out=block), out=block)
-        block[itself] = 0
-        at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
         for first in range(0, len(row), at_a_time):
             i, j = row[first : first + at_a_time], column[first : first + at_a_time]
             block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)

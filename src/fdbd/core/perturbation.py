@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch, Inputs, as_tensor, logits_of
 from fdbd.core.configuration import expect, one_of, positive
 
+Network = Callable[[Tensor], Batch]
 Objective = Callable[[Batch], Tensor]
 Std = tuple[float, ...] | None
 
@@ -46,32 +47,24 @@ class InputPerturbation(nn.Module):
         std: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        self.epsilon = _checked_epsilon(epsilon)
+        expected = "a number from 0, in pixel units of [0, 1]"
+        self.epsilon = float(expect("epsilon", epsilon, 0 <= epsilon < math.inf, expected))
         self.objective = one_of("objective", objective, "msp", "score")
         self.temperature = float(positive("temperature", temperature))
         self.std = checked_std(std)
 
-    def forward(self, images: Inputs, classifier: Callable[[Tensor], Batch], score: Objective | None = None) -> Tensor:
+    def forward(self, images: Inputs, classifier: Network, score: Objective | None = None) -> Tensor:
         """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher where a sample is more
         in-distribution and depends on that sample alone; None: log softmax of the predicted class."""
-        if score is None:
-            if self.objective == "score":
-                raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
-            score = self._log_softmax
-        return _step(images, classifier, score, self.epsilon, self.std)
+        return self.seen_and_moved(images, classifier, score)[1]
 
     def seen_and_moved(
-        self, images: Inputs, classifier: Callable[[Inputs], Batch], score: Objective | None = None
+        self, images: Inputs, classifier: Network, score: Objective | None = None
     ) -> tuple[Batch, Tensor]:
         """The classifier's batch of the images as they are, and the moved images, from one forward pass."""
-        seen: list[Batch] = []
-
-        def watched(inputs: Inputs) -> Batch:
-            seen.append(classifier(inputs))
-            return seen[-1]
-
-        moved = self(images, watched, score)
-        return (seen[0] if seen else classifier(images)).detach(), moved
+        if score is None and self.objective == "score":
+            raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
+        return _step(images, classifier, score or self._log_softmax, self.epsilon, self.std)
 
     def _log_softmax(self, batch: Batch) -> Tensor:
         # The factor T does not change the sign, and keeps gradients from underflow in half precision.
@@ -91,17 +84,11 @@ class InputPerturbation(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
 
 
-def adversarial(
-    images: Inputs,
-    labels: Tensor,
-    classifier: Callable[[Tensor], Batch],
-    epsilon: float,
-    std: float | Sequence[float] | None = None,
-) -> Tensor:
+def adversarial(images: Inputs, labels: Tensor, classifier: Network, epsilon: float, std: Std = None) -> Tensor:
     """Images moved by one step that raises the cross-entropy of their `labels` (N,): x' = x + ε · sign ∇ₓ CE.
 
     The fast gradient sign method (Goodfellow et al., 2015), with which Lee et al. (2018) make out-of-distribution
-    samples to weight layers by. `epsilon` and `std` are those of `InputPerturbation`.
+    samples to weight layers by. `epsilon` and `std`, one number per channel, are those of `InputPerturbation`.
     """
     labels = as_tensor(labels)
     if labels.shape != (len(images),) or labels.is_floating_point():
@@ -112,12 +99,11 @@ def adversarial(
         logits = _logits(batch)
         return nn.functional.cross_entropy(logits, labels.to(logits.device, torch.int64), reduction="none")
 
-    return _step(images, classifier, cross_entropy, _checked_epsilon(epsilon), checked_std(std))
+    return _step(images, classifier, cross_entropy, epsilon, std)[1]
 
 
-def _step(
-    images: Inputs, classifier: Callable[[Tensor], Batch], objective: Objective, epsilon: float, std: Std
-) -> Tensor:
+def _step(images: Inputs, classifier: Network, objective: Objective, epsilon: float, std: Std) -> tuple[Batch, Tensor]:
+    """The batch of the images as they are, without gradients, and the images moved by one step."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
         given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
         expected = "expected one floating-point tensor (N, C, …): token ids and dicts have no gradient"
@@ -125,11 +111,12 @@ def _step(
     if std is not None and len(std) not in (1, images.shape[1]):
         raise ValueError(f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels")
     if epsilon == 0 or not len(images):
-        return images
+        return classifier(images).detach(), images
     # Independent of the caller's grad mode; only the input's gradient is computed, so that parameters collect none.
     with torch.inference_mode(False), torch.enable_grad():
         moved = images.detach().clone().requires_grad_()
-        score = objective(classifier(moved))
+        seen = classifier(moved)
+        score = objective(seen)
         if score.shape != images.shape[:1]:
             raise ValueError(f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per sample")
         if not score.requires_grad:
@@ -138,16 +125,12 @@ def _step(
         direction = gradient.sign()
         if std is not None:
             direction = direction / direction.new_tensor(std).view(1, -1, *[1] * (images.ndim - 2))
-        return moved.detach() + epsilon * direction
+        return seen.detach(), moved.detach() + epsilon * direction
 
 
 def _logits(batch: Batch) -> Tensor:
     logits = logits_of(batch)
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _checked_epsilon(epsilon: float) -> float:
-    return float(expect("epsilon", epsilon, 0 <= epsilon < math.inf, "a number from 0, in pixel units of [0, 1]"))
 
 
 def checked_std(std: float | Sequence[float] | None) -> Std:

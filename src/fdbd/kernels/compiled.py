@@ -19,18 +19,16 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
-        try:
-            self.compiled = self._compile(cache=True)
-        except RuntimeError:  # numba finds no folder to cache in
-            self.compiled = self._compile(cache=False)
+        self.compiled: Any = None
 
     def _compile(self, cache: bool) -> Any:
         return numba.njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, cache=cache)(self.function)
 
     def __call__(self, *arguments: Any) -> None:
         try:
+            self.compiled = self.compiled or self._compile(cache=True)
             self.compiled(*arguments)
-        except OSError:  # the cache folder is full or went away: compile without it
+        except (RuntimeError, OSError):  # there is no cache folder, or it is full
             self.compiled = self._compile(cache=False)
             self.compiled(*arguments)
 
@@ -57,19 +55,7 @@ def score_rows(
 
 @Kernel
 def add_rows(features: Any, out: Any) -> None:
-    """Add the rows of (N, P) features to `out` (P,) float64, eight at a time so that `out` is read and written once
-    for all of them."""
-    rows, width = features.shape
-    i = 0
-    while i + 8 <= rows:
-        for j in range(width):
-            first = np.float64(features[i, j]) + np.float64(features[i + 1, j])
-            second = np.float64(features[i + 2, j]) + np.float64(features[i + 3, j])
-            third = np.float64(features[i + 4, j]) + np.float64(features[i + 5, j])
-            fourth = np.float64(features[i + 6, j]) + np.float64(features[i + 7, j])
-            out[j] += (first + second) + (third + fourth)
-        i += 8
-    while i < rows:
-        for j in range(width):
+    """Add the rows of (N, P) features to `out` (P,) float64."""
+    for i in range(features.shape[0]):
+        for j in range(features.shape[1]):
             out[j] += np.float64(features[i, j])
-        i += 1

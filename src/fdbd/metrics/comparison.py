@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fdbd.core.batch import ArrayLike
-from fdbd.metrics.points import Floats, as_scores
+from fdbd.metrics.intervals import area_influences, precision_influences
+from fdbd.metrics.points import Counts, Floats, as_scores
 
 Verdict = Literal["higher", "lower", "undecided"]
 
@@ -54,29 +55,32 @@ def delong_test(
     >>> round(result.difference, 4), 0 < result.p_value < 1
     (0.3333, True)
     """
-    first = placements(as_scores(id_scores_a, "id_scores_a"), as_scores(ood_scores_a, "ood_scores_a"))
-    second = placements(as_scores(id_scores_b, "id_scores_b"), as_scores(ood_scores_b, "ood_scores_b"))
-    return compare([first], [second])
+    return compare([influences(id_scores_a, ood_scores_a)], [influences(id_scores_b, ood_scores_b)])
 
 
 class Influences(NamedTuple):
     """What each sample adds to a measure, up to a constant: the measure's variance is that of two means."""
 
     of_id: Floats
-    """(N,) one number per ID sample."""
+    """(N,) one number per ID sample; on AUROC, their mean is the AUROC itself."""
     of_ood: Floats
     """(M,) one number per OOD sample."""
 
 
-def placements(id_scores: ArrayLike, ood_scores: ArrayLike) -> Influences:
-    """Influences on the AUROC: the share of the other side below each sample, ties one half. The mean over ID samples
-    is the AUROC itself."""
-    inside, outside = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
-    return Influences(_share_below(inside, outside), -_share_below(outside, inside))
+def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc") -> Influences:
+    """Influence of each sample on "auroc", "aupr_in" or "aupr_out"."""
+    counts = Counts.of(id_scores, ood_scores)
+    if metric == "aupr_out":
+        of_ood, of_id = (part[::-1] for part in precision_influences(counts.swapped()))
+    else:
+        of_id, of_ood = area_influences(counts) if metric == "auroc" else precision_influences(counts)
+    ascending = counts.scores[::-1]
+    inside, outside = (-1 - np.searchsorted(ascending, as_scores(part, "")) for part in (id_scores, ood_scores))
+    return Influences(of_id[inside], of_ood[outside])
 
 
 def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Comparison:
-    """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from their `placements` on
+    """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from the `influences` on
     each set.
 
     The sets' errors are not independent, since the ID samples are the same, and do not move together either, since the
@@ -105,12 +109,3 @@ def standard_error(sets: Sequence[Influences]) -> float:
     by_id = np.mean([part.of_id for part in sets], axis=0)
     of_ood = sum(part.of_ood.var(ddof=1) / len(part.of_ood) for part in sets) / len(sets) ** 2
     return math.sqrt(by_id.var(ddof=1) / len(by_id) + of_ood)
-
-
-def _share_below(scores: Floats, reference: Floats) -> Floats:
-    """For each score, the share of `reference` below it, ties one half."""
-    order, ordered = np.argsort(scores), np.sort(reference)
-    ascending = scores[order]  # twice as fast to look up as in any order
-    shares = np.empty(len(scores))
-    shares[order] = np.searchsorted(ordered, ascending, "left") + np.searchsorted(ordered, ascending, "right")
-    return shares / (2 * len(reference))

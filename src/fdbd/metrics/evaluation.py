@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import numpy as np
-
 from fdbd.core.batch import ArrayLike
 from fdbd.core.configuration import expect
-from fdbd.metrics.comparison import Influences, placements, standard_error
-from fdbd.metrics.intervals import Interval, aupr_interval, auroc_interval, fpr_interval, precision_influences
-from fdbd.metrics.points import Counts, Floats, area, as_scores, average_precision, false_positive_rate, oriented
+from fdbd.metrics.comparison import influences, standard_error
+from fdbd.metrics.intervals import Interval, aupr_interval, auroc_interval, fpr_interval
+from fdbd.metrics.points import Counts, area, average_precision, false_positive_rate, oriented
 
 Metric = Literal["auroc", "fpr", "aupr_in", "aupr_out"]
 
@@ -120,8 +118,7 @@ def evaluate(
         bootstrap: number of random draws behind the interval of FPR@TPR.
         seed: of these draws; the same seed gives the same interval.
 
-    DeLong, DeLong & Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic
-    curves", Biometrics 44, 1988; the intervals' constructions are described in `fdbd.metrics.intervals`.
+    `fdbd.metrics.intervals` describes how the intervals are constructed.
 
     >>> result = evaluate([2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 2.5])
     >>> round(result.auroc, 4), result.auroc.low < result.auroc < result.auroc.high
@@ -174,30 +171,15 @@ def average(
     value, low, high = (sum(each) / len(parts) for each in zip(*((float(p), p.low, p.high) for p in parts)))
     if len(parts) == 1 or id_scores is None:
         return Estimate(value, low, high)
-    inside = as_scores(id_scores, "id_scores")
-    sets = [as_scores(scores, "ood_scores") for scores in ood_scores]
     if metric == "fpr":
         first = evaluations[0]
-        counts = [oriented(Counts.of(inside, outside), first.positive) for outside in sets]
+        counts = [oriented(Counts.of(id_scores, scores), first.positive) for scores in ood_scores]
         shared: Literal["positive", "negative"] = "positive" if first.positive == "id" else "negative"
         return Estimate(value, *fpr_interval(counts, first.tpr, first.confidence, shared=shared))
-    influences = [_influences(metric, inside, outside) for outside in sets]
-    separate = sum(standard_error([part]) for part in influences) / len(influences)
-    ratio = standard_error(influences) / separate if separate > 0 else 1.0
+    sets = [influences(id_scores, scores, metric) for scores in ood_scores]
+    separate = sum(standard_error([part]) for part in sets) / len(sets)
+    ratio = standard_error(sets) / separate if separate > 0 else 1.0
     return Estimate(value, value - ratio * (value - low), value + ratio * (high - value))
-
-
-def _influences(metric: Metric, inside: Floats, outside: Floats) -> Influences:
-    if metric == "auroc":
-        return placements(inside, outside)
-    counts = Counts.of(inside, outside)
-    if metric == "aupr_in":
-        of_id, of_ood = precision_influences(counts)
-    else:
-        of_ood, of_id = (part[::-1] for part in precision_influences(counts.swapped()))
-    ascending = counts.scores[::-1]
-    places = [len(ascending) - 1 - np.searchsorted(ascending, scores) for scores in (inside, outside)]
-    return Influences(of_id[places[0]], of_ood[places[1]])
 
 
 def as_percent(fraction: float) -> str:

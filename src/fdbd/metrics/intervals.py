@@ -17,7 +17,7 @@ Interval = tuple[float, float]
 
 
 def auroc_interval(counts: Counts, confidence: float) -> Interval:
-    """DeLong's interval (DeLong et al., 1988; computed from sorted scores after Sun & Xu, 2014) on the logit scale.
+    """DeLong's interval (DeLong et al., Biometrics 44, 1988; by ranks after Sun & Xu, 2014), on the logit scale.
 
     Three additions make it hold near 0 and 1, where the variance rests on the few samples that overlap:
 
@@ -30,7 +30,7 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
       with p the largest share of one side that a sample of that size misses with probability 1 − confidence.
     """
     value, pairs = area(counts), min(counts.num_positive, counts.num_negative)
-    variance, freedom = _spread(counts, *_placements(counts))
+    variance, freedom = _spread(counts, area_influences(counts))
     low, high = limits = _pair_limits(value, pairs, confidence)
     if variance > 0:
         inner = _logit_limits(value, variance, freedom, confidence)
@@ -53,7 +53,7 @@ def aupr_interval(counts: Counts, confidence: float) -> Interval:
     roc_low, roc_high = _pair_limits(roc, min(counts.num_positive, counts.num_negative), confidence)
     above = (1 - roc_low) * counts.num_negative / counts.num_positive
     worst = 1 - above * math.log1p(1 / above) if above > 0 else 1.0
-    variance, freedom = _spread(counts, *precision_influences(counts))
+    variance, freedom = _spread(counts, precision_influences(counts))
     if variance <= 0 or value >= 1:
         gain = (roc_high - roc) / (1 - roc) if roc < 1 else 0.0
         return _around(value, worst, value + (1 - value) * gain)
@@ -113,18 +113,17 @@ def _accepted(counts: Counts, rank: np.ndarray) -> Floats:
     return np.where(rank == 0, counts.num_negative, accepted[np.searchsorted(at_or_below, rank)])
 
 
-def _placements(counts: Counts) -> tuple[Floats, Floats]:
-    """For each level, the share of negatives below it and the share of positives above it, ties one half."""
+def area_influences(counts: Counts) -> tuple[Floats, Floats]:
+    """What a positive and a negative at each level add to AUROC, up to a constant: the share of the other side that it
+    is told apart from, ties one half."""
     below = 1 - (np.cumsum(counts.negative) - counts.negative / 2) / counts.num_negative
     above = (np.cumsum(counts.positive) - counts.positive / 2) / counts.num_positive
     return below, above
 
 
 def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
-    """For each level, the influence of a positive and of a negative there on the average precision (up to a constant).
-
-    A positive brings its own precision and raises that of every positive at or below it; a negative lowers them.
-    """
+    """The same for average precision: a positive brings its own precision and raises that of every positive at or below
+    it; a negative lowers them."""
     true, false = np.cumsum(counts.positive), np.cumsum(counts.negative)
     share = counts.positive / counts.num_positive / (true + false) ** 2
     raised = np.cumsum((share * false)[::-1])[::-1] * counts.num_positive
@@ -132,10 +131,10 @@ def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
     return true / (true + false) + raised, -lowered
 
 
-def _spread(counts: Counts, of_positive: Floats, of_negative: Floats) -> tuple[float, float]:
+def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, float]:
     """Variance of a statistic whose influences by level are given, and the degrees of freedom of that variance."""
     variance = uncertainty = 0.0
-    for influence, weight in ((of_positive, counts.positive), (of_negative, counts.negative)):
+    for influence, weight in zip(influences, (counts.positive, counts.negative)):
         number = weight.sum()
         if number < 2:
             return 0.0, 1.0

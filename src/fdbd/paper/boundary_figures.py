@@ -10,7 +10,7 @@ from fdbd.bench import FeatureSet
 from fdbd.core import geometry
 from fdbd.core.batch import Head
 from fdbd.metrics import Comparison, as_percent, auroc
-from fdbd.metrics.comparison import compare, placements, standard_error
+from fdbd.metrics.comparison import compare, influences, standard_error
 from fdbd.paper import plot
 from fdbd.paper.models import average, load_models
 from fdbd.paper.result import Result, difference, difference_of_means
@@ -51,7 +51,7 @@ def regularization(result: Result) -> None:
         rows.append([title, *map(as_percent, (before, after, *overlaps))])
     columns = ["OOD set", "AUROC, plain", "AUROC, regularised", "overlap, plain", "overlap, regularised"]
     result.table(columns, rows, "Overlap: shared area of the two histograms, percent.")
-    plain, divided = ([placements(part[name], part[title]) for title in outside] for part in scores)
+    plain, divided = ([influences(part[name], part[title]) for title in outside] for part in scores)
     raised = sum(gain > 0 for gain in gains.values())
     measured = f"By {100 * np.mean(list(gains.values())):.2f} points; on {raised} of {len(gains)} sets."
     statement = "Regularisation raises the AUROC on average over the OOD sets"
@@ -96,7 +96,7 @@ def deviation(result: Result) -> None:
     for part in profile["sets"][1:]:
         name, overall, within = part["name"], part["auroc"], part["auroc_by_level"]
         if within:
-            error = standard_error([placements(inside, found[name].distance)])  # of the AUROC over all
+            error = standard_error([influences(inside, found[name].distance)])  # of the AUROC over all
             statement = f"{name} is better told from ID among samples of equal deviation"
             values = f"{as_percent(within)} within levels, {as_percent(overall)} over all"
             test = Comparison.of(within - overall, error)

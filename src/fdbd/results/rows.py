@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fdbd.metrics import Estimate, Evaluation, average, evaluate
-from fdbd.metrics.comparison import Influences, placements
+from fdbd.metrics.comparison import Influences, influences
 from fdbd.metrics.evaluation import Metric
 from fdbd.util.version import __version__
 
@@ -178,7 +178,7 @@ class Row:
         """The detector's part in DeLong's tests, by OOD set."""
         if not self.has_scores:
             raise ValueError(f"the scores of {self.name} are not in these results, and a paired test needs them")
-        return {name: placements(self.id_scores, scores) for name, scores in self.ood_scores.items()}
+        return {name: influences(self.id_scores, scores) for name, scores in self.ood_scores.items()}
 
     def to_dict(self, setting: Setting) -> dict[str, Any]:
         """Plain values for JSON, without scores and averages."""
