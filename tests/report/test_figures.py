@@ -72,11 +72,6 @@ def test_a_level_without_samples_has_no_mean(benchmark_: Benchmark) -> None:
     assert outside["auroc_by_level"] is None
 
 
-def test_groups_must_be_at_least_one(benchmark_: Benchmark) -> None:
-    with pytest.raises(ValueError, match="levels is 0"):
-        deviation_profile(benchmark_, levels=0)
-
-
 def test_bars_of_a_sample_are_its_boundary_distances_and_average_to_its_score(benchmark_: Benchmark) -> None:
     standing = sample_standings(benchmark_)
     reference = sorted(d / r for r, d in deviation_and_distance(benchmark_, benchmark_.test))

@@ -240,3 +240,5 @@ def test_helpers_survive_outliers() -> None:
     assert sum(bin_counts(scores, low, high, 10)) == len(scores)
     assert score_range([np.array([np.inf])]) == (0.0, 1.0)
     assert accepting_score(np.array([3.0, 1.0, 2.0, 4.0]), 0.5) == 3.0
+    assert accepting_score(np.arange(1.0, 101.0), 0.95) == 6.0
+    assert bin_counts(np.array([-np.inf, 0.1, 0.9, 7.0]), 0.0, 1.0, 2) == [2, 2]

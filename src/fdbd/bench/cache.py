@@ -159,7 +159,7 @@ class FeatureCache:
                     num_computed += len(arrays["features"])
             else:
                 report(len(images), len(images))
-            return _collect(images, folder, num_computed)
+            return folder.read(images, num_computed)
 
     def verify(self) -> tuple[Problem, ...]:
         """Reads every byte and strikes off what is damaged, so that the next `features` computes it again.
@@ -214,27 +214,6 @@ def model_key(classifier: Classifier) -> str:
         digest.update(f"{name} {values.dtype} {tuple(tensor.shape)}".encode())
         digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _collect(images: Images, folder: _EntryFolder, num_computed: int) -> CachedFeatures:
-    arrays, failures = folder.read()
-    rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
-    if not len(rows):
-        raise ValueError(f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}")
-    if failures:
-        log.warning("%s: %d of %d images are left out: %s", images.name, len(failures), len(images), failures[0].reason)
-    layers = {key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"}
-    return CachedFeatures(
-        name=images.name,
-        features=arrays["features"],
-        labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
-        samples=f"images {images.content_key[:32]}, {len(rows)}",
-        layers=layers or None,
-        images=images.subset(rows) if failures else images,
-        positions=torch.from_numpy(rows),
-        failures=tuple(failures),
-        num_computed=num_computed,
-    )
 
 
 class _EntryFolder:
@@ -301,11 +280,28 @@ class _EntryFolder:
         self.shards[number : number + 1] = [{"count": count, "failures": list(failures), "sha256": sums}]
         self._record()
 
-    def read(self) -> tuple[dict[str, Tensor], list[Failure]]:
-        """The arrays as tensors over memory maps (written to in memory only), and all failures."""
-        count = sum(record["count"] for record in self.shards)
-        arrays = {name: torch.from_numpy(array[:count]) for name, array in self._maps("c").items()}
-        return arrays, [Failure(*failure) for record in self.shards for failure in record["failures"]]
+    def read(self, images: Images, num_computed: int) -> CachedFeatures:
+        """The features of a complete entry."""
+        failures = [Failure(*failure) for record in self.shards for failure in record["failures"]]
+        rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
+        if not len(rows):
+            raise ValueError(f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}")
+        if failures:
+            left_out = f"{len(failures)} of {len(images)} images are left out"
+            log.warning("%s: %s: %s", images.name, left_out, failures[0].reason)
+        arrays = {name: torch.from_numpy(array[: len(rows)]) for name, array in self._maps("c").items()}
+        layers = {key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"}
+        return CachedFeatures(
+            name=images.name,
+            features=arrays["features"],
+            labels=None if images.labels is None else torch.from_numpy(images.labels[rows]),
+            samples=f"images {images.content_key[:32]}, {len(rows)}",
+            layers=layers or None,
+            images=images.subset(rows) if failures else images,
+            positions=torch.from_numpy(rows),
+            failures=tuple(failures),
+            num_computed=num_computed,
+        )
 
     def _maps(self, mode: Any) -> dict[str, Any]:
         return {name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()}

@@ -8,7 +8,7 @@ import os
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache as once
 from pathlib import Path
 from typing import Any, Literal, cast, get_type_hints
@@ -96,10 +96,10 @@ class Config:
             values = parse_toml(source.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # those of TOML and of text encodings are ValueErrors
             raise ValueError(f"{source} is no valid TOML: {one_line(error)}") from None
-        return cls.from_dict(values, source, is_file=True)
+        return replace(cls.from_dict(values, source), source=source)
 
     @classmethod
-    def from_dict(cls, values: Any, source: str | os.PathLike[str] = "config", *, is_file: bool = False) -> Config:
+    def from_dict(cls, values: Any, source: str | os.PathLike[str] = "config") -> Config:
         """Check all that can be checked before any work: names and kinds of the entries, groups, detectors and their
         options, and the preprocessing.
 
@@ -107,7 +107,7 @@ class Config:
             ValueError: for the first entry that is wrong, in one sentence that starts with `source`.
         """
         try:
-            return cls(**_checked(values), source=Path(source) if is_file else None)
+            return cls(**_checked(values))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{source}: {error}") from None
 
@@ -136,7 +136,12 @@ def _checked(values: Any) -> dict[str, Any]:
     checked = {**values, "ood": _ood(values["ood"]), "train": values.get("train") or values["id"]}
     checked["groups"] = _groups(values.get("groups", {}), checked["ood"])
     if "detectors" in values:
-        checked["detectors"] = _detectors(values["detectors"])
+        specs = values["detectors"]
+        specs = [specs] if isinstance(specs, (str, dict)) else specs
+        if not isinstance(specs, list) or not specs:
+            raise ValueError(f"'detectors' is {_short(specs)}, expected a list of names, or of tables with options")
+        detectors_from([spec for spec in specs if not runs_code(spec)])  # code waits for the user's word
+        checked["detectors"] = tuple(specs)
     return checked
 
 
@@ -180,14 +185,6 @@ def _groups(value: Any, ood: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
             raise ValueError(f"group {group!r} has {unknown[0]!r}, which is not among the OOD sets {', '.join(ood)}")
         found[str(group)] = tuple(name for name in ood if name in names.values())
     return found
-
-
-def _detectors(value: Any) -> tuple[Spec, ...]:
-    value = [value] if isinstance(value, (str, dict)) else value
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"'detectors' is {_short(value)}, expected a list of names, or tables with name and options")
-    detectors_from([spec for spec in value if not runs_code(spec)])  # code waits for the user's word
-    return tuple(value)
 
 
 def _short(value: Any) -> str:

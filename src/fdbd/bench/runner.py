@@ -49,11 +49,9 @@ def default_detectors() -> list[str]:
 
 
 class Results(ResultTable):
-    """What `Benchmark.run` returns: rows in the order they were run, with their common setting.
-
-    ``print(results)`` shows the table; `table` gives it for rich, `to_json`, `to_csv`, `to_markdown`, `to_latex` and
-    `to_html` write files, `from_json` reads one, `to_pandas` gives one line per detector and dataset, and `compare`
-    tells whether two detectors differ.
+    """What `Benchmark.run` returns. ``print(results)`` shows the table; `table` gives it for rich, `to_json`, `to_csv`,
+    `to_markdown`, `to_latex` and `to_html` write files, `from_json` reads one, `to_pandas` gives one line per detector
+    and dataset, and `compare` tells whether two detectors differ.
 
     >>> from fdbd.bench import load_bundle
     >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)
@@ -142,10 +140,9 @@ class Benchmark:
         """
         notes = list(self.notes)
         if detectors is None:
-            detectors = default_detectors()
-            if self.validation is None:
-                left_out = [name for name in detectors if create(name).needs.heldout]
-                detectors = [name for name in detectors if name not in left_out]
+            names = default_detectors()
+            detectors = [name for name in names if self.validation or not create(name).needs.heldout]
+            if left_out := [name for name in names if name not in detectors]:
                 notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
         if not isinstance(detectors, Mapping):
             detectors = _by_name(detectors)
@@ -268,25 +265,20 @@ class _FullStatistics:
 
 
 def _by_name(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:
-    """Detectors by the title of their row, told apart by a number: tables and comparisons go by name."""
+    """Detectors by the title of their row: the registered name, the options that are not at their default, and a number
+    where another has the same title."""
     found: dict[str, str | Detector] = {}
     seen: Counter[str] = Counter()
     for item in detectors:
-        name = item if isinstance(item, str) else _title(item)
+        name = item if isinstance(item, str) else item.label
+        if not isinstance(item, str):
+            defaults = {key: parameter.default for key, parameter in inspect.signature(type(item)).parameters.items()}
+            options = {k: v for k, v in item.options().items() if not isinstance(v, (Configured, list))}
+            changed = ", ".join(f"{key}={value}" for key, value in options.items() if value != defaults[key])
+            name += f" ({changed})" if changed else ""
         seen[name] += 1
         found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = item
     return found
-
-
-def _title(detector: Detector) -> str:
-    """A short name for a detector: its registered name and the options that are not at their default."""
-    parameters = inspect.signature(type(detector)).parameters
-    changed = ", ".join(
-        f"{name}={value}"
-        for name, value in detector.options().items()
-        if not isinstance(value, (Configured, list)) and value != parameters[name].default
-    )
-    return f"{detector.label} ({changed})" if changed else detector.label
 
 
 def measure(detector: Detector, samples: FeatureSet, batch_size: int, budget: float = 0.15) -> Latency:
@@ -311,9 +303,9 @@ def measure_forward(network: Classifier, side: int, batch_size: int, budget: flo
 def choose_batch_size(network: Classifier, side: int) -> int:
     """Images per forward pass: the fastest per image of a few sizes, each tried once after a warm-up. A larger one is
     not tried where the last was no gain, so that slow networks are not held up."""
-    best = measure_forward(network, side, 8, budget=0, fewest=2)
-    for size in (32, 128):
-        timing = measure_forward(network, side, size, budget=0, fewest=2)
+    timings = (measure_forward(network, side, size, budget=0, fewest=2) for size in (8, 32, 128))
+    best = next(timings)
+    for timing in timings:
         if timing.median > 0.95 * best.median:
             break
         best = timing
@@ -323,18 +315,18 @@ def choose_batch_size(network: Classifier, side: int) -> int:
 @torch.inference_mode()
 def timed(call: Callable[[Any], Any], inputs: Sequence[Any], count: int, budget: float, fewest: int) -> list[float]:
     """Seconds per sample of each call on `count` samples, for about `budget` seconds, after one that does not count."""
+
+    def run(number: int) -> float:
+        start = time.perf_counter()
+        output = call(inputs[number % len(inputs)])
+        values = output.features if isinstance(output, Batch) else output
+        if values.device.type != "cpu":  # wait for a device that computes on its own
+            values.flatten()[:1].cpu()
+        return (time.perf_counter() - start) / count
+
+    run(0)
     found: list[float] = []
-    _finish(call(inputs[0]))
     end = time.perf_counter() + budget
     while len(found) < fewest or (time.perf_counter() < end and len(found) < 2000):
-        start = time.perf_counter()
-        _finish(call(inputs[len(found) % len(inputs)]))
-        found.append((time.perf_counter() - start) / count)
+        found.append(run(len(found)))
     return found
-
-
-def _finish(output: Any) -> None:
-    """Wait for a device that computes on its own."""
-    values = output.features if isinstance(output, Batch) else output
-    if values.device.type != "cpu":
-        values.flatten()[:1].cpu()

@@ -94,8 +94,6 @@ def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, An
         ``mean``, ``std`` (a list over levels; None where a group has fewer than 5 samples) and, for OOD sets,
         ``auroc`` and ``auroc_by_level``.
     """
-    if levels < 1:
-        raise ValueError(f"levels is {levels}, expected at least 1 group")
     inside, *outside = parts = standings(benchmark)
     edges = balanced_edges([inside.deviation, np.concatenate([part.deviation for part in outside])], levels)
     sets: list[dict[str, Any]] = []
@@ -224,11 +222,7 @@ def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Fl
 
 
 def short(value: float, digits: int = 5) -> float:
-    """A number with a few significant digits: what a screen can show, and JSON can be small with.
-
-    >>> short(0.123456789)
-    0.12346
-    """
+    """A number with a few significant digits: what a screen can show, and JSON can be small with."""
     return float(f"{float(value):.{digits}g}")
 
 
@@ -245,19 +239,11 @@ def score_range(sets: Sequence[Floats]) -> tuple[float, float]:
 
 
 def bin_counts(scores: Floats, low: float, high: float, bins: int) -> list[int]:
-    """How many scores fall in each of `bins` equal bins of [low, high]; those beyond, ±inf too, in the end bins.
-
-    >>> bin_counts(np.array([-np.inf, 0.1, 0.9, 7.0]), 0.0, 1.0, 2)
-    [2, 2]
-    """
+    """How many scores fall in each of `bins` equal bins of [low, high]; those beyond, ±inf too, in the end bins."""
     counts: list[int] = np.histogram(np.clip(scores, low, high), bins, (low, high))[0].tolist()
     return counts
 
 
 def accepting_score(scores: Floats, share: float) -> float:
-    """The largest threshold that at least `share` of the scores reach.
-
-    >>> accepting_score(np.arange(1.0, 101.0), 0.95)
-    6.0
-    """
+    """The largest threshold that at least `share` of the scores reach."""
     return float(np.sort(scores)[::-1][count_to_accept(len(scores), share) - 1])

@@ -13,8 +13,6 @@ from fdbd.report.page import asset, render
 from fdbd.util.extras import require
 from fdbd.util.files import write_text
 
-EMBEDDED = 2000
-"""Thumbnails inside the page, of the most suspicious samples: some 5 MB. The others are links to their files."""
 COLUMNS = {
     "path": "string",
     "label": "int64",
@@ -29,7 +27,7 @@ COLUMNS = {
 
 
 def write_gallery(
-    scores: Path, out: Path, images: Path | None = None, *, embedded: int = EMBEDDED, title: str | None = None
+    scores: Path, out: Path, images: Path | None = None, *, embedded: int = 2000, title: str | None = None
 ) -> int:
     """Write the page of a file of scores, and return its number of rows.
 
@@ -37,16 +35,24 @@ def write_gallery(
         scores: a .parquet or .csv file of `fdbd score`, or its folder of Parquet parts.
         out: the page, one self-contained .html file.
         images: the folder that was scored, for thumbnails; None: the page shows names alone.
-        embedded: thumbnails inside the page, of the most suspicious samples.
+        embedded: thumbnails inside the page, of the most suspicious samples: 2000 are some 5 MB. The others are links
+            to their files.
         title: of the page; default: the file's name.
     """
-    rows = sorted(read_scores(scores), key=_suspicion)
-    thumbnails: list[str | None] = []
-    link = None
-    if images is not None:
-        folder, link = images, os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
-        with ThreadPoolExecutor(4) as pool:
-            thumbnails = list(pool.map(lambda row: _thumbnail(folder / row["name"]), rows[:embedded]))
+
+    def suspicion(row: dict[str, Any]) -> tuple[bool, float]:
+        return row["error"] is None, -math.inf if row["score"] is None else row["score"]
+
+    def picture(row: dict[str, Any]) -> str | None:
+        try:
+            return None if images is None else thumbnail(images / row["name"])
+        except ImageError:
+            return None
+
+    rows = sorted(read_scores(scores), key=suspicion)
+    with ThreadPoolExecutor(4) as pool:
+        thumbnails = list(pool.map(picture, rows[:embedded])) if images else []
+    link = images and os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
     page = render(
         "gallery.html",
         asset("gallery.js"),
@@ -84,19 +90,6 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
         # A path without the apostrophe that keeps a spreadsheet from taking it for a formula.
         row["name"] = name[1:] if name[0] == "'" and name[1:2] in tuple("=+-@\t\r") else name
     return rows
-
-
-def _suspicion(row: dict[str, Any]) -> tuple[bool, float]:
-    """Unreadable samples first, then from the lowest score."""
-    return row["error"] is None, -math.inf if row["score"] is None else row["score"]
-
-
-def _thumbnail(path: Path) -> str | None:
-    """A small picture as a data address; None where the file is no image."""
-    try:
-        return thumbnail(path)
-    except ImageError:
-        return None
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -30,18 +30,27 @@ ROC_SCALE = 1000
 def html(results: ResultTable) -> str:
     """The report of a benchmark as one self-contained HTML page; `Results.to_html` writes it to a file."""
     papers = list(dict.fromkeys(row.paper for row in results.ranked() if row.paper is not None))
-    made = machine()
+    made, setting = machine(), results.setting
     threads = f"{made['threads']} thread{'s' if made['threads'] != 1 else ''}"
+    data = {
+        "id": setting.test[0],
+        "ood": list(setting.ood),
+        "positive": setting.positive,
+        "columns": datasets(results),
+        "detectors": [_detector(results, row) for row in results.ranked()],  # best first, as in the table
+        "classes": list(setting.class_names),
+        "figures": results.figures,
+    }
     return render(
         "page.html",
         '"use strict";\n(() => {\n' + "\n".join(asset(name) for name in SCRIPTS) + "\n})();\n",
-        payload(results),
+        data,
         images="; img-src data:",
-        setting=results.setting,
-        title=results.setting.title or "Out-of-distribution detection, compared",
+        setting=setting,
+        title=setting.title or "Out-of-distribution detection, compared",
         facts=facts(results),
         verdict=verdict(results),
-        convention=convention(results.setting.positive),
+        convention=convention(setting.positive),
         table=table(results),
         failures=results.failures,
         any_finished=bool(results.finished),
@@ -79,20 +88,6 @@ def render(template: str, script: str, data: Any, images: str = "", **values: An
 def asset(name: str) -> str:
     """The text of a file of the page."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def payload(results: ResultTable) -> dict[str, Any]:
-    """Everything that the page's script reads; the detectors come best first, as in the table."""
-    setting = results.setting
-    return {
-        "id": setting.test[0],
-        "ood": list(setting.ood),
-        "positive": setting.positive,
-        "columns": datasets(results),
-        "detectors": [_detector(results, row) for row in results.ranked()],
-        "classes": list(setting.class_names),
-        "figures": results.figures,
-    }
 
 
 def _detector(results: ResultTable, row: Row) -> dict[str, Any]:

@@ -55,17 +55,14 @@ class Latency:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows have in common.
+    """What the rows have in common; what is not explained here is as in `fdbd.Benchmark`.
 
     Attributes:
-        notes: which data and weights, one line each.
-        num_train: training samples that stand behind means and covariances.
+        num_train, num_bank: training samples behind means and covariances, and those of them that are available
+            individually; None: all.
         test, ood: name and size of the ID set; size of each OOD set.
         accuracy: of the classifier on the ID set, a fraction.
         forward: time of the network's forward pass, measured with the rest.
-        num_bank: training samples that are available individually; None: all of them.
-        warnings: what makes the numbers worthless, such as untrained weights; stands above every table.
-        class_names: in the order of the labels, where they are known.
         samples: a key of each set's samples; sets with the same key hold the same samples in the same order.
 
     >>> from fdbd.bench import load_bundle
@@ -168,10 +165,8 @@ class Row:
 
     def average(self, sets: Sequence[str], metric: str) -> Estimate:
         """A measure's mean over these OOD sets, with a joint interval where the scores are known."""
-        evaluations = [self.evaluations[name] for name in sets]
-        if not self.has_scores:
-            return average(evaluations, _MEASURES[metric])
-        return average(evaluations, _MEASURES[metric], self.id_scores, [self.ood_scores[name] for name in sets])
+        scores = (self.id_scores, [self.ood_scores[name] for name in sets]) if self.has_scores else ()
+        return average([self.evaluations[name] for name in sets], _MEASURES[metric], *scores)
 
     @cached_property
     def placements(self) -> dict[str, Influences]:
