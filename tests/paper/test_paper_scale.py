@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from fdbd import cli
 from fdbd.data.datasets import info
-from fdbd.networks.registry import create
+from fdbd.networks.by_name import create
 from fdbd.paper import detector_tables, find, list_experiments, runner
 
 FEWER = {

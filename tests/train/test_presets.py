@@ -75,7 +75,7 @@ SLOW = ("ce-densenet", "csi-resnet18")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in train.list_presets()]
 )
-def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path):
+def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monkeypatch):
     recipe = train.preset(name)
     random = np.random.default_rng(0)
     labels = np.arange(4) % 2
@@ -94,9 +94,8 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path):
         asked.append((dataset, split))
         return images
 
-    trained = train.train(
-        recipe, load=load, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes
-    )
+    monkeypatch.setattr("fdbd.data.datasets.load", load)
+    trained = train.train(recipe, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes)
     assert asked == [(recipe.dataset, "train"), (recipe.dataset, "test")]
     assert trained.history[0]["loss"] == trained.history[0]["loss"], "the loss is a number"
     assert trained.model(torch.zeros(2, 3, 32, 32)).shape == (2, recipe.num_classes)

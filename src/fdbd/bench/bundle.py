@@ -19,9 +19,9 @@ from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.features import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
+from fdbd.networks.by_name import zoo
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.public import ImageNetResNet50
-from fdbd.networks.registry import zoo
 from fdbd.results.rows import Latency
 
 FOLDER = Path(__file__).parent / "data"

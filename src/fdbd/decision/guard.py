@@ -26,7 +26,8 @@ from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
-from fdbd.networks.classifier import PRECISIONS, Classifier, HeadName, rows_finite, split_batch
+from fdbd.networks.classifier import PRECISIONS, Classifier, rows_finite, split_batch
+from fdbd.networks.find_head import HeadName
 from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__

@@ -22,7 +22,8 @@ from fdbd.detectors import Detector
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
 from fdbd.networks.by_name import model_by_name, runs_code
-from fdbd.networks.classifier import PRECISIONS, HeadName
+from fdbd.networks.classifier import PRECISIONS
+from fdbd.networks.find_head import HeadName
 from fdbd.util.devices import device_of
 
 

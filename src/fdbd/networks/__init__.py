@@ -2,8 +2,8 @@
 
 from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.architectures import Network, count_parameters
+from fdbd.networks.by_name import ZooCard, create, list_models, list_zoo, zoo, zoo_card
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, save_weights
-from fdbd.networks.registry import ZooCard, create, list_models, list_zoo, zoo, zoo_card
 
 __all__ = [
     "Network",

@@ -22,6 +22,7 @@ class Network(nn.Module):
     """
 
     head_name: str = "linear"
+    rectified: str = "bn1"  #: the part that a rectifier follows
     num_features: int
 
     def finish(self, num_features: int, num_classes: int) -> None:
@@ -33,8 +34,12 @@ class Network(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity."""
-        raise NotImplementedError
+        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity: all parts but the head, in
+        the order of their registration."""
+        for name, module in self.named_children():
+            if name != self.head_name:
+                x = F.relu(module(x)) if name == self.rectified else module(x)
+        return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Feature map (N, P, h, w) to penultimate features (N, P) if `pre_logits`, else to logits (N, C)."""
@@ -143,15 +148,6 @@ class ResNet(Network):
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
         self.finish(width_in, num_classes)
 
-    def stem(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn1(self.conv1(x)))
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for name, module in self.named_children():
-            x = module(x) if name.startswith("layer") else x
-        return x
-
 
 class CifarResNet(ResNet):
     """`depth` = 6n+2 layers, 16/32/64 channels, parameter-free shortcuts; 64 features."""
@@ -166,16 +162,14 @@ class CompactResNet(Network):
     ResNet-20 spends most of its time moving 16 channels of 32×32 maps through memory. Four wide blocks at 16×16, 8×8
     and 4×4 cost as many multiplications but run at twice the speed on a CPU, and learn in a third of the epochs."""
 
+    rectified = "stem"
+
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         # The stem has a bias and no batch norm: whitened filters (`whiten_stem`) need none.
         self.stem = nn.Conv2d(3, 32, 3, padding=1)
         self.blocks = nn.Sequential(basic(32, 64, 2), basic(64, 128, 2), basic(128, 128, 1), basic(128, 128, 2))
         self.finish(128, num_classes)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.blocks(F.relu(self.stem(x)))
-        return out
 
 
 @torch.no_grad()
@@ -194,17 +188,6 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     weight.copy_(torch.cat([filters, -filters]))
     assert model.stem.bias is not None
     model.stem.bias.zero_()
-
-
-class PreActivated(Network):
-    """Modules in the order of their registration, then a rectifier; head `fc`."""
-
-    head_name = "fc"
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        for name, module in self.named_children():
-            x = x if name == self.head_name else module(x)
-        return F.relu(x)
 
 
 def _stage(*blocks: nn.Module) -> nn.Sequential:
@@ -230,8 +213,10 @@ class _Wide(nn.Module):
         return out + shortcut
 
 
-class WideResNet(PreActivated):
+class WideResNet(Network):
     """`depth` = 6n+4 layers, `widen` times as wide (Zagoruyko and Komodakis, 2016); 128 features at (40, 2)."""
+
+    head_name = "fc"
 
     def __init__(self, depth: int = 40, widen: int = 2, num_classes: int = 10) -> None:
         super().__init__()
@@ -265,9 +250,11 @@ class _Dense(nn.Sequential):
         return torch.cat([x, super().forward(x)], dim=1)  # type: ignore[no-untyped-call]
 
 
-class DenseNet(PreActivated):
+class DenseNet(Network):
     """DenseNet-BC (Huang et al., 2017; Andreas Veit's names) with `depth` layers, growth `growth`, compression 0.5; 342
     features at (100, 12)."""
+
+    head_name = "fc"
 
     def __init__(self, depth: int = 100, growth: int = 12, num_classes: int = 10) -> None:
         super().__init__()

@@ -4,24 +4,28 @@ what the model takes, the model runs once per call, and what its head saw comes 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, Inputs, as_tensor, two_rows
-from fdbd.networks.find_head import check_head, describe_linear_layers, find_heads, get_layer, logits_of, merged_head
+from fdbd.networks.find_head import (
+    HeadName,
+    check_head,
+    describe_linear_layers,
+    find_heads,
+    get_layer,
+    logits_of,
+    merged_head,
+)
 from fdbd.util.devices import device_of
 
-Call = tuple[int, Any, Any]  # index of the watched module, its input, its output
-HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
-"""A head by its module's name or as a module; several that the model averages; None: to be found."""
+Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # that a model may run in under autocast, by name
 
 
@@ -41,7 +45,8 @@ class Classifier(nn.Module):
       stays on. A model in training mode can be neither compiled nor exported.
     - Gradients and autocast follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed.
     - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
-      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
+      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped). A model with graph
+      breaks runs uncompiled.
 
     Args:
         model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global pooling.
@@ -80,26 +85,24 @@ class Classifier(nn.Module):
         self.autocast = autocast
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
         heads = find_heads(self.model, head)
-        self.head_name = "+".join(heads)
-        self._num_heads = len(heads)
-        self._names = (*heads, *self.layer_names)
-        # In a tuple, so that modules are not registered twice. Heads come first.
-        self._watched = (*heads.values(), *(get_layer(self.model, name) for name in self.layer_names))
+        self.head_name, self._heads = "+".join(heads), tuple(heads)
+        # In a plain dict, so that modules are not registered twice.
+        self._watched = heads | {name: get_layer(self.model, name) for name in self.layer_names}
         self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
         self._is_explicit = head is not None
-        self._is_checked = self._is_uncompiled = False
+        self._is_checked = False
         self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
         self._recorder = _Recorder()
         self._handles = [
-            module.register_forward_hook(_Tap(self._recorder, index), with_kwargs=True)
-            for index, module in enumerate(self._watched)
+            module.register_forward_hook(_Tap(self._recorder, name), with_kwargs=True)
+            for name, module in self._watched.items()
         ]
         self._remove_hooks_at_end()
 
     @property
     def head(self) -> Head:
         """The linear head with its present weights."""
-        return merged_head(self._watched[: self._num_heads])
+        return merged_head([self._watched[name] for name in self._heads])
 
     def fingerprint(self) -> str:
         """The head's fingerprint."""
@@ -108,12 +111,8 @@ class Classifier(nn.Module):
     def forward(self, inputs: Inputs) -> Batch:
         """Runs the model once, on what it takes: a tensor, or a dict of keyword arguments; a loader's item with labels
         (see `split_batch`) goes in as it is, and its labels come out. Inputs are moved to the model's device."""
-        labels = None
-        if not isinstance(inputs, Tensor):
-            inputs, labels = split_batch(inputs)
-        weight: Any = self._watched[0].weight
-        if not isinstance(inputs, Tensor) or inputs.device != weight.device:
-            inputs = move(inputs, device_of(self.model))
+        inputs, labels = split_batch(inputs)
+        inputs = _move(inputs, device_of(self.model))
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:
@@ -124,30 +123,23 @@ class Classifier(nn.Module):
                     output = call_model(self.model, inputs)
             finally:
                 self._recorder.traced = None
-            return self._widened(self._collect(calls, output, labels))
-        output = self._run(inputs, calls, self._is_uncompiled)
-        if len(calls) < len(self._watched) and not self._is_uncompiled:
-            # Under torch.compile a graph break in the model leaves this method to Python, but compiles the hooks away.
-            calls.clear()
-            output = self._run(inputs, calls, uncompiled=True)
-            if len(calls) == len(self._watched):
-                self._is_uncompiled = True
-                warnings.warn("the model has graph breaks, so the Classifier runs it uncompiled", stacklevel=2)
+        else:
+            output = self._run(inputs, calls)
         batch = self._collect(calls, output, labels)
-        if not self._is_checked and len(batch.features) and not batch.features.is_meta:
-            rerun = None if self._is_explicit else functools.partial(self._run, inputs, [], self._is_uncompiled)
-            count = next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
-            self._is_checked = check_head(self.model, self.head_name, self.head, batch, output, count, rerun)
-        return self._widened(batch)
+        is_checked = self._is_checked or torch.compiler.is_compiling() or batch.features.is_meta
+        if not is_checked and len(batch.features):
+            self._is_checked = check_head(self.model, self.head_name, self.head, batch, output, self._is_explicit)
+        return batch if self.autocast is None else batch.to(dtype=torch.float32)
 
-    def _run(self, inputs: Any, calls: list[Call], uncompiled: bool) -> Any:
+    # A graph break in the model leaves `forward` to Python, but would compile the hooks away.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run(self, inputs: Any, calls: list[Call]) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
-        call: Any = torch.compiler.disable(call_model) if uncompiled else call_model
         local = self._recorder.local
         local.calls = calls
         try:
             with _eval_mode(self.model), self._precision():
-                return call(self.model, inputs)
+                return call_model(self.model, inputs)
         except RuntimeError as error:
             if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
                 what = f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]})"
@@ -162,35 +154,29 @@ class Classifier(nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(device_of(self.model).type, self.autocast)
 
-    def _widened(self, batch: Batch) -> Batch:
-        return batch if self.autocast is None else batch.to(dtype=torch.float32)
-
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
-        for index, name in enumerate(self._names if len(calls) != len(self._watched) else ()):
-            count = sum(index == call for call, _, _ in calls)
+        for name in self._watched if len(calls) != len(self._watched) else ():
+            count = sum(name == called for called, _, _ in calls)
             if count != 1:
                 what = f"the model called {name!r} {count} times in one forward pass, expected once"
                 advice = "name a module that it calls once (if the model is compiled, compile the Classifier instead)"
                 raise ValueError(f"{what}; {advice}; {describe_linear_layers(self.model)}")
-        seen = {index: (given, result) for index, given, result in calls}
-        features, logits = self._flat(0, *seen[0], output if self._num_heads == 1 else None)
-        if self._num_heads > 1:
-            others = [self._flat(index, *seen[index], None) for index in range(1, self._num_heads)]
-            features = torch.cat([features, *(each for each, _ in others)], dim=1)
-            logits = torch.stack([logits, *(each for _, each in others)]).mean(0)
+        seen = {name: (given, result) for name, given, result in calls}
+        heads = [self._flat(name, *seen[name], output) for name in self._heads]
+        features, logits = heads[0]
+        if len(heads) > 1:
+            features = torch.cat([each for each, _ in heads], dim=1)
+            logits = torch.stack([each for _, each in heads]).mean(0)
         if self._is_binary:
             logits = two_rows(logits)
-        layers = None
-        if self.layer_names:
-            outputs = (seen[index][1] for index in range(self._num_heads, len(self._watched)))
-            layers = {name: self._pool(name, output) for name, output in zip(self.layer_names, outputs)}
-        return Batch(features, logits, None if labels is None else labels.to(features.device), layers)
+        layers = {name: self._pool(name, seen[name][1]) for name in self.layer_names}
+        return Batch(features, logits, None if labels is None else labels.to(features.device), layers or None)
 
-    def _flat(self, index: int, features: Tensor, logits: Tensor, output: Any) -> tuple[Tensor, Tensor]:
+    def _flat(self, name: str, features: Tensor, logits: Tensor, output: Any) -> tuple[Tensor, Tensor]:
         """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token that was kept."""
         if features.ndim == 2:
             return features, logits
-        weight: Any = self._watched[index].weight
+        weight: Any = self._watched[name].weight
         num_classes, num_features = weight.shape[:2]
         if features.ndim > 2 and features.shape[1:].numel() == num_features:
             return features.flatten(1), logits.flatten(1)
@@ -199,7 +185,7 @@ class Classifier(nn.Module):
             return _kept_token(features, logits, output), output
         expected = f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling"
         raise ValueError(
-            f"the head {self.head_name!r} saw an input of shape {tuple(features.shape)}, expected {expected}; dense "
+            f"the head {name!r} saw an input of shape {tuple(features.shape)}, expected {expected}; dense "
             "and token classifiers, and heads that stand before the pooling, are not supported"
         )
 
@@ -241,8 +227,8 @@ class _Recorder:
 class _Tap:
     """The forward hook on one watched module. Outside a Classifier's call it does nothing."""
 
-    def __init__(self, recorder: _Recorder, index: int) -> None:
-        self.recorder, self.index = recorder, index
+    def __init__(self, recorder: _Recorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
         """`others` are keyword arguments and the output; the output alone where a tool (quantisation) has copied the
@@ -250,7 +236,7 @@ class _Tap:
         calls = self.recorder.traced if torch.compiler.is_compiling() else self.recorder.local.calls
         if calls is not None:
             given = (*args, *(others[0].values() if len(others) > 1 else ()))
-            calls.append((self.index, given[0] if given else None, others[-1]))
+            calls.append((self.name, given[0] if given else None, others[-1]))
 
 
 _MODE_LOCK = threading.Lock()
@@ -332,15 +318,13 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
-def move(inputs: Any, device: torch.device) -> Any:
+def _move(inputs: Any, device: torch.device) -> Any:
     """The inputs with every tensor on a device; copies from pinned memory to CUDA do not wait."""
     if isinstance(inputs, Tensor):
         return inputs.to(device, non_blocking=device.type == "cuda")
     if isinstance(inputs, Mapping):
-        return {key: move(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(move(value, device) for value in inputs)
-    return inputs
+        return {key: _move(value, device) for key, value in inputs.items()}
+    return tuple(_move(value, device) for value in inputs) if isinstance(inputs, (tuple, list)) else inputs
 
 
 def rows_finite(inputs: Any) -> Tensor | None:
@@ -352,18 +336,16 @@ def rows_finite(inputs: Any) -> Tensor | None:
     tensor([ True, False])
     """
     found: Tensor | None = None
-    count: int | None = None
-    for name, tensor in _tensors(inputs):
-        count = tensor.shape[0] if count is None and tensor.ndim else count
-        if not tensor.is_floating_point() or not tensor.ndim or tensor.shape[0] != count or name.endswith("mask"):
+    tensors = [(name, tensor.detach()) for name, tensor in _tensors(inputs) if tensor.ndim]
+    for name, tensor in tensors:
+        if not tensor.is_floating_point() or tensor.shape[0] != tensors[0][1].shape[0] or name.endswith("mask"):
             continue
-        values = tensor.detach()
-        others = tuple(range(1, values.ndim))
+        values = tensor[..., None]  # one dimension more, so that there is one to sum over
         # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge numbers, too: look again then.
-        total = values.sum(dim=others, dtype=torch.promote_types(values.dtype, torch.float32)) if others else values
-        finite = torch.isfinite(total)
+        wide = torch.promote_types(values.dtype, torch.float32)
+        finite = torch.isfinite(values.sum(dim=tuple(range(1, values.ndim)), dtype=wide))
         if not torch.compiler.is_compiling() and not finite.all():
-            finite = torch.isfinite(values).flatten(1).all(dim=1) if others else finite
+            finite = torch.isfinite(values).flatten(1).all(dim=1)
         found = finite if found is None else found & finite
     return found
 
@@ -396,15 +378,10 @@ def _as_labels(labels: Any) -> Tensor | None:
     indices = as_tensor(labels)
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
-    if indices.ndim == 2 and indices.shape[1] > 1:
-        raise ValueError(
-            f"labels have shape {tuple(indices.shape)}, expected class indices (N,): turn one-hot labels into indices "
-            "with labels.argmax(1), or give a loader of dicts when the model takes several inputs; models that give a "
-            "sample several labels at once are not supported, since their classes have no boundaries between them"
-        )
     if indices.ndim != 1 or (indices.is_floating_point() and bool((indices != indices.round()).any())):
         raise ValueError(
-            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,); "
-            "give a loader of (inputs, labels), or of dicts when the model takes several inputs"
+            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,): turn "
+            "one-hot labels into indices with labels.argmax(1), or give a loader of dicts when the model takes several "
+            "inputs; models that give a sample several labels at once are not supported"
         )
     return indices.long()

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, two_rows
 
+HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
+"""A head by its module's name or as a module; several that the model averages; None: to be found."""
+
 # Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then single ones.
 _PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"), ("head", "head_dist"))
 _NAMES = ("classifier", "classification_head", "score", "logits_proj", "fc", "head", "heads")
-# What may stand after a head in an nn.Sequential without changing its output in eval mode.
-_PASSIVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
-
-Rerun = Callable[[], Any]
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
-    is_conv = isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1) and module.groups == 1
-    return (is_conv or isinstance(module, nn.Linear)) and not isinstance(module.weight, nn.UninitializedParameter)
-
-
-def find_heads(model: nn.Module, head: str | nn.Module | Sequence[str | nn.Module] | None) -> dict[str, nn.Module]:
+def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
     """Name to module of the linear head; several entries are heads whose outputs the model averages.
 
-    An explicit `head` is looked up. Otherwise timm's ``get_classifier()`` is asked, then the usual attribute names are
-    tried (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken."""
+    Without an explicit `head`, timm's ``get_classifier()`` is asked, then the usual attribute names are tried
+    (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken."""
     names = {module: name for name, module in model.named_modules()}
-    if head is not None:
+    if head is None:
+        modules = _conventional(model) or _layers_in(model)
+    else:
         chosen = head.split("+") if isinstance(head, str) else head if isinstance(head, Sequence) else [head]
-        if not chosen:
-            raise ValueError("head=() names no layer; leave head out or name at least one linear layer")
-        return dict(_explicit(model, names, entry) for entry in chosen)
-    heads = {names[module]: module for module in _conventional(model) or _layers_in(model)}
-    if not heads:
+        modules = [get_layer(model, each) if isinstance(each, str) else each for each in chosen]
+    if not modules:
         raise ValueError(f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its head")
-    for name in heads:
-        _refuse_followers(model, name)
-    return heads
+    for module in modules:
+        if module not in names:
+            _refuse(model, f"head={type(module).__name__}(…) is not a module of the model")
+        if not _is_linear(module):
+            what = f"head={names[module]!r} is a {type(module).__name__}"
+            _refuse(model, f"{what}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d")
+    return {names[module]: module for module in modules}
 
 
 def merged_head(modules: Sequence[nn.Module]) -> Head:
@@ -57,27 +51,23 @@ def merged_head(modules: Sequence[nn.Module]) -> Head:
 
 
 def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
-    """One line for error messages: the linear layers of `model` with their widths, last ones first."""
+    """One line for error messages: the last linear layers of `model` with their widths, from the last."""
     layers = []
     for name, module in model.named_modules():
-        if is_linear(module):
-            kind = "1×1 convolution, " if isinstance(module, nn.Conv2d) else ""
+        if _is_linear(module):
             rows, columns = module.weight.shape[:2]
-            layers.append(f"{name or '(the model itself)'} ({kind}{columns} to {rows})")
-    if not layers:
-        return "it has no linear layers"
-    more = f" and {len(layers) - limit} more before" if len(layers) > limit else ""
-    return f"linear layers found, from the last: {', '.join(layers[: -limit - 1 : -1])}{more}"
+            layers.append(f"{name or '(the model itself)'} ({columns} to {rows})")
+    return f"linear layers found, from the last: {', '.join(layers[: -limit - 1 : -1]) or 'none'}"
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
     """The module called `name`, or an error with the closest names."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name not in modules:
         close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "see model.named_modules() for the names there are"
         raise ValueError(f"{type(model).__name__} has no module named {name!r}; {hint}")
-    return model.get_submodule(name)
+    return modules[name]
 
 
 def logits_of(output: Any) -> Tensor | None:
@@ -92,39 +82,34 @@ def logits_of(output: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def check_head(
-    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, count: int | None, rerun: Rerun | None
-) -> bool:
-    """Raises unless `head` maps the batch's features to its logits and, if found by itself, these are the output of the
-    model for `count` samples. False says that this batch cannot tell, as it is not finite.
-
-    `rerun` runs the model again, to look for the right layer; None: the head was named, and may be followed by more,
-    but not by another number of classes."""
+def check_head(model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_named: bool) -> bool:
+    """Raises unless `head` maps the batch's features to its logits and these are the output of the model. A head that
+    the user named may be followed by more, but not by another number of classes. False: this batch is not finite, and
+    cannot tell."""
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)
-    if given is None and count is not None and len(logits) != count:
-        what = f"it gives a {type(output).__name__}, and its linear layer {name!r} gives {len(logits)} rows for {count}"
-        why = "samples; models for detection and segmentation are not supported"
-        raise ValueError(f"{type(model).__name__} is no classifier of whole samples: {what} {why}")
     if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
         given = given.reshape(len(logits), -1)
         given = two_rows(given) if head.is_binary else given
     if given is None or given.shape != logits.shape:
-        if rerun is not None or (given is not None and given.ndim == 2):
+        if not is_named or (given is not None and given.ndim == 2):
             shape = type(output).__name__ if given is None else tuple(given.shape)
-            what = f"the model gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}"
-            _refuse(model, f"{what}; pass head= to name the layer that holds the logits")
+            what = f"{type(model).__name__} gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}"
+            hint = "models for detection and segmentation are not supported"
+            _refuse(model, f"{what}; pass head= to name the layer that holds the logits; {hint}")
     elif not torch.isfinite(logits).all():
         return False
-    elif rerun is not None and not _is_close(given, logits):
-        if _is_close(given, logits.sigmoid()):
-            _refuse_sigmoid(model, name, head)
-        hint = f"something follows it, such as a softmax, a ReLU, a scaling or a second head: pass head={name!r} to "
-        hint += "take this layer's output as logits all the same, or name another layer"
-        if (behind := _layer_behind(model, given, rerun)) is not None:
-            hint = f"it is that of {behind!r}: pass head={behind!r}"
-        _refuse(model, f"the model's output is not that of its linear layer {name!r}; {hint}")
+    elif not is_named and not _is_close(given, logits):
+        if not head.is_binary and _is_close(given, logits.sigmoid()):
+            raise ValueError(
+                f"{type(model).__name__} ends in a sigmoid for each of its {head.num_classes} classes, so a sample may "
+                "have several at once: such classes have no boundaries between them, and multi-label models are not "
+                f"supported; pass head={name!r} if each sample has one class all the same"
+            )
+        why = "something follows it, such as a softmax, a ReLU, a scaling or a second head"
+        how = f"pass head={name!r} to take this layer's output as logits all the same, or name another layer"
+        _refuse(model, f"the model's output is not that of its linear layer {name!r}; {why}: {how}")
     if not torch.isfinite(features).all():
         what = "is applied to every token and the model does not keep one of them"
         _refuse(model, f"the head {name!r} {what}, expected one prediction per sample")
@@ -138,20 +123,10 @@ def _refuse(model: nn.Module, why: str) -> NoReturn:
     raise ValueError(f"{why}; {describe_linear_layers(model)}")
 
 
-def _layer_behind(model: nn.Module, target: Tensor, rerun: Rerun) -> str | None:
-    """The linear layer whose output is the model's; only looked for when the first guess was wrong."""
-    found: list[str] = []
-
-    def compare(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
-        if output.numel() == target.numel() and _is_close(output.reshape(target.shape), target):
-            found.append(name)
-
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if is_linear(module):
-                hooks.callback(module.register_forward_hook(partial(compare, name)).remove)
-        rerun()
-    return found[-1] if found else None
+def _is_linear(module: nn.Module) -> bool:
+    """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
+    is_conv = isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1) and module.groups == 1
+    return (is_conv or isinstance(module, nn.Linear)) and not isinstance(module.weight, nn.UninitializedParameter)
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:
@@ -159,17 +134,6 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
     is_single = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
     a, b = a.cpu().double(), b.cpu().double()  # not every device has float64
     return bool((a - b).abs().max() <= (1e-3 if is_single else 2e-2) * b.abs().max())
-
-
-def _explicit(model: nn.Module, names: dict[nn.Module, str], head: str | nn.Module) -> tuple[str, nn.Module]:
-    if not isinstance(head, (str, nn.Module)):
-        raise TypeError(f"head is a {type(head).__name__}, expected a module's name or the module itself")
-    if isinstance(head, nn.Module) and head not in names:
-        _refuse(model, f"head={type(head).__name__}(…) is not a module of the model")
-    name, module = (head, get_layer(model, head)) if isinstance(head, str) else (names[head], head)
-    if not is_linear(module):
-        _refuse(model, f"head={name!r} is a {type(module).__name__}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d")
-    return name, module
 
 
 def _conventional(model: nn.Module) -> list[nn.Module]:
@@ -193,7 +157,7 @@ def _layers_in(module: Any) -> list[nn.Module]:
     """The last linear layer inside `module`, or of each of the two heads that it averages."""
     if not isinstance(module, nn.Module):
         return []
-    return _pair_in(module) or [layer for layer in module.modules() if is_linear(layer)][-1:]
+    return _pair_in(module) or [layer for layer in module.modules() if _is_linear(layer)][-1:]
 
 
 def _pair_in(module: nn.Module) -> list[nn.Module]:
@@ -202,36 +166,3 @@ def _pair_in(module: nn.Module) -> list[nn.Module]:
         if all(isinstance(part, nn.Module) for part in pair):
             return [layer for part in pair for layer in _layers_in(part)]
     return []
-
-
-def _refuse_followers(model: nn.Module, name: str) -> None:
-    """An error where something active stands after `name` in the nn.Sequential containers around it."""
-    followers: list[nn.Module] = []
-    parts = name.split(".")
-    for depth, child in enumerate(parts):
-        parent = model.get_submodule(".".join(parts[:depth]))
-        if isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward:
-            names = [each for each, _ in parent.named_children()]
-            after = (parent.get_submodule(each) for each in names[names.index(child) + 1 :])
-            followers += [module for module in after if not isinstance(module, _PASSIVE)]
-    if not followers:
-        return
-    if any(isinstance(module, (nn.Sigmoid, nn.LogSigmoid)) for module in followers):
-        _refuse_sigmoid(model, name, Head.of(model.get_submodule(name)))
-    if any("Pool" in type(module).__name__ for module in followers):
-        what = f"{type(model).__name__} pools after {name!r}, its last linear layer"
-        why = "so no linear head gives one row of logits per sample: this architecture is not supported"
-        raise ValueError(f"{what}, {why}")
-    what = f"{type(followers[0]).__name__} follows {name!r}, so that layer's output is not the model's"
-    advice = f"pass head={name!r} if it holds the logits all the same, or name another layer"
-    _refuse(model, f"{type(model).__name__} does not end in a linear layer: {what}; {advice}")
-
-
-def _refuse_sigmoid(model: nn.Module, name: str, head: Head) -> None:
-    """Classes with a sigmoid each are no alternatives: a sample may have several. One sigmoid alone is two classes."""
-    if not head.is_binary:
-        raise ValueError(
-            f"{type(model).__name__} ends in a sigmoid for each of its {head.num_classes} classes, so a sample may "
-            "have several at once: such classes have no boundaries between them, and multi-label models are not "
-            f"supported; pass head={name!r} if each sample has one class all the same"
-        )

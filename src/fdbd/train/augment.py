@@ -54,18 +54,15 @@ class Augment:
             factors = uniform(3, low=1 - self.jitter, high=1 + self.jitter)
             turn = uniform(low=-self.hue, high=self.hue)
             off = uniform() >= self.jitter_p
-            draws["factors"] = torch.where(off[:, None], torch.ones(()), factors)
-            draws["turn"] = torch.where(off, torch.zeros(()), turn)
+            draws["factors"] = factors.masked_fill(off[:, None], 1)
+            draws["turn"] = turn.masked_fill(off, 0)
         if self.gray_p:
             draws["gray"] = uniform() < self.gray_p
         return draws
 
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
-        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size`, which needs a random crop.
-
-        A resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are."""
-        if size is not None and "size" not in draws and "offset" not in draws:
-            raise ValueError("another image size needs a random crop (pad or area)")
+        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size` if there is a random crop: a
+        resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are."""
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
             images = _resized_crop(images, draws, size)
@@ -79,8 +76,6 @@ class Augment:
 def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None) -> Tensor:
     """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of another `side` the
     offset, 0 … 2·pad, is stretched to all places that the window has."""
-    if padding not in ("constant", "reflect"):
-        raise ValueError(f"padding is 'constant' or 'reflect', not {padding!r}")
     n, _, height, width = images.shape
     offset, device = draws["offset"], images.device
     padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
@@ -99,7 +94,7 @@ def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None
 def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
     """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of half the image."""
     size = draws["size"]
-    theta = torch.zeros(len(images), 2, 3, device=images.device, dtype=images.dtype)
+    theta = images.new_zeros(len(images), 2, 3)
     theta[:, 0, 0] = torch.where(draws["flip"], -size[:, 0], size[:, 0])
     theta[:, 1, 1] = size[:, 1]
     theta[:, :, 2] = draws["centre"]
@@ -110,14 +105,13 @@ def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
 
 def _colour(images: Tensor, draws: Draws) -> Tensor:
     """Brightness, saturation, hue and grey as one colour matrix per sample, then contrast around the mean grey."""
-    n = len(images)
-    to_yiq = _YIQ.to(images)
-    factors = draws.get("factors", torch.ones(n, 3, device=images.device))
-    turn = draws.get("turn", torch.zeros(n, device=images.device)) * (2 * torch.pi)
+    n, to_yiq = len(images), _YIQ.to(images)
+    factors = draws.get("factors", images.new_ones(n, 3))
+    turn = draws.get("turn", images.new_zeros(n)) * (2 * torch.pi)
     saturation = factors[:, 2]
     if "gray" in draws:
-        saturation = torch.where(draws["gray"], torch.zeros((), device=images.device), saturation)
-    matrix = torch.zeros(n, 3, 3, device=images.device)
+        saturation = saturation.masked_fill(draws["gray"], 0)
+    matrix = images.new_zeros(n, 3, 3)
     matrix[:, 0, 0] = 1
     matrix[:, 1, 1] = matrix[:, 2, 2] = saturation * turn.cos()
     matrix[:, 1, 2], matrix[:, 2, 1] = -saturation * turn.sin(), saturation * turn.sin()

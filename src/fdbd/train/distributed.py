@@ -40,24 +40,19 @@ def rows_of(rank: int, size: int, batch: int) -> slice:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """(n, …) on each process to (n · processes, …) on all, with gradient; the tensor itself in one process.
+    """(n, …) on each process to (n · processes, …) on all; the tensor itself in one process.
 
-    Every process computes the same joint loss, so its own rows hold the whole gradient; the factor undoes the averaging
-    that DistributedDataParallel does over processes afterwards."""
-    rank, size = world()
-    if size == 1:
+    Every process computes the same joint loss. The backward pass sums its gradient over processes, and the averaging of
+    DistributedDataParallel afterwards undoes that."""
+    if world()[1] == 1:
         return tensor
-    parts = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(parts, tensor.detach().contiguous())
-    parts[rank] = tensor.clone()
-    if tensor.requires_grad:
-        parts[rank].register_hook(lambda gradient: gradient * size)
-    return torch.cat(parts)
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(tensor))
 
 
 def mean_over_processes(tensor: Tensor) -> Tensor:
     """The mean of a value over processes, for logs; the tensor is changed."""
-    size = world()[1]
-    if size > 1:
+    if (size := world()[1]) > 1:
         dist.all_reduce(tensor)
     return tensor / size

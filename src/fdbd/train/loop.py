@@ -4,29 +4,34 @@ step), so a checkpoint holds no generator state and a run that was killed contin
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fdbd import networks as models
 from fdbd.data import datasets
+from fdbd.data.datasets import Images
 from fdbd.networks.architectures import CompactResNet, whiten_stem
 from fdbd.networks.checkpoint import load_plain
-from fdbd.train.data import Images, normalise, to_float
+from fdbd.train.data import Labelled, labelled_images, normalise, read
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
-from fdbd.train.logs import Display, Log, Row
 from fdbd.train.objectives import OBJECTIVES, Contrastive, fit_linear, head_of, set_head
 from fdbd.train.presets import Preset, preset
 from fdbd.util.devices import choose_device
 from fdbd.util.files import beside
+from fdbd.util.progress import Bar, track
+
+Row = dict[str, float]
+LOGS = ("csv", "tensorboard", "none")
 
 
 @dataclass
@@ -42,11 +47,10 @@ class Trained:
 
 def train(
     recipe: str | Preset,
-    data: Any = None,
-    test: Any = None,
+    data: Labelled | None = None,
+    test: Labelled | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
-    load: Callable[[str, str], Any] = datasets.load,
     device: str | torch.device | None = "auto",
     log: str = "csv",
     progress: bool = True,
@@ -56,18 +60,20 @@ def train(
 ) -> Trained:
     """Train a classifier by a preset's recipe, with any of its fields overridden.
 
-    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair, an object with `.images` and `.labels`, or a
-    dataset of single images; without `data` the preset's dataset is fetched by `load(name, split)`. out: a folder for
-    `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a
-    second call with the same folder continues where the first one stopped. Under `torchrun` the processes share each
-    batch. A GPU is used, with mixed precision and `torch.compile`, where there is one."""
+    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair or as `fdbd.data.datasets.Images`; without `data`
+    the preset's dataset is loaded. out: a folder for `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if
+    given), `log.csv` and `model.safetensors`; a second call with the same folder continues where the first one stopped.
+    Under `torchrun` the processes share each batch. A GPU is used where there is one, with `torch.compile`, and with
+    bfloat16 where it has that."""
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)
+    if log not in LOGS:
+        raise ValueError(f"log {log!r} is none of {', '.join(LOGS)}")
     if data is None:
-        data = load(config.dataset, "train")
-        test = load(config.dataset, "test") if test is None else test
-    train_set = Images(data, config.num_classes, config.image_size)
-    test_set = None if test is None else Images(test, config.num_classes, config.image_size)
+        data = datasets.load(config.dataset, "train")
+        test = datasets.load(config.dataset, "test") if test is None else test
+    train_set = labelled_images(data, config.num_classes, config.image_size)
+    test_set = None if test is None else labelled_images(test, config.num_classes, config.image_size)
     if config.batch_size > len(train_set):
         raise ValueError(f"a batch of {config.batch_size} is larger than the {len(train_set)} images given")
     if (folder := None if out is None else Path(out)) is not None:
@@ -78,9 +84,9 @@ def train(
         torch.cuda.set_device(where)
     with process_group(where), torch.random.fork_rng([where] if where.type == "cuda" else []):
         run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
-        if resume:
-            run.restore()
-        run.fit(log, checkpoint_steps)
+        if resume and folder is not None and (folder / "checkpoint.pt").exists():
+            run.restore(folder / "checkpoint.pt")
+        run.fit(_Log(log, folder if run.rank == 0 else None), checkpoint_steps)
         return run.finish()
 
 
@@ -89,16 +95,40 @@ def _check(config: Preset) -> None:
         raise ValueError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
     if config.optimizer not in ("sgd", "adamw"):
         raise ValueError(f"optimizer {config.optimizer!r} is neither 'sgd' nor 'adamw'")
-    for name in ("epochs", "batch_size", "num_classes"):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
-    if not config.lr > 0:
-        raise ValueError(f"lr must be positive, not {config.lr}")
+    for name in ("epochs", "batch_size", "num_classes", "lr"):
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be positive, not {getattr(config, name)}")
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
     config.rate(0.5)
     if config.start and (card := models.zoo_card(config.start)).model != config.model:
         raise ValueError(f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}")
+
+
+class _Log:
+    """One row per epoch. The whole history is written as CSV each time, so a resumed run leaves no duplicate rows."""
+
+    def __init__(self, kind: str, folder: Path | None) -> None:
+        self.file = folder / "log.csv" if folder is not None and kind == "csv" else None
+        self.board: Any = None
+        if folder is not None and kind == "tensorboard":
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError("TensorBoard logs need it: pip install tensorboard") from error
+            self.board = SummaryWriter(str(folder))
+
+    def write(self, history: list[Row]) -> None:
+        """Record a history whose last row is new."""
+        if self.file is not None:
+            with beside(self.file) as draft, open(draft, "w", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(history[0]))
+                writer.writeheader()
+                writer.writerows(history)
+        elif self.board is not None:
+            for key, value in history[-1].items():
+                self.board.add_scalar(key, value, int(history[-1]["epoch"]))
+            self.board.flush()
 
 
 def _seed(seed: int, stream: int, index: int) -> int:
@@ -116,6 +146,7 @@ class _Run:
         self.device, self.show = device, show
         self.rank, self.processes = world()
         self.rows = rows_of(self.rank, self.processes, config.batch_size)
+        self.labels = torch.as_tensor(data.labels)
         self.epoch_steps = len(data) // config.batch_size
         self.step, self.total = 0, self.epoch_steps * config.epochs
         self.order, self.ordered = torch.empty(0), -1  # the images' order in epoch `ordered`
@@ -128,25 +159,20 @@ class _Run:
         if config.whiten:
             if not isinstance(model, CompactResNet):
                 raise ValueError(f"whiten is for the compact network, not {config.model}")
-            first = to_float(data.batch(torch.arange(min(5000, len(data))))[0])
+            first = read(data, torch.arange(min(5000, len(data))), torch.device("cpu"))
             whiten_stem(model, normalise(first, config.mean, config.std))
         if config.start:
             model.load_state_dict(models.zoo(config.start).state_dict())
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
-        self.objective = OBJECTIVES[config.objective](model, config).to(device)
-        self.model = self.objective.model
         if device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
-            convert = nn.SyncBatchNorm.convert_sync_batchnorm
-            self.objective = convert(self.objective)  # type: ignore[no-untyped-call]
-            self.model = self.objective.model
-        self.objective.to(memory_format=torch.channels_last)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.objective = OBJECTIVES[config.objective](model, config).to(device).to(memory_format=torch.channels_last)
+        self.model = self.objective.model
         self.optimizer = _optimizer(config, self.objective)
         self.kept = copy.deepcopy(self.model).requires_grad_(False).eval() if config.ema else self.model
-        half = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        self.precision = torch.float16 if half else torch.bfloat16
-        self.scaler = torch.amp.GradScaler(device.type, enabled=half)
+        self.mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
         if self.processes > 1:
             devices = [device.index] if device.type == "cuda" else None
@@ -162,8 +188,7 @@ class _Run:
             shuffle = torch.Generator().manual_seed(_seed(config.seed, 1, epoch))
             self.order, self.ordered = torch.randperm(len(self.data), generator=shuffle), epoch
         chosen = self.order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
-        raw, labels = self.data.batch(chosen)
-        images = to_float(raw.to(self.device, non_blocking=True))
+        images = read(self.data, chosen, self.device)
         generator = torch.Generator().manual_seed(_seed(config.seed, 2, self.step))
         size = config.sizes[self.step * len(config.sizes) // self.total] if config.sizes else None
         views = []
@@ -172,7 +197,7 @@ class _Run:
             mine = {key: value[self.rows] for key, value in draws.items()}
             views.append(config.augment.apply(images, mine, size))
         batch = normalise(torch.cat(views), config.mean, config.std)
-        return batch.contiguous(memory_format=torch.channels_last), labels.to(self.device)
+        return batch.contiguous(memory_format=torch.channels_last), self.labels[chosen].to(self.device)
 
     def advance(self) -> None:
         """One optimiser step."""
@@ -183,15 +208,13 @@ class _Run:
             group["lr"] = rate
         torch.manual_seed(_seed(config.seed, 3 + self.rank, self.step))  # for dropout and the like
         self.objective.train()
-        mixed = torch.autocast(self.device.type, self.precision) if self.device.type == "cuda" else nullcontext()
-        with mixed:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
             loss, accuracy = self.forward(images, labels)
-        if not bool(torch.isfinite(loss)) and not self.scaler.is_enabled():
+        if not bool(torch.isfinite(loss)):
             raise RuntimeError(f"the loss is {float(loss.detach())} at step {self.step}: lower lr ({rate:.3g} now)")
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
         self.step += 1
         if self.kept is not self.model:
             self.update_average()
@@ -205,41 +228,43 @@ class _Run:
         for key, average in self.kept.state_dict().items():
             average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(new[key])
 
-    def fit(self, log_kind: str, checkpoint_steps: int) -> None:
+    def fit(self, log: _Log, checkpoint_steps: int) -> None:
         """From where it stands to the end."""
-        log = Log(log_kind, self.folder if self.rank == 0 else None)
-        with Display(self.config.name, self.total, self.step, self.show) as display:
+        with Bar(self.config.name, self.total, self.show) as bar:
             while self.step < self.total:
                 started = time.perf_counter()
                 self.advance()
                 self.seconds += time.perf_counter() - started
                 place = self.step % self.epoch_steps
                 loss, accuracy = (self.sums / (place or self.epoch_steps)).tolist()
-                display.update(display.bar, completed=self.step, state=f"loss {loss:.3f}  accuracy {accuracy:.1%}")
+                bar.description = f"{self.config.name}  loss {loss:.3f}  accuracy {accuracy:.1%}"
+                bar.update(self.step)
                 if place == 0:
-                    row = {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
-                    if self.test is not None:
-                        row["test_accuracy"] = self.evaluate()
-                    rate = self.optimizer.param_groups[0]["lr"]
-                    self.history.append({**row, "lr": rate, "seconds": round(self.seconds, 3)})
-                    self.sums.zero_()
-                    self.seconds = 0.0
-                    display.epoch(self.history[-1])
+                    self.end_epoch({"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy})
                     log.write(self.history)
                 if place == 0 or (checkpoint_steps and self.step % checkpoint_steps == 0):
                     self.save()
 
+    def end_epoch(self, row: Row) -> None:
+        if self.test is not None:
+            row["test_accuracy"] = self.evaluate()
+        row |= {"lr": self.optimizer.param_groups[0]["lr"], "seconds": round(self.seconds, 3)}
+        self.history.append(row)
+        self.sums.zero_()
+        self.seconds = 0.0
+        if self.show:
+            test = f"  test {row['test_accuracy']:.2%}" if "test_accuracy" in row else ""
+            means = f"loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}{test}"
+            print(f"epoch {row['epoch']}  {means}  lr {row['lr']:.4f}  {row['seconds']:.0f} s", flush=True)
+
     @torch.no_grad()
-    def outputs(
-        self, images: Images, count: int | None = None, flip: bool = False, display: Display | None = None
-    ) -> Tensor:
+    def outputs(self, images: Images, count: int | None = None, flip: bool = False, show: bool = False) -> Tensor:
         """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in float32."""
         model, out = self.kept.eval(), []
-        for part in torch.arange(min(count or len(images), len(images))).split(500):
-            batch = normalise(to_float(images.batch(part)[0].to(self.device)), self.config.mean, self.config.std)
+        parts = torch.arange(min(count or len(images), len(images))).split(500)
+        for part in track(parts, "features for the head", enabled=show):
+            batch = normalise(read(images, part, self.device), self.config.mean, self.config.std)
             out.append(model(batch.flip(3) if flip else batch).float().cpu())
-            if display is not None:
-                display.advance(display.bar, len(part))
         return torch.cat(out)
 
     def evaluate(self) -> float:
@@ -247,20 +272,19 @@ class _Run:
         assert self.test is not None
         out, classes = self.outputs(self.test), self.config.num_classes
         if isinstance(self.objective, Contrastive) and not self.has_head:
-            known = nn.functional.normalize(self.outputs(self.data, 5000), dim=1)
-            labels = self.data.labels[: len(known)]
+            known = F.normalize(self.outputs(self.data, 5000), dim=1)
+            labels = self.labels[: len(known)]
             means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)]).nan_to_num()
-            out = out @ nn.functional.normalize(means, dim=1).T
-        return float((out.argmax(dim=1) == self.test.labels).float().mean())
+            out = out @ F.normalize(means, dim=1).T
+        return float((out.argmax(dim=1) == torch.as_tensor(self.test.labels)).float().mean())
 
     def finish(self) -> Trained:
         """Fit the head where the objective leaves none, write the model, and say how good it is."""
         model, config = self.kept, self.config
         if isinstance(self.objective, Contrastive):
             flips = (False, True) if config.linear_flip else (False,)
-            with Display("features for the head", len(flips) * len(self.data), 0, self.show) as display:
-                features = [self.outputs(self.data, None, flip, display) for flip in flips]
-            labels = self.data.labels.repeat(len(flips))
+            features = [self.outputs(self.data, flip=flip, show=self.show) for flip in flips]
+            labels = self.labels.repeat(len(flips))
             head = fit_linear(torch.cat(features), labels, config, _seed(config.seed, 0, 0))
             set_head(model, self.head_name, head.to(self.device))
             self.has_head = True
@@ -275,7 +299,7 @@ class _Run:
 
     def _parts(self) -> dict[str, Any]:
         """What has weights or moments of its own."""
-        parts = {"objective": self.objective, "optimizer": self.optimizer, "scaler": self.scaler}
+        parts = {"objective": self.objective, "optimizer": self.optimizer}
         return parts if self.kept is self.model else {**parts, "average": self.kept}
 
     def save(self) -> None:
@@ -288,11 +312,8 @@ class _Run:
         with beside(self.folder / "checkpoint.pt") as draft:
             torch.save(state, draft)
 
-    def restore(self) -> None:
-        """Go on from the folder's checkpoint, if it has one; another recipe's is an error that names the difference."""
-        path = None if self.folder is None else self.folder / "checkpoint.pt"
-        if path is None or not path.exists():
-            return
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint; another recipe's is an error that names the difference."""
         state: dict[str, Any] = load_plain(path)
         # A field that the file does not know came later: it had its default then.
         old = {**json.loads(_describe(Preset("", ""))), **json.loads(state["config"])}
@@ -315,9 +336,9 @@ def _describe(config: Preset) -> str:
 
 def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:
     parameters = [p for p in module.parameters() if p.requires_grad]
-    decayed = [p for p in parameters if config.decay_all or p.ndim > 1]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": config.weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
     if not config.decay_all:
+        groups[0]["params"] = [p for p in parameters if p.ndim > 1]
         groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr)

@@ -26,9 +26,6 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
     >>> round(float(supcon(z, torch.tensor([0, 0, 1, 1]), temperature=1.0)), 4)
     0.5514
     """
-    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-        shapes = f"{tuple(embeddings.shape)}, {tuple(labels.shape)}"
-        raise ValueError(f"embeddings (M, D) and labels (M,) do not match: {shapes}")
     similarity = embeddings @ embeddings.T / temperature
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
     log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(dim=1, keepdim=True)
@@ -50,8 +47,6 @@ def nearest_accuracy(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def rotate(images: Tensor) -> Tensor:
     """The four quarter turns of square images (N, C, S, S), stacked: (4N, C, S, S), all of turn 0 first."""
-    if images.shape[-1] != images.shape[-2]:
-        raise ValueError(f"quarter turns keep the shape of square images only, not {tuple(images.shape)}")
     return torch.cat([torch.rot90(images, turn, dims=(2, 3)) for turn in range(4)])
 
 

@@ -45,7 +45,7 @@ class Bar:
             self._bar = _rich_bar()
             self._bar.start()
             self._task = self._bar.add_task(self.description, total=self.total)
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._task, completed=done, description=self.description)
 
     def stop(self) -> None:
         """Take the bar away."""
