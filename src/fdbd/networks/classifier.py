@@ -365,8 +365,6 @@ def _with_tensors(value: Any) -> Any:
     """Arrays as tensors. NumPy's default, float64, becomes float32, which networks take."""
     if not isinstance(value, np.ndarray):
         return value
-    if value.dtype.kind not in "biuf":
-        raise TypeError(f"inputs are an array of {value.dtype}, expected numbers")
     return torch.from_numpy(value.astype(np.float32) if value.dtype.kind == "f" else value)
 
 
