@@ -19,7 +19,7 @@ from fdbd.commands.paper import paper
 from fdbd.commands.score import gallery, score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
-from fdbd.util.terminal import INTERRUPTED, answer_interrupts
+from fdbd.util.terminal import INTERRUPTED, answer_interrupts, one_line
 from fdbd.util.version import __version__
 
 COMMANDS = (bench, compare, fit, score, gallery, explain, export, serve, paper, data, cache, train, doctor)
@@ -85,7 +85,7 @@ def _explain(error: Exception) -> int:
     if (show := getattr(error, "show", None)) is not None:  # click's own usage errors know how to print themselves
         show(file=sys.stderr)
     elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
-        note(" ".join(str(error).split()) or type(error).__name__)
+        note(one_line(error))
     elif isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
         note(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")

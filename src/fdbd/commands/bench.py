@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from fdbd.commands import options
 from fdbd.commands.options import JSON, answer, arg, opt, print_table
@@ -103,9 +105,6 @@ def _names(text: str) -> list[str]:
 
 def _show(results: Results, written: list[Path], seconds: float, show_all: bool) -> None:
     """What matters first, in a few lines; then the table."""
-    from rich.console import Console
-    from rich.markup import escape
-
     from fdbd.results.text import verdict
 
     console = Console(highlight=False)

@@ -4,6 +4,8 @@ from enum import Enum
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from fdbd.commands.options import JSON, answer, arg, opt, print_table
 
@@ -20,34 +22,31 @@ def data(
 
     Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`, `fdbd data public:resnet50`
     """
+    from fdbd.data import datasets
+    from fdbd.networks.public import public_network
+    from fdbd.util.progress import Bar
+
     if name is None:
         _list(as_json)
     elif name.startswith("public:"):  # building the network fetches its weights and compares them with their SHA-256
-        from fdbd.networks.public import public_network
-
         network = public_network(name.removeprefix("public:"))
         network.build()
         found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
         answer(found, as_json, f"{name}: {network.file} from {network.source}")
     elif verify:
-        from fdbd.data import datasets
-
         problems = datasets.verify(name, split)
         lines = problems or [f"{name} {split}: as it should be"]
         answer({"name": name, "split": split, "problems": problems}, as_json, *lines)
         if problems:
             raise typer.Exit(1)
     else:
-        from fdbd.data.datasets import load
-        from fdbd.util.progress import Bar
-
         with Bar(f"fetching {name}") as bar:
 
             def progress(done: int, total: int | None) -> None:
                 bar.total = total
                 bar.update(done)
 
-            images = load(name, split, progress=progress)
+            images = datasets.load(name, split, progress=progress)
         fetched = {"name": images.name, "split": split, "images": len(images), "source": images.source}
         answer(fetched, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}")
 
@@ -73,14 +72,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         answer(rows, as_json)
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    titles = {"name": "name", "images": "images", "classes": "classes", "size": "size", "megabytes": "MB"}
-    cells = [
-        [*("" if row[key] is None else str(row[key]) for key in titles), "yes" if row["here"] else ""] for row in rows
-    ]
-    print_table([*titles.values(), "here"], cells)
+    columns = ("name", "images", "classes", "size", "megabytes")
+    cells = [["" if row[key] is None else str(row[key]) for key in columns] for row in rows]
+    here = ["yes" if row["here"] else "" for row in rows]
+    print_table([*columns[:-1], "MB", "here"], [[*line, mark] for line, mark in zip(cells, here)])
     for row in rows:  # beneath, since no column is wide enough
         Console().print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
 

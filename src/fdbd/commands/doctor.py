@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fdbd.commands.options import JSON, answer
+from fdbd.util.terminal import one_line
 
 EXTRAS = {
     "vision": ("torchvision", "timm", "PIL"),
@@ -79,5 +80,5 @@ def _kernels() -> str:
         score = dispatch.folded_score(features, folded, True, predicted=predicted)
         expected = dispatch.plain_score(features, predicted, folded, True)
     except Exception as error:  # whatever a broken compiler raises
-        return f"no: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"no: {type(error).__name__}: {one_line(error)[:200]}"
     return "yes" if torch.allclose(score, expected, rtol=1e-4, atol=1e-5) else "no: its results are wrong here"

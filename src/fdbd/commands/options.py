@@ -6,6 +6,9 @@ from enum import Enum
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fdbd.util.terminal import printable
 
@@ -61,10 +64,6 @@ def print_table(
     caption: str | None = None,
 ) -> None:
     """A table on the terminal, the columns named in `right` aligned there; texts are printed as they are."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     above, below = (None if text is None else Text(printable(text)) for text in (title, caption))
     table = Table(title=above, title_justify="left", caption=below, caption_justify="left")
     for name in titles:

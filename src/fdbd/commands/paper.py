@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import typer
+from rich.console import Console
 
 from fdbd.commands.options import DEVICE, JSON, answer, arg, opt, print_table
 
@@ -37,8 +38,6 @@ def paper(
     if as_json:
         answer(records if name == "all" else records[0], as_json)
     else:
-        from rich.console import Console
-
         console = Console(highlight=False)
         for record in records:
             console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)")

@@ -3,8 +3,8 @@ images: ODIN and MDS, which move them along a gradient, and CSI with its rotated
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -28,43 +28,26 @@ from fdbd.util.terminal import one_line
 METRICS = ("auroc", "fpr95")
 
 
-@dataclass(frozen=True)
-class Part:
-    """The results of one model: on features, and perhaps of detectors that need images, on a part of the samples."""
-
-    title: str
-    all: list[Results]
-
-    def entries(self) -> list[tuple[Results, Row, str]]:
-        """The rows, best first, with the mark of those on images; fDBD stands there once."""
-        found = [(results, row, mark) for results, mark in zip(self.all, ("", " †")) for row in results.ranked()]
-        return [entry for entry in found if not (entry[2] and entry[1].name == "fdbd")]
-
-    def having(self, *names: str) -> list[Results]:
-        """Results that have all these detectors."""
-        return [results for results in self.all if set(names) <= {row.name for row in results.finished}]
-
-
 def detector_table(result: Result) -> None:
     """Run the detectors of an experiment on each of its models."""
     settings = result.settings
-    parts = [_run(model, result) for model in load_models(result)]
-    _averages(parts, result)
-    for part in parts:
+    found = {model.title: _run(model, result) for model in load_models(result)}
+    _averages(found, result)
+    for title, parts in found.items():
         for decide, entry in ((beats, "better"), (beats_everywhere, "better_on_every_set"), (levels, "level")):
             for first, second in settings.get(entry, []):
-                for results in part.having(first, second)[-1:]:  # on images, both are on the same images
-                    result.checks.append(decide(results, first, second, part.title))
-        _cost(part, result)
+                for results in _having(parts, first, second)[-1:]:  # on images, both are on the same images
+                    result.checks.append(decide(results, first, second, title))
+        _cost(parts[0], title, result)
         for name in settings.get("near_chance", []):
-            auroc = average(part.all[0], name, "auroc")
-            statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({part.title})"
+            auroc = average(parts[0], name, "auroc")
+            statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({title})"
             result.check(statement, 0.4 < auroc < 0.6, f"AUROC {as_percent(auroc)}.")
-        result.more += [(results.to_markdown(), results.to_latex()) for results in part.all]
+        result.more += [(results.to_markdown(), results.to_latex()) for results in parts]
     for pairing in settings.get("across_models", []):
-        _across(result, parts, *pairing)
+        _across(result, found, *pairing)
     result.notes.append(f"{convention('id')}.")
-    if any(len(part.all) > 1 for part in parts):
+    if any(len(parts) > 1 for parts in found.values()):
         fitted = f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
         result.notes.append(
             f"† needs images: at most {settings['image_limit']:,} of each set, fitted on {fitted} training images. "
@@ -72,11 +55,12 @@ def detector_table(result: Result) -> None:
             "through the network."
         )
     result.notes += [settings["note"]] if "note" in settings else []
-    result.data = {part.title: [results.to_dict() for results in part.all] for part in parts}
-    _draw(parts, result)
+    result.data = {title: [results.to_dict() for results in parts] for title, parts in found.items()}
+    _draw(found, result)
 
 
-def _run(model: EvaluatedModel, result: Result) -> Part:
+def _run(model: EvaluatedModel, result: Result) -> list[Results]:
+    """The results of one model: on features, and perhaps of detectors that need images, on a part of the samples."""
     settings = result.settings
     specs, wanted = model.settings.get("detectors") or settings["detectors"], model.settings.get("images", [])
     result.say(f"{len(specs)} detectors on {model.title}")
@@ -88,17 +72,28 @@ def _run(model: EvaluatedModel, result: Result) -> Part:
         except (DatasetUnavailable, OSError) as error:
             result.missing.append(f"{', '.join(wanted)} on {model.title} need images: {one_line(error)}")
     result.missing += [f"{row.name} on {model.title} failed: {row.error}" for row in found[0].failures]
-    return Part(model.title, found)
+    return found
 
 
-def _averages(parts: Sequence[Part], result: Result) -> None:
+def _entries(parts: Sequence[Results]) -> list[tuple[Results, Row, str]]:
+    """The rows of a model, best first, with the mark of those on images; fDBD stands there once."""
+    marked = [(results, row, mark) for results, mark in zip(parts, ("", " †")) for row in results.ranked()]
+    return [entry for entry in marked if not (entry[2] and entry[1].name == "fdbd")]
+
+
+def _having(parts: Sequence[Results], *names: str) -> list[Results]:
+    """Results that have all these detectors."""
+    return [results for results in parts if set(names) <= {row.name for row in results.finished}]
+
+
+def _averages(found: Mapping[str, list[Results]], result: Result) -> None:
     rows, notes = [], []
-    for part in parts:
-        setting, best = part.all[0].setting, next(iter(part.all[0].ranked()), None)
+    for title, parts in found.items():
+        setting, best = parts[0].setting, next(iter(parts[0].ranked()), None)
         accuracy = "" if setting.accuracy is None else f", accuracy {as_percent(setting.accuracy)} %"
         sets = f"ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}"
-        notes.append(f"{part.title}: {sets}; fitted on {setting.num_train:,} samples.")
-        for results, row, mark in part.entries():
+        notes.append(f"{title}: {sets}; fitted on {setting.num_train:,} samples.")
+        for results, row, mark in _entries(parts):
             cells = []
             for metric in METRICS:
                 beside = f" (fdbd {as_percent(average(results, 'fdbd', metric))})" if mark else ""
@@ -107,7 +102,7 @@ def _averages(parts: Sequence[Part], result: Result) -> None:
             seconds, forward = row.latencies[-1].median if row.latencies else None, setting.forward_seconds
             cells.append(f"{seconds * 1e6:.3g}" if seconds is not None else "")
             cells.append(f"{seconds / forward:.2%}" if seconds is not None and forward else "")
-            rows.append([part.title, row.name + mark, *cells])
+            rows.append([title, row.name + mark, *cells])
     columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs per sample", "of the forward pass"]
     result.table(columns, rows, *notes)
 
@@ -144,33 +139,34 @@ def _both(results: Results, first: str, second: str) -> str:
     return f"AUROC {auroc[0]} against {auroc[1]}, FPR95 {fpr[0]} against {fpr[1]}."
 
 
-def _cost(part: Part, result: Result) -> None:
-    forward, below = part.all[0].setting.forward_seconds, result.settings.get("cost_below")
-    for row in part.all[0].finished:
+def _cost(results: Results, title: str, result: Result) -> None:
+    forward, below = results.setting.forward_seconds, result.settings.get("cost_below")
+    for row in results.finished:
         if below is not None and forward and row.name == "fdbd":
             seconds = row.latencies[-1].median
-            statement = f"fdbd adds less than {below:.0%} to the forward pass ({part.title})"
+            statement = f"fdbd adds less than {below:.0%} to the forward pass ({title})"
             measured = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
             result.check(statement, seconds < below * forward, measured)
 
 
-def _across(result: Result, parts: Sequence[Part], first: str, detector: str, second: str, other: str) -> None:
+def _across(
+    result: Result, found: Mapping[str, list[Results]], first: str, detector: str, second: str, other: str
+) -> None:
     """Whether a detector on one model separates better than one on another model, where both are there."""
     values = []
     for title, name in ((first, detector), (second, other)):
-        found = [results for part in parts if part.title == title for results in part.having(name)]
-        values += [average(results, name, "auroc") for results in found[:1]]
+        values += [average(results, name, "auroc") for results in _having(found.get(title, []), name)[:1]]
     if len(values) == 2:
         than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
         measured = f"AUROC {as_percent(values[0])} against {as_percent(values[1])}."
         result.check(f"{detector} on the {first} model separates better than {than}", difference(*values), measured)
 
 
-def _draw(parts: Sequence[Part], result: Result) -> None:
+def _draw(found: Mapping[str, list[Results]], result: Result) -> None:
     """One horizontal line with a dot per detector, the best on top."""
-    count = max(len(part.entries()) for part in parts)
-    for line, part in zip(result.axes(8.5, 0.9 + 0.26 * count * len(parts), len(parts), 2), parts):
-        entries = part.entries()
+    height = 0.9 + 0.26 * len(found) * max(len(_entries(parts)) for parts in found.values())
+    for line, (title, parts) in zip(result.axes(8.5, height, len(found), 2), found.items()):
+        entries = _entries(parts)
         names = [row.name + mark for _, row, mark in entries]
         colours = [plot.INSIDE if "fdbd" in name or name == "regDistDB" else plot.GREY for name in names]
         places = np.arange(len(names))[::-1]
@@ -180,7 +176,7 @@ def _draw(parts: Sequence[Part], result: Result) -> None:
             axis.scatter(values, places, color=colours, zorder=3, s=22)
             axis.set_yticks(places, names if metric == "auroc" else [], fontsize=8)
             axis.set_ylim(-0.6, len(names) - 0.4)
-            plot.label(axis, f"{metric.upper()}, percent", title=f"{part.title} (blue: fDBD)")
+            plot.label(axis, f"{metric.upper()}, percent", title=f"{title} (blue: fDBD)")
             axis.grid(axis="x", color="#eeeeee")
 
 
