@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fdbd.commands.options import DEVICE, JSON, answer, arg, opt, print_table
+from fdbd.commands.options import DEVICE, JSON, answer, arg, note, opt, print_table
 
 SCALES = "small: features in the package; public: public networks and images; paper: its own networks and data."
 
@@ -47,6 +47,6 @@ def paper(
             console.print(f"[dim]written in {out}[/dim]")
     for record in records:
         for line in record["missing"]:
-            typer.echo(f"fdbd: {record['name']}: {line}", err=True)
+            note(f"{record['name']}: {line}")
     if not any(record["checks"] for record in records):
         raise typer.Exit(2)
