@@ -204,7 +204,7 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match=r"mean has shape \(5,\), expected \(4,\)"):
         geometry.Folded(head, torch.zeros(5))
     folded = geometry.Folded(head, torch.zeros(4))
-    with pytest.raises(ValueError, match=r"features have shape \(2, 5\), expected \(N, 4\)"):
+    with pytest.raises(ValueError, match=r"features have shape \(2, 5\), expected \(2, 4\)"):
         folded.score(torch.zeros(2, 5, dtype=torch.float64), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(IndexError):
         folded.score(torch.zeros(2, 4, dtype=torch.float64), torch.tensor([0, 3]))

@@ -128,14 +128,14 @@ def test_a_class_that_the_head_does_not_have_is_an_error(bad, rows):
 
 def test_shapes_that_do_not_fit_are_refused_before_memory_is_touched():
     features, logits, folded = problem(5, 8, 4)
-    with pytest.raises(ValueError, match=r"features have shape \(5, 7\), expected \(N, 8\)"):
+    with pytest.raises(ValueError, match=r"features have shape \(5, 7\), expected \(5, 8\)"):
         kernels.folded_score(features[:, :7], folded, True, logits=logits)
-    with pytest.raises(ValueError, match=r"logits of shape \(5, 4\), got \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"logits have shape \(4, 4\), expected \(5, 4\)"):
         kernels.folded_score(features, folded, True, logits=logits[:4])
-    with pytest.raises(ValueError, match=r"predicted classes of shape \(5,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"predicted classes have shape \(4,\), expected \(5,\)"):
         kernels.folded_score(features, folded, True, predicted=torch.zeros(4))
     normals, offsets, center, floor = folded
-    with pytest.raises(ValueError, match="offsets, center and floor"):
+    with pytest.raises(ValueError, match=r"offsets have shape \(3,\), expected \(4,\)"):
         kernels.folded_score(features, (normals, offsets[:3], center, floor), True, logits=logits)
 
 

@@ -26,8 +26,7 @@ S = TypeVar("S", bound="Statistic")
 @runtime_checkable
 class Statistic(Protocol):
     """A summary of training data that is updated by a batch and merged with another of its kind. One whose attribute
-    `finds_non_finite` is true raises `NonFiniteRow` where features hold a NaN or an infinity; for others the driver
-    checks the features first.
+    `finds_non_finite` is true calls `check_finite` on the features itself; for others the driver does.
 
     >>> isinstance(Mean(2), Statistic)
     True
@@ -45,9 +44,7 @@ class Additive:
 
     def merge(self, other: Self) -> None:
         for name in self.sums:
-            mine = getattr(self, name)
-            mine += getattr(other, name)
-            setattr(self, name, mine)
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class NonFiniteRow(ValueError):
@@ -58,12 +55,15 @@ class NonFiniteRow(ValueError):
         self.row, self.what = row, what
 
 
-def check_finite(values: Tensor, what: str) -> None:
-    """Raise NonFiniteRow for the first row of (N, …) values with a NaN or an infinity, at the price of one read."""
-    if values.is_floating_point() and not torch.isfinite(kernels.column_sums(values.detach().flatten(1)).sum()):
+def check_finite(values: Tensor, what: str) -> Tensor:
+    """Raise NonFiniteRow for the first row of (N, …) values with a NaN or an infinity; otherwise return the sums over
+    rows, float64 on the CPU, which show that none has. One read of the values."""
+    sums = kernels.column_sums(values.detach().flatten(1)).cpu()
+    if not math.isfinite(sums.sum().item()):
         bad = ~torch.isfinite(values).flatten(1).all(dim=1)
         if bad.any():  # a float64 sum may overflow although every entry is finite
             raise NonFiniteRow(int(bad.nonzero()[0]), what)
+    return sums
 
 
 def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
@@ -99,7 +99,7 @@ class Mean(Additive):
     tensor([2., 3.], dtype=torch.float64)
     """
 
-    finds_non_finite = True  # the sum shows it, so that no one needs to read the features again
+    finds_non_finite = True
     sums = ("count", "total")
 
     def __init__(self, num_features: int) -> None:
@@ -107,20 +107,17 @@ class Mean(Additive):
         self.total = torch.zeros(num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        total = kernels.column_sums(batch.features).cpu()
-        if not math.isfinite(total.sum().item()):
-            check_finite(batch.features, "its features")
+        self.total += check_finite(batch.features, "its features")
         self.count += batch.features.shape[0]
-        self.total += total
 
     def mean(self) -> Tensor:
         """(P,) float64."""
         return self.total / max(self.count, 1)
 
 
-def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ(z − pivot) (P,) and Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64. The second is symmetric:
-    only blocks on and below the diagonal are multiplied, which saves seven sixteenths."""
+def products(rows: Tensor, pivot: Tensor) -> Tensor:
+    """Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64. It is symmetric: only blocks on and below the
+    diagonal are multiplied, which saves seven sixteenths."""
     width = rows.shape[1]
     squares = torch.zeros(width, width, dtype=torch.float64)
     edges = [width * i // 8 for i in range(9)]
@@ -128,7 +125,7 @@ def products(rows: Tensor, pivot: Tensor) -> tuple[Tensor, Tensor]:
         centred = (piece - pivot).T.contiguous()  # a tenth faster
         for start, stop in pairwise(edges):
             squares[start:stop, :stop].addmm_(centred[start:stop], centred[:stop].T)
-    return kernels.column_sums(rows).cpu() - len(rows) * pivot, squares.tril() + squares.tril(-1).T
+    return squares.tril() + squares.tril(-1).T
 
 
 def features_by_label(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -192,11 +189,9 @@ class Moments:
         if not count:
             return
         pivot = self.average if self.count else next(in_float64(rows[:256])).mean(dim=0)
-        total, squares = products(rows, pivot)
-        if not torch.isfinite(total).all():
-            check_finite(rows, "its features")
-        offset = total / count
-        self._combine(count, pivot + offset, squares.addr_(offset, offset, alpha=-count))
+        average = check_finite(rows, "its features") / count
+        offset = average - pivot
+        self._combine(count, average, products(rows, pivot).addr_(offset, offset, alpha=-count))
 
     def merge(self, other: Self) -> None:
         if other.count:
@@ -417,9 +412,8 @@ class Transformed(Generic[S]):
     def update(self, batch: Batch) -> None:
         size = self.rows or max(len(batch.features), 1)
         for start in range(0, len(batch.features), size):
-            piece = batch if len(batch.features) <= size else batch.rows(slice(start, start + size))
             try:
-                self.statistic.update(self.transform(piece))
+                self.statistic.update(self.transform(batch.rows(slice(start, start + size))))
             except NonFiniteRow as error:
                 raise NonFiniteRow(start + error.row, error.what) from None
 

@@ -32,19 +32,14 @@ def folded_score(
     The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of `logits` (N, C).
     """
     rows, (classes, width) = features.shape[0], folded[0].shape
-    if features.shape != (rows, width):
-        raise ValueError(f"features have shape {tuple(features.shape)}, expected (N, {width}): the head's input")
-    if (folded[1].shape, folded[2].shape, folded[3].shape) != ((classes,), (width,), ()):
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in folded[1:])
-        raise ValueError(f"offsets, center and floor have shapes {shapes}, expected ({classes},), ({width},), ()")
-    if logits is not None and logits.shape != (rows, classes):
-        raise ValueError(f"{rows} rows of features need logits of shape ({rows}, {classes}), got {tuple(logits.shape)}")
+    given = ("features", "offsets", "center", "floor", "logits", "predicted classes")
+    shapes = ((rows, width), (classes,), (width,), (), (rows, classes), (rows,))
+    for name, tensor, shape in zip(given, (features, *folded[1:], logits, predicted), shapes):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, expected {shape} to fit features and head")
     if predicted is None:
         assert logits is not None
         predicted = argmax(logits)
-    elif predicted.shape != (rows,):
-        got = tuple(predicted.shape)
-        raise ValueError(f"{rows} rows of features need predicted classes of shape ({rows},), got {got}")
     elif rows and not tracing() and not 0 <= int(predicted.min()) <= int(predicted.max()) < classes:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
     predicted = predicted.to(features.device, torch.int64)
