@@ -17,7 +17,7 @@ from fdbd.networks.checkpoint import save_weights
 from fdbd.util.files import hash_file
 
 
-@pytest.mark.parametrize("network", public.list_public(), ids=lambda network: network.name)
+@pytest.mark.parametrize("network", public.NETWORKS.values(), ids=lambda network: network.name)
 def test_every_public_network_says_where_it_comes_from(network: public.PublicNetwork) -> None:
     assert len(network.sha256) == 64
     assert network.file
@@ -34,7 +34,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sha256 = hash_file(path)
     make, file = partial(CifarResNet, 8), "weights/small.safetensors"
     changed = replace(public.public_network("resnet20"), make=make, file=file, sha256=sha256, source="a test")
-    monkeypatch.setitem(public._NETWORKS, "resnet20", changed)
+    monkeypatch.setitem(public.NETWORKS, "resnet20", changed)
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))
     return path
 

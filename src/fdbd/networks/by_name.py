@@ -69,23 +69,27 @@ def create(
         raise ValueError(f"num_classes must be at least 1, not {num_classes}")
     source, _, rest = name.partition(":")
     with_classes = {"num_classes": 10 if num_classes is None else num_classes, **options}
-    model: nn.Module | None = None
     if name in _OURS:
         model = _OURS[name](**with_classes)
     elif rest and source not in ("torchvision", "timm"):
         model = _call_factory(name, num_classes, options)
-    if model is None and source in ("torchvision", name):
-        models = require("torchvision.models", "vision")
-        if (rest or name) in models.list_models():
-            model = models.get_model(rest or name, **{"weights": None} | with_classes)
-    if model is None and source in ("timm", name):
-        timm = require("timm", "vision")
-        if timm.is_model(rest or name):
-            model = timm.create_model(rest or name, **{"pretrained": False} | with_classes)
-    if model is None:
-        ours = f"ours are {', '.join(list_models())}; torchvision and timm have none of that name"
-        raise ValueError(f"{source} has no model {rest!r}" if rest else f"no model {name!r}: {ours}")
+    else:
+        model = _from_library(source if rest else "", rest or name, with_classes)
     return model if checkpoint is None else load_checkpoint(model, checkpoint)
+
+
+def _from_library(library: str, name: str, options: dict[str, Any]) -> nn.Module:
+    """A model of torchvision or of timm; of the first that has it where `library` is empty."""
+    if library != "timm" and name in (models := require("torchvision.models", "vision")).list_models():
+        model: nn.Module = models.get_model(name, **{"weights": None} | options)
+    elif library != "torchvision" and (timm := require("timm", "vision")).is_model(name):
+        model = timm.create_model(name, **{"pretrained": False} | options)
+    elif library:
+        raise ValueError(f"{library} has no model {name!r}")
+    else:
+        ours = ", ".join(list_models())
+        raise ValueError(f"no model {name!r}: ours are {ours}; torchvision and timm have none of that name")
+    return model
 
 
 def _call_factory(name: str, num_classes: int | None, options: dict[str, Any]) -> nn.Module:
@@ -200,7 +204,7 @@ def model_by_name(
     says where there is no such model, or none with weights.
 
     Args:
-        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of `fdbd.networks.public.list_public()`;
+        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of `fdbd.networks.public.NETWORKS`;
             ``timm:NAME`` or ``torchvision:NAME``, or such a name alone, with its published weights (torchvision's
             ``NAME.WEIGHTS`` chooses among several); one of `fdbd.models.list_models()`;
             ``package.module:factory``, also from the current folder, whose factory may bring its own weights; or a

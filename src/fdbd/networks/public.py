@@ -182,16 +182,7 @@ _ALL = (
     _resnet(20, "weights/resnet20-12fca82f.th", "12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8"),
     _resnet(56, "weights/resnet56-4bfd9763.th", "4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367"),
 )
-_NETWORKS = {network.name: network for network in _ALL}
-
-
-def list_public() -> list[PublicNetwork]:
-    """Every public network.
-
-    >>> [network.name for network in list_public()][:2]
-    ['resnet50', 'efficientnet-lite0']
-    """
-    return list(_NETWORKS.values())
+NETWORKS = {network.name: network for network in _ALL}
 
 
 def public_network(name: str) -> PublicNetwork:
@@ -200,6 +191,6 @@ def public_network(name: str) -> PublicNetwork:
     >>> public_network("resnet50").preprocess
     'resnet50-caffe'
     """
-    if name not in _NETWORKS:
-        raise ValueError(f"no public network is called {name!r}: there are {', '.join(_NETWORKS)}")
-    return _NETWORKS[name]
+    if name not in NETWORKS:
+        raise ValueError(f"no public network is called {name!r}: there are {', '.join(NETWORKS)}")
+    return NETWORKS[name]

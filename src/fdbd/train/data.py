@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def labelled_images(data: Labelled, num_classes: int, image_size: int = 0) -> Im
     if isinstance(images.images, ImageFiles):
         if not (side := image_size or images.images.size):
             raise ValueError("image files may differ in size: set image_size, the side to train at")
-        images = images.resized(side)
+        images = replace(images, images=images.images.resized(side))
     low, high = labels.min(), labels.max()
     if low < 0 or high >= num_classes:
         raise ValueError(f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's classes")
