@@ -18,11 +18,7 @@ _ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which fit the cache
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero.
-
-    >>> unit(torch.tensor([3.0, 4.0]))
-    tensor([0.6000, 0.8000])
-    """
+    """Rows (…, P) divided by their Euclidean norms; a row of zeros stays zero."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / norms.clamp_min(SMALLEST_NORM)
 
@@ -33,9 +29,6 @@ def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
     Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out of the distance, as ``pinv`` and
     scikit-learn's ``EmpiricalCovariance`` do. If Σ is what a subtraction left of a larger covariance, `total` is the
     trace of the larger one, and variances below `ROUNDING` of it are left out too.
-
-    >>> whitener(torch.diag(torch.tensor([4.0, 0.0]))).diag().tolist()
-    [0.5, 0.0]
     """
     covariance = covariance.to(torch.float64)
     factor, failed = torch.linalg.cholesky_ex(covariance)

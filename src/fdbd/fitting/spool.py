@@ -15,14 +15,7 @@ _ROWS = 4096
 
 
 class Spool:
-    """Batches written to a temporary file, of at most 4,096 rows each, and read back any number of times.
-
-    >>> import torch
-    >>> with Spool() as spool:
-    ...     spool.append(Batch(torch.ones(3, 2)))
-    ...     [batch.features.shape for batch in spool]
-    [torch.Size([3, 2])]
-    """
+    """Batches written to a temporary file, of at most 4,096 rows each, and read back any number of times."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fdbd-spool-")  # noqa: SIM115 - closed by __exit__

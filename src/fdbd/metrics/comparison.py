@@ -18,12 +18,9 @@ Verdict = Literal["higher", "lower", "undecided"]
 class Comparison(NamedTuple):
     """The difference between two detectors, and how sure it is."""
 
-    difference: float
-    """AUROC of the first detector minus that of the second."""
-    standard_error: float
-    """Of the difference."""
-    p_value: float
-    """Two-sided: the probability of a difference at least as large when the detectors are equal."""
+    difference: float  #: AUROC of the first detector minus that of the second
+    standard_error: float  #: of the difference
+    p_value: float  #: two-sided: the probability of a difference at least as large when the detectors are equal
 
     @classmethod
     def of(cls, difference: float, standard_error: float) -> Comparison:
@@ -61,10 +58,8 @@ def delong_test(
 class Influences(NamedTuple):
     """What each sample adds to a measure, up to a constant: the measure's variance is that of two means."""
 
-    of_id: Floats
-    """(N,) one number per ID sample; on AUROC, their mean is the AUROC itself."""
-    of_ood: Floats
-    """(M,) one number per OOD sample."""
+    of_id: Floats  #: (N,) one number per ID sample; for AUROC, their mean is the AUROC itself
+    of_ood: Floats  #: (M,) one number per OOD sample
 
 
 def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc") -> Influences:
@@ -81,26 +76,20 @@ def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc
 
 def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Comparison:
     """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from the `influences` on
-    each set.
-
-    The sets' errors are not independent, since the ID samples are the same, and do not move together either, since the
-    OOD samples are not: the variance of the mean is computed from both parts (`standard_error`).
-    """
+    each set."""
     for a, b in zip(first, second):
-        if len(a.of_id) != len(b.of_id) or len(a.of_ood) != len(b.of_ood):
-            raise ValueError(
-                f"the detectors scored different samples: {len(a.of_id)} ID and {len(a.of_ood)} OOD against "
-                f"{len(b.of_id)} ID and {len(b.of_ood)} OOD"
-            )
+        of_a, of_b = (f"{len(part.of_id)} ID and {len(part.of_ood)} OOD" for part in (a, b))
+        if of_a != of_b:
+            raise ValueError(f"the detectors scored different samples: {of_a} against {of_b}")
         if min(len(a.of_id), len(a.of_ood)) < 2:
-            raise ValueError(f"a comparison takes two samples per side, got {len(a.of_id)} ID and {len(a.of_ood)} OOD")
+            raise ValueError(f"a comparison takes two samples per side, got {of_a}")
     parts = [Influences(a.of_id - b.of_id, a.of_ood - b.of_ood) for a, b in zip(first, second)]
     difference = float(np.mean([part.of_id.mean() for part in parts]))
     return Comparison.of(difference, standard_error(parts))
 
 
 def standard_error(sets: Sequence[Influences]) -> float:
-    """Standard error of a measure's mean over OOD sets that share their ID samples.
+    """Standard error of a measure's mean over OOD sets that share their ID samples but not their OOD samples:
 
         var = var_i(mean_j A_ji) / N + Σ_j var_k(B_jk) / M_j / J²
 

@@ -58,12 +58,9 @@ class Evaluation:
     """
 
     auroc: Estimate
-    fpr: Estimate
-    """False-positive rate at the true-positive rate `tpr`, in the convention `positive`."""
-    aupr_in: Estimate
-    """ID as positive, whatever `positive` is."""
-    aupr_out: Estimate
-    """OOD as positive."""
+    fpr: Estimate  #: false-positive rate at the true-positive rate `tpr`, in the convention `positive`
+    aupr_in: Estimate  #: ID as positive, whatever `positive` is
+    aupr_out: Estimate  #: OOD as positive
     tpr: float
     positive: Literal["id", "ood"]
     confidence: float
@@ -149,11 +146,9 @@ def average(
     id_scores: ArrayLike | None = None,
     ood_scores: Sequence[ArrayLike] = (),
 ) -> Estimate:
-    """Mean of a measure over OOD sets.
-
-    AUROC and AUPR: the mean of the sets' intervals, scaled by the ratio of the mean's standard error (joint, from each
-    sample's influence) to the mean of the sets' standard errors. FPR@TPR: the draws behind the sets' intervals, made
-    together, so that the ID samples vary once for all sets.
+    """Mean of a measure over OOD sets. Its interval is, for AUROC and AUPR, the mean of the sets' intervals, scaled by
+    the ratio of the mean's standard error to the mean of the sets' standard errors; for FPR@TPR it comes from the draws
+    behind the sets' intervals, made together, so that the ID samples vary once for all sets.
 
     Args:
         evaluations: one per OOD set.

@@ -16,17 +16,12 @@ Floats = NDArray[np.float64]
 
 
 class Counts(NamedTuple):
-    """How many positives and negatives have each distinct score, from the highest score down.
+    """How many positives and negatives have each distinct score, from the highest score down. Samples with equal scores
+    share a level, so that no measure can depend on their order."""
 
-    Samples with equal scores share a level, so that no measure can depend on their order.
-    """
-
-    positive: Floats
-    """(L,) counts; float64, exact up to 2⁵³."""
-    negative: Floats
-    """(L,) counts."""
-    scores: Floats
-    """(L,) the distinct scores, descending."""
+    positive: Floats  #: (L,) counts; float64, exact up to 2⁵³
+    negative: Floats  #: (L,) counts
+    scores: Floats  #: (L,) the distinct scores, descending
 
     @classmethod
     def of(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
@@ -84,11 +79,8 @@ def fpr_at_tpr(
 
     With ``positive="id"`` (the usual FPR95): the share of OOD samples with score ≥ t, where t is the largest threshold
     that at least `tpr` of the ID samples reach. With ``positive="ood"`` (OpenOOD, pytorch-ood): the share of ID samples
-    flagged when at least `tpr` of the OOD samples are.
-
-    Samples that tie with t are all accepted: no threshold can split them. Only attained points of the ROC curve count,
-    there is no interpolation; a curve from which collinear points were dropped, as ``sklearn.metrics.roc_curve`` does
-    by default, can only give an equal or larger rate.
+    flagged when at least `tpr` of the OOD samples are. Samples that tie with t are all accepted, and there is no
+    interpolation between the points of the ROC curve.
 
     >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.0, 1.5, 2.5], tpr=0.75)
     0.333...

@@ -8,11 +8,7 @@ from torch import nn
 
 def choose_device(name: str | torch.device | None = "auto") -> torch.device:
     """The device that a name stands for: "auto" or None, the first of cuda, mps and xpu that is here, else cpu; or
-    a device as torch writes it, such as "cuda:1", which a ValueError says is not here.
-
-    >>> choose_device("cpu")
-    device(type='cpu')
-    """
+    a device as torch writes it, such as "cuda:1", which a ValueError says is not here."""
     here = [kind for kind in ("cuda", "mps", "xpu") if _has(kind)]
     if name is None or name == "auto":
         return torch.device([*here, "cpu"][0])
@@ -26,11 +22,7 @@ def choose_device(name: str | torch.device | None = "auto") -> torch.device:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's first parameter or buffer is; the CPU where it has none.
-
-    >>> device_of(nn.Linear(2, 2))
-    device(type='cpu')
-    """
+    """Where a module's first parameter or buffer is; the CPU where it has none."""
     first = next(itertools.chain(module.parameters(), module.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
