@@ -4,8 +4,6 @@ They hold features only, in float16 or as 8-bit codes; logits are computed from 
 `tools/make_bundle.py` writes them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -55,11 +53,9 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
     _, test = _read(FOLDER / f"{name}-test.safetensors")
 
     def samples(title: str, key: str) -> FeatureSet:
-        labels = test.get(f"{key}.labels")
+        labels = test[f"{key}.labels"].long() if f"{key}.labels" in test else None
         # Bundles of one ID set hold the same images, so rows of two models can be compared in pairs.
-        return FeatureSet(
-            title, test[f"{key}.features"], labels if labels is None else labels.long(), samples=f"bundle {key}"
-        )
+        return FeatureSet(title, test[f"{key}.features"], labels, samples=f"bundle {key}")
 
     def forward(size: int) -> Latency:
         """The weights do not matter for time, and those of ResNet-50 are not in the package."""

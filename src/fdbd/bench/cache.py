@@ -6,8 +6,6 @@ shard, in order: its rows, its failures, and the checksum of its part of each ar
 written, so a killed run resumes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -44,8 +42,7 @@ FORMAT = 1
 _SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Arrays = dict[str, NDArray[Any]]
-Progress = Callable[[int, int], None]
-"""Called with the images done so far, and in all."""
+Progress = Callable[[int, int], None]  # called with the images done so far, and in all
 
 
 class Problem(NamedTuple):
@@ -79,12 +76,9 @@ class Entry(NamedTuple):
 class CachedFeatures(FeatureSet):
     """Features of one dataset under one model, over a memory map: writing to them changes memory only."""
 
-    positions: Tensor
-    """(N,) positions of the samples in the dataset: all but the failures."""
-    failures: tuple[Failure, ...]
-    """Images that could not be decoded; they are counted and left out."""
-    num_computed: int
-    """Images that went through the network in this call; 0: all came from the cache."""
+    positions: Tensor  #: (N,) positions of the samples in the dataset: all but the failures
+    failures: tuple[Failure, ...]  #: images that could not be decoded; they are counted and left out
+    num_computed: int  #: images that went through the network in this call; 0: all came from the cache
 
 
 class FeatureCache:

@@ -1,8 +1,6 @@
 """Benchmarks as small files that read like the sentence "this model, this ID set, these OOD sets, these detectors", and
 the benchmark that such a config becomes when the network has run once over each set."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import reprlib
@@ -16,6 +14,7 @@ from typing import Any, Literal, cast, get_type_hints
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.runner import Benchmark, choose_batch_size, measure_forward
@@ -33,8 +32,7 @@ from fdbd.util.terminal import one_line
 Say = Callable[[str], None]
 Spec = str | Mapping[str, Any]
 """A name such as "react+fdbd" or "package.module:Class", or a table with `name`, options and perhaps a `title`."""
-EXAMPLE = Path(__file__).with_name("example.toml")
-"""The file that `fdbd bench --init` copies."""
+EXAMPLE = Path(__file__).with_name("example.toml")  # the file that `fdbd bench --init` copies
 _EXPECTED: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text", lambda value: isinstance(value, str)),
     int: ("a positive whole number", lambda value: type(value) is int and value >= 1),
@@ -85,7 +83,7 @@ class Config:
     source: Path | None = None
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Config:
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """Read a .toml file."""
         source = Path(path)
         if source.suffix != ".toml":
@@ -99,7 +97,7 @@ class Config:
         return replace(cls.from_dict(values, source), source=source)
 
     @classmethod
-    def from_dict(cls, values: Any, source: str | os.PathLike[str] = "config") -> Config:
+    def from_dict(cls, values: Any, source: str | os.PathLike[str] = "config") -> Self:
         """Check all that can be checked before any work: names and kinds of the entries, groups, detectors and their
         options, and the preprocessing.
 
@@ -212,7 +210,7 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
         options = {key: None if value == "none" else value for key, value in options.items()}
         if runs_code(name) and not trust:
             raise ValueError(f"the detector {name} is code to run: say that you trust it with --trust-model")
-        detector = _own(name, options) if runs_code(name) else create(name, **options)
+        detector = _own_detector(name, options) if runs_code(name) else create(name, **options)
         shown = ", ".join(f"{key}={value}" for key, value in options.items())
         title = title or (f"{name} ({shown})" if shown else name)
         if title in found:
@@ -227,7 +225,7 @@ def runs_code(spec: Spec) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def _own(name: str, options: Mapping[str, Any]) -> Detector:
+def _own_detector(name: str, options: Mapping[str, Any]) -> Detector:
     make: Any = import_object(name, "detector")
     try:
         detector = make(**options)
@@ -308,7 +306,7 @@ def benchmark_of(
     warnings = [f"UNTRAINED WEIGHTS: {config.model} has random weights, and every number below is noise."]
     for samples in (id_sets["train"], id_sets["test"]):
         agreement = Agreement(head.num_classes)
-        for batch in samples.batches() if samples.labels is not None else ():
+        for batch in samples:
             agreement.add(cast(Tensor, batch.labels), head(batch.features).argmax(dim=1))
         if text := agreement.warning(samples.name, named.class_names):
             say(text)

@@ -1,7 +1,5 @@
 """Benchmark: all detectors on the same features, in one process; the failure of one leaves the others' results."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import inspect
@@ -30,8 +28,7 @@ from fdbd.util.devices import device_of
 from fdbd.util.files import write_text
 from fdbd.util.progress import track
 
-BATCH_SIZES = (1, 256)
-"""At which scores are timed."""
+BATCH_SIZES = (1, 256)  # at which scores are timed
 
 
 def default_detectors() -> list[str]:

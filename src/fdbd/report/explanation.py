@@ -1,7 +1,5 @@
 """Where one sample stands, as numbers and as a picture: boundaries around it, its score among those of calibration."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
@@ -28,16 +26,12 @@ class Sample(NamedTuple):
     score: float
     p_value: float
     is_ood: bool
-    threshold: float
-    """Of the predicted class, where each has its own."""
-    standing: float
-    """Fraction of the calibration scores below the sample's."""
+    threshold: float  #: of the predicted class, where each has its own
+    standing: float  #: fraction of the calibration scores below the sample's
     boundaries: list[dict[str, Any]]
     """The nearest first: ``name`` of the other class, ``distance``, and ``share`` of the average distance to all."""
-    others: int
-    """Boundaries that are farther away and not listed."""
-    calibration: NDArray[Any]
-    """(n,) calibration scores."""
+    others: int  #: boundaries that are farther away and not listed
+    calibration: NDArray[Any]  #: (n,) calibration scores
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the calibration scores; a number that is not finite is None."""

@@ -3,8 +3,6 @@
 Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in ``Results.figures``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Sequence
@@ -29,13 +27,10 @@ Floats = NDArray[np.float64]
 OUTER = 0.005
 """Share of a set's scores, at either end, that may lie beyond a histogram's range and is counted in its end bins."""
 LEVELS = 8
-FEWEST = 5
-"""Samples that a group takes before its mean and spread say anything."""
+FEWEST = 5  # samples that a group takes before its mean and spread say anything
 BINS = 40
-NEAREST = 9
-"""Boundaries shown for a sample."""
-HUGE = 1e100
-"""Deviations and distances beyond this count as not finite: their squares would not be."""
+NEAREST = 9  # boundaries shown for a sample
+HUGE = 1e100  # deviations and distances beyond this count as not finite: their squares would not be
 ID_SAMPLES = {"odd": 0.02, "typical": 0.5, "clear": 0.98}
 OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
 """Which samples are shown, by the quantile of their score."""
@@ -56,10 +51,8 @@ class Standing(NamedTuple):
 
     samples: FeatureSet
     rows: NDArray[np.int64]
-    deviation: Floats
-    """‖z − μ‖, not below the smallest denominator of fDBD."""
-    distance: Floats
-    """avgDistDB, the average distance to the boundaries of the predicted class."""
+    deviation: Floats  #: ‖z − μ‖, not below the smallest denominator of fDBD
+    distance: Floats  #: avgDistDB, the average distance to the boundaries of the predicted class
 
     @property
     def scores(self) -> Floats:

@@ -1,7 +1,5 @@
 """The gallery: what `fdbd score` wrote as one page on which a person reviews samples, the most suspicious first."""
 
-from __future__ import annotations
-
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor

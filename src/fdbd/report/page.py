@@ -1,8 +1,6 @@
 """The page: template, style, script and data put together into one string that needs nothing else. Its figures are
 drawn from plain JSON values: histograms, ROC curves, latencies; never the scores."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math
@@ -20,11 +18,9 @@ from fdbd.util.extras import require
 
 SCRIPTS = ("chart.js", "table.js", "histograms.js", "roc.js", "deviation.js", "samples.js", "latency.js", "main.js")
 BINS = 48
-RANK_BINS = 40
-"""A bin of ID ranks is 2.5 % wide, so that the threshold of FPR95 stands at the end of one."""
+RANK_BINS = 40  # a bin of ID ranks is 2.5 % wide, so that the threshold of FPR95 stands at the end of one
 ROC_POINTS = 80
-ROC_SCALE = 1000
-"""ROC rates are whole numbers of this: finer than a pixel."""
+ROC_SCALE = 1000  # ROC rates are whole numbers of this: finer than a pixel
 
 
 def html(results: ResultTable) -> str:

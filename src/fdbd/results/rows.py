@@ -1,7 +1,5 @@
 """The rows of a benchmark and what they have in common, as plain data that is written to JSON and read back."""
 
-from __future__ import annotations
-
 import base64
 import math
 import platform
@@ -13,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fdbd.metrics import Estimate, Evaluation, average, evaluate
 from fdbd.metrics.comparison import Influences, influences
@@ -22,10 +21,8 @@ from fdbd.util.version import __version__
 _MEASURES: dict[str, Metric] = {"auroc": "auroc", "fpr95": "fpr", "aupr_in": "aupr_in", "aupr_out": "aupr_out"}
 METRICS = tuple(_MEASURES)
 SMALLER_IS_BETTER = {"fpr95"}
-ALL = "average"
-"""The group of all OOD sets."""
-_PLAIN = ("name", "paper", "fit_seconds", "from_bank")
-"""Attributes of a row that JSON holds as they are."""
+ALL = "average"  # the group of all OOD sets
+_PLAIN = ("name", "paper", "fit_seconds", "from_bank")  # attributes of a row that JSON holds as they are
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Latency:
     high: float = math.nan
 
     @classmethod
-    def of(cls, batch_size: int, seconds: Sequence[float]) -> Latency:
+    def of(cls, batch_size: int, seconds: Sequence[float]) -> Self:
         """From the seconds per sample of single calls. The interval of the median is that of its order statistics,
         which holds for any distribution; with fewer than six calls it is their range."""
         ordered = sorted(seconds)
@@ -106,7 +103,7 @@ class Setting:
         return {**asdict(self), "test": test, **words}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Setting:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote, by this version or by 0.1.0."""
         forward = values.get("forward", ())
         if "forward" not in values and values.get("forward_seconds"):  # 0.1.0: one number, at a batch of 32
@@ -149,7 +146,7 @@ class Row:
     error: str | None = None
 
     @classmethod
-    def of(cls, name: str, scores: Mapping[str, Tensor], positive: Literal["id", "ood"], **more: Any) -> Row:
+    def of(cls, name: str, scores: Mapping[str, Tensor], positive: Literal["id", "ood"], **more: Any) -> Self:
         """The row of scores by set, the ID set first, with their evaluations; `more` are further attributes."""
         (_, inside), *outside = scores.items()
         evaluations = {title: evaluate(inside, part, positive=positive) for title, part in outside}
@@ -180,18 +177,15 @@ class Row:
         if self.error is not None:
             return {"name": self.name, "error": self.error}
         latency = [{**asdict(timing), "of_forward": setting.share_of_forward(timing)} for timing in self.latencies]
-        return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            "latency": latency,
-            "datasets": {name: evaluation.to_dict() for name, evaluation in self.evaluations.items()},
-        }
+        datasets = {name: evaluation.to_dict() for name, evaluation in self.evaluations.items()}
+        return {**{name: getattr(self, name) for name in _PLAIN}, "latency": latency, "datasets": datasets}
 
     def scores_to_dict(self) -> dict[str, Any]:
         """The scores as text: the bytes of little-endian numbers in base64."""
         return {"id": _packed(self.id_scores), "ood": {name: _packed(part) for name, part in self.ood_scores.items()}}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Row:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` wrote, with ``groups`` and perhaps ``scores`` beside it."""
         if "error" in values:
             return cls(values["name"], error=values["error"])

@@ -1,7 +1,5 @@
 """ResultTable: the rows of a benchmark with what can be asked of them, and every format that needs no report."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -125,7 +123,7 @@ class ResultTable:
                 marks[row.name] = "tied"
         return marks
 
-    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> Table:
+    def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> "Table":
         """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
         those that do not. With `top`, so many detectors, fDBD in any case, and a short caption."""
         return rich_table(self, metrics, width, top)
@@ -197,7 +195,7 @@ class ResultTable:
         writer.writerows(records)
         return write_text(path, text.getvalue())
 
-    def to_pandas(self) -> DataFrame:
+    def to_pandas(self) -> "DataFrame":
         """`records` as a DataFrame."""
         return require("pandas", "report").DataFrame(self.records())
 
@@ -216,10 +214,8 @@ class Compared(NamedTuple):
     detector: str
     first: Estimate
     second: Estimate
-    comparison: Comparison
-    """Of the second with the first: positive where the second is better."""
-    paired: bool
-    """Whether both scored the same samples, so that the errors that they share cancel."""
+    comparison: Comparison  #: of the second with the first: positive where the second is better
+    paired: bool  #: whether both scored the same samples, so that the errors that they share cancel
 
 
 def compare_results(first: ResultTable, second: ResultTable) -> tuple[list[str], list[Compared]]:

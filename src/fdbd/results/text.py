@@ -17,16 +17,13 @@ if TYPE_CHECKING:
 
     from fdbd.results.table import ResultTable
 
-SHOWN = ("auroc", "fpr95")
-"""Metrics of a table, where none are named."""
+SHOWN = ("auroc", "fpr95")  # metrics of a table, where none are named
 TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out"}
 ARROWS = {"auroc": "↑", "fpr95": "↓", "aupr_in": "↑", "aupr_out": "↑"}
 Rows = Iterable[Sequence[str]]
 TIED, BANK = "~", "†"
-OURS = "fdbd"
-"""The detector whose place is told even when it is not the best."""
-SHORT_CAPTION = 2
-"""Lines of a short caption: the data, and the conventions."""
+OURS = "fdbd"  # the detector whose place is told even when it is not the best
+SHORT_CAPTION = 2  # lines of a short caption: the data, and the conventions
 LATEX_SETS, LATEX_ROWS = 3, 42
 """OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class."""
 
@@ -36,8 +33,7 @@ class Column(NamedTuple):
 
     about: str
     heading: str
-    cells: list[tuple[str, str]]
-    """Text and "best", "tied" or ""."""
+    cells: list[tuple[str, str]]  #: text and "best", "tied" or ""
 
     @property
     def title(self) -> str:
