@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from fdbd.data.datasets import from_folder
-from fdbd.data.folders import find_images
-from fdbd.data.images import CHANGED, ImageError, decode
+from fdbd.data.images import CHANGED, ImageError, decode, find_images
 from fdbd.data.inputs import open_images
 from fdbd.data.labels import Agreement, as_classes, class_order
 

@@ -33,7 +33,7 @@ def score(
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
     """
-    from fdbd.data.folders import describe_skipped
+    from fdbd.data.images import describe_skipped
     from fdbd.jobs.scoring import Engine, score_files
 
     where = Engine(engine.value, address, device, batch_size, workers)

@@ -1,5 +1,5 @@
-"""Image files to RGB arrays, refusing what is broken or too large; and Images: those of one dataset, in memory or
-decoded on access, with labels and a key. Pillow decodes; none of its global settings is changed here."""
+"""Image files to RGB arrays, refusing what is broken or too large; and Images: those of one dataset or folder, in
+memory or decoded on access, with labels and a key. Pillow decodes; none of its global settings is changed here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+import stat
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.data.labels import as_classes
+from fdbd.data.labels import as_classes, classes_by_folder
 from fdbd.util.extras import require
 from fdbd.util.files import file_hashes, sha256_of_array
 from fdbd.util.terminal import one_line
@@ -68,12 +70,9 @@ def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: i
             return np.array(_upright_rgb(image), dtype=np.uint8)
     except ImageError:
         raise
-    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
-        raise ImageError(f"{label} has more pixels than the limit of {max_pixels:,}") from error
     except Exception as error:  # a broken file can make a decoder raise nearly anything
-        reason = getattr(error, "strerror", None) or one_line(error)
-        if isinstance(error, pil.UnidentifiedImageError):
-            reason = "cannot identify the format"
+        is_unknown = isinstance(error, pil.UnidentifiedImageError)
+        reason = "cannot identify the format" if is_unknown else getattr(error, "strerror", None) or one_line(error)
         raise ImageError(f"{label} is not a readable image ({reason})") from error
 
 
@@ -157,7 +156,7 @@ class ImageFiles(Sequence[Pixels]):
             raise ImageError(f"{name} {CHANGED}")
         return image if self.size is None else centre_square(image, self.size)
 
-    def resized(self, size: int | None) -> ImageFiles:
+    def resized(self, size: int) -> ImageFiles:
         """The same files, as centre squares."""
         return replace(self, size=size)
 
@@ -274,6 +273,69 @@ class Images:
             return self
         names = tuple(class_names or map(str, range(num_classes)))
         return replace(self, labels=labels, classes=names, find_key=lambda: self.content_key)
+
+
+def find_images(folder: str | os.PathLike[str]) -> Images:
+    """Image files below a folder at any depth, by their ending, in the order of the parts of their paths, with the
+    classes of `classes_by_folder`; a ValueError where there is none.
+
+    Each folder is read once, links to folders after the others, so that loops end. Only regular files are read: pipes
+    and devices, which can block a reader forever, are skipped like hidden entries. A link to nothing is an image that
+    cannot be read."""
+    root = os.fspath(folder)
+    skipped: Counter[str] = Counter()
+    met: set[tuple[int, int]] = set()
+    piles: dict[str, list[str]] = {"image": [], "folder": [""], "link": []}  # paths below the root
+    while piles["folder"] or piles["link"]:
+        name = (piles["folder"] or piles["link"]).pop()
+        path = os.path.join(root, name)
+        try:
+            found = os.stat(path)
+            if (found.st_dev, found.st_ino) in met:
+                skipped["a link to a folder met before"] += 1
+                continue
+            met.add((found.st_dev, found.st_ino))
+            with os.scandir(path) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            if not name:
+                raise
+            skipped["a folder that cannot be read"] += 1
+            continue
+        for entry in ordered:
+            kind = _kind(entry)
+            if kind in piles:
+                piles[kind].append(f"{name}/{entry.name}" if name else entry.name)
+            else:
+                skipped[kind] += 1
+    if not (names := sorted(piles["image"], key=lambda name: name.split("/"))):
+        raise ValueError(f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
+    classes, labels = classes_by_folder(names)
+    return Images(ImageFiles(names, folder=root), labels, classes, Path(root).name, root, skipped=skipped)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """``"image"``, ``"folder"``, ``"link"`` to a folder, or why the entry is skipped."""
+    if entry.name.startswith("."):
+        return "hidden"
+    is_image = os.path.splitext(entry.name)[1].lower() in EXTENSIONS
+    kind = "image" if is_image else "without the ending of an image"
+    try:
+        mode = entry.stat().st_mode
+    except OSError:  # a link to nothing, or to itself
+        return kind
+    if stat.S_ISDIR(mode):
+        return "link" if entry.is_symlink() else "folder"
+    return kind if stat.S_ISREG(mode) else "neither a file nor a folder"
+
+
+def describe_skipped(skipped: Mapping[str, int]) -> str:
+    """What was skipped, for the end of a sentence; nothing where nothing was.
+
+    >>> describe_skipped({"hidden": 3})
+    '; skipped: 3 hidden'
+    """
+    return f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
 
 
 def _sha256(text: str, more: bytes = b"") -> str:

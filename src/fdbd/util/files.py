@@ -100,12 +100,12 @@ def check_place(path: Path) -> None:
 def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]) -> None:
     """One sentence where writing `out` would overwrite one of the inputs, also through links."""
     for path in inputs:
-        is_same = False
         with contextlib.suppress(OSError, ValueError):  # one that is not there is not overwritten
-            is_same = path is not None and os.path.samefile(out, os.path.expanduser(path))
-        if is_same:
-            what = f"the output {os.fspath(out)!r} is also an input"
-            raise FileExistsError(f"{what}, which would be lost; choose another --out")
+            if path is not None and os.path.samefile(out, os.path.expanduser(path)):
+                break
+    else:
+        return
+    raise FileExistsError(f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out")
 
 
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:

@@ -22,11 +22,9 @@ class Bar:
 
     def __init__(self, description: str, total: int | None = None, enabled: bool = True) -> None:
         self.description, self.total, self._enabled = printable(description), total, enabled
-        self._started = time.monotonic()
-        self._next_line = self._started + FIRST_LINE_SECONDS
-        self._has_lines, self._done = False, 0
+        self._started, self._done = time.monotonic(), 0
+        self._next_line, self._has_lines = self._started + FIRST_LINE_SECONDS, False
         self._bar: Any = None
-        self._task: Any = None
 
     def update(self, done: int) -> None:
         """So many items are done."""
@@ -39,20 +37,12 @@ class Bar:
                 self._next_line, self._has_lines = now + LINE_SECONDS, True
                 self._line()
             return
-        if self._bar is None:
-            if now - self._started < QUIET_SECONDS:
-                return
+        if self._bar is None and now - self._started >= QUIET_SECONDS:
             self._bar = _rich_bar()
             self._bar.start()
-            self._task = self._bar.add_task(self.description, total=self.total)
-        self._bar.update(self._task, completed=done, description=self.description)
-
-    def stop(self) -> None:
-        """Take the bar away."""
+            self._bar.add_task(self.description, total=self.total)
         if self._bar is not None:
-            self._bar.stop()
-        elif self._has_lines:
-            self._line(is_last=True)
+            self._bar.update(self._bar.task_ids[0], completed=done, description=self.description)
 
     def _line(self, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
@@ -66,7 +56,10 @@ class Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.stop()
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._has_lines:
+            self._line(is_last=True)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:

@@ -38,23 +38,13 @@ def _is_here(target: Path, algorithm: str, digest: str | None, what: str) -> boo
 
 
 def fetch(
-    url: str,
-    target: Path,
-    *,
-    sha256: str | None = None,
-    md5: str | None = None,
-    max_bytes: int = MAX_BYTES,
-    timeout: float = TIMEOUT_SECONDS,
-    progress: Progress | None = None,
+    url: str, target: Path, *, sha256: str | None = None, md5: str | None = None, progress: Progress | None = None
 ) -> Path:
     """Downloads `url` (http or https) to `target`, which appears only when it is whole and verified, and returns it.
     Nothing is done where the target exists and has the hash. Two processes that fetch the same target take turns.
 
-    Args:
-        sha256, md5: the published hash, if there is one. It proves the result, so an interrupted download goes on where
-            it stopped; without a hash it starts over, and only the length that the server announced is checked.
-        max_bytes: the most that is accepted.
-        timeout: seconds without an answer.
+    The hash, if one is published, proves the result, so an interrupted download goes on where it stopped; without one
+    it starts over, and only the length that the server announced is checked.
     """
     if not url.startswith(("http://", "https://")):
         raise DownloadError(f"{url} is not an http address")
@@ -66,7 +56,7 @@ def fetch(
         for attempt in range(1, _ATTEMPTS + 1):
             start = part.stat().st_size if digest and part.exists() else 0
             try:
-                _append(url, part, start, max_bytes, timeout, progress)
+                _append(url, part, start, progress)
             except DownloadError:
                 raise
             except (http.client.HTTPException, OSError) as error:
@@ -83,13 +73,13 @@ def fetch(
     return target
 
 
-def _append(url: str, part: Path, start: int, max_bytes: int, timeout: float, progress: Progress | None) -> None:
+def _append(url: str, part: Path, start: int, progress: Progress | None) -> None:
     """Appends to `part` what follows byte `start`; where the server knows no ranges, all is written anew."""
     headers = {"User-Agent": "fdbd", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         if error.code == 416 and start:
             return  # nothing is left to ask for
@@ -100,8 +90,8 @@ def _append(url: str, part: Path, start: int, max_bytes: int, timeout: float, pr
         total = done + int(length) if length is not None else None
         while chunk := response.read(_CHUNK):
             done += len(chunk)
-            if max(done, total or 0) > max_bytes:
-                raise DownloadError(f"{url} has {max(done, total or 0):,} bytes, more than the limit of {max_bytes:,}")
+            if (size := max(done, total or 0)) > MAX_BYTES:
+                raise DownloadError(f"{url} has {size:,} bytes, more than the limit of {MAX_BYTES:,}")
             file.write(chunk)
             if progress is not None:
                 progress(done, total)

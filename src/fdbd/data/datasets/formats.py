@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from fdbd.data.datasets.archive import members
 from fdbd.data.datasets.download import DownloadError
 from fdbd.data.datasets.info import DatasetInfo
-from fdbd.data.folders import find_images
-from fdbd.data.images import ImageFiles, Images, Pixels, decode
+from fdbd.data.images import ImageFiles, Images, Pixels, decode, find_images
 from fdbd.data.npz import NpzImages, array_names, read_array
 from fdbd.util.extras import require
 from fdbd.util.files import file_hashes, hash_file, stamp_key
