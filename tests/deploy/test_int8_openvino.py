@@ -107,8 +107,8 @@ def test_a_function_in_one_file_is_a_target_of_the_command(run, guard: fdbd.Guar
     monkeypatch.setattr(deploy, "_TARGETS", dict(deploy._TARGETS))
 
     @deploy.export_target(".toy")
-    def export_toy(guard: fdbd.Guard, path: Path, example: fdbd.Batch, *, class_names, opset) -> str:
-        path.write_text(f"{guard.detector.label} {len(example.features)} {class_names} {opset}")
+    def export_toy(guard: fdbd.Guard, path: Path, example: torch.Tensor, *, class_names, opset) -> str:
+        path.write_text(f"{guard.detector.label} {len(example)} {class_names} {opset}")
         return "is a toy"
 
     guard.save(tmp_path / "guard.safetensors")

@@ -36,7 +36,6 @@ def export(
     import torch
 
     from fdbd.core.batch import Batch
-    from fdbd.data.images import decode
     from fdbd.data.inputs import open_rows
     from fdbd.decision.guard_file import open_guard
     from fdbd.deploy import find_export
@@ -55,24 +54,25 @@ def export(
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device="cpu", features=features)
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    head = opened.guard.detector.head
-    given: torch.Tensor | Batch  # an image and noise, the first features of a file, or noise
-    if opened.preprocess is not None:
-        size = opened.preprocess.size
-        noise = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), np.uint8)
-        given = opened.preprocess(noise if example is None else [decode(example), *noise[1:]])
-    elif example is None:
-        given = Batch(torch.randn(ROWS, head.num_features, generator=torch.Generator().manual_seed(0)).abs())
-    else:
-        first = next(iter(Loader(open_rows(str(example)), head, (), None, Engine())), None)
+    head, preprocess = opened.guard.detector.head, opened.preprocess
+
+    def load(data: str, workers: int | None = None) -> Loader:
+        return Loader(open_rows(data, "test"), head, opened.class_names, preprocess, Engine(workers=workers))
+
+    if example is not None:
+        first = next(iter(load(str(example), workers=1)), None)
         if first is None:
-            raise ValueError(f"{str(example)!r} holds no features to verify the graph on")
-        given = Batch(first.features[:ROWS].clone())
+            raise ValueError(f"{str(example)!r} holds nothing to verify the graph on")
+        given = first.features if isinstance(first, Batch) else first[0]
+    elif preprocess is not None:
+        noise = np.random.default_rng(0).integers(0, 256, (ROWS, preprocess.size, preprocess.size, 3), np.uint8)
+        given = preprocess(noise)
+    else:
+        given = torch.randn(ROWS, head.num_features, generator=torch.Generator().manual_seed(0)).abs()
     asked: dict[str, object] = {"class_names": opened.class_names or None, "opset": opset or OPSET}
     if calibration is not None:
-        data = Loader(open_rows(calibration, "test"), head, opened.class_names, opened.preprocess, Engine())
-        asked |= {"data": data, "disagreement": max_disagreement}
-    result = write(opened.guard, out, given, **asked)
+        asked |= {"data": load(calibration), "disagreement": max_disagreement}
+    result = write(opened.guard, out, given[:ROWS].clone(), **asked)
     about = metadata(out) if out.suffix.lower() == ".onnx" else {}
     verified = "agrees with torch to 1e-4" if isinstance(result, Path) else str(result)
     line = f"{out}: {out.stat().st_size / 1e6:.1f} MB, {opened.guard.detector.label}, {verified}"

@@ -5,10 +5,10 @@ Higher score = more in-distribution. Knows scores and predicted classes, never f
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -90,7 +90,7 @@ class Threshold(nn.Module):
         tensor([2.], dtype=torch.float64)
         """
         runs = _runs(scores, labels, per_class, num_classes)
-        threshold = cls("quantile", _fraction("tpr", tpr), *runs, per_class)
+        threshold = cls("quantile", float(_fraction("tpr", tpr)), *runs, per_class)
         if empty := (threshold.offsets.diff() == 0).nonzero().flatten().tolist():
             many = f"{len(empty)} of {threshold.num_classes} classes have no calibration samples"
             text = f"{many} and take the threshold of all samples; the first is class {empty[0]}"
@@ -118,7 +118,8 @@ class Threshold(nn.Module):
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
-        return cls("conformal", _fraction("alpha", alpha), *_runs(scores, labels, per_class, num_classes), per_class)
+        runs = _runs(scores, labels, per_class, num_classes)
+        return cls("conformal", float(_fraction("alpha", alpha)), *runs, per_class)
 
     @classmethod
     def of(
@@ -329,41 +330,32 @@ def check_target(tpr: float | None, alpha: float | None) -> None:
         raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
 
 
+def as_decimal(fraction: float) -> Fraction:
+    """The ratio that is meant, without rounding errors: 1/10 for ``1 - 0.9``."""
+    return Fraction(fraction).limit_denominator(10**9)
+
+
 def count_to_accept(count: int, tpr: float) -> int:
     """The smallest k with k / count ≥ tpr."""
-    tpr = _fraction("tpr", tpr)
-    k = math.ceil(tpr * count)
-    while (k - 1) / count >= tpr:
-        k -= 1
-    return k
+    return math.ceil(_fraction("tpr", tpr) * count)
 
 
 def count_to_flag(count: int, alpha: float) -> int:
     """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below is OOD."""
-    alpha = _fraction("alpha", alpha)
-    k = math.floor(alpha * (count + 1)) + 1
-    while k / (count + 1) > alpha:
-        k -= 1
-    return k
+    return math.floor(_fraction("alpha", alpha) * (count + 1))
 
 
 def samples_for(alpha: float) -> int:
     """The smallest number of calibration samples for a conformal threshold at `alpha`."""
-    return next(n for n in itertools.count(max(math.ceil(1 / alpha) - 2, 0)) if count_to_flag(n, alpha))
+    return math.ceil(1 / _fraction("alpha", alpha)) - 1
 
 
-def as_decimal(fraction: float) -> float:
-    """`fraction`, rounded to twelve digits if that undoes a rounding error: ``1 - 0.9`` is meant to be 0.1."""
-    fraction = float(fraction)
-    rounded = float(f"{fraction:.12g}")
-    return rounded if abs(rounded - fraction) <= 2.3e-16 else fraction
-
-
-def _fraction(name: str, value: float) -> float:
-    if not 0 < value <= 1 or (name == "alpha" and value == 1):
-        expected = "between 0 and 1" if name == "alpha" else "above 0 and at most 1"
+def _fraction(name: str, value: float) -> Fraction:
+    is_alpha = name == "alpha"
+    if not (0 < value < 1 or (value == 1 and not is_alpha)) or not (ratio := as_decimal(value)):
+        expected = "between 0 and 1" if is_alpha else "above 0 and at most 1"
         raise ValueError(f"{name} is {value}, expected a fraction {expected}")
-    return as_decimal(value)
+    return ratio
 
 
 def _runs(scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes: int | None) -> tuple[Tensor, Tensor]:

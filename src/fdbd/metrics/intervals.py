@@ -84,7 +84,7 @@ def fpr_interval(
     """
     from scipy.special import betaincinv
 
-    tpr, rng = as_decimal(tpr), np.random.default_rng(seed)
+    tpr, rng = float(as_decimal(tpr)), np.random.default_rng(seed)
     value = float(np.mean([false_positive_rate(counts, tpr) for counts in sets]))
     uniform = rng.random(draws) if shared == "negative" and len(sets) > 1 else None
 
