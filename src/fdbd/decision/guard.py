@@ -78,10 +78,9 @@ class Guard(nn.Module):
         detector = as_detector(detector)
         if shaping is not None:
             detector = Shaped(create_shaping(shaping, before=type(detector)), detector)
-        if perturb is not None and detector.needs.network:
-            raise ValueError(f"{detector.label} perturbs the images by itself: leave perturb out")
-        if perturb is not None and detector.needs.calibration:
-            raise ValueError("an ensemble's p-values are those of plain images: leave perturb out")
+        if perturb is not None and (detector.needs.network or detector.needs.calibration):
+            why = "perturbs the images by itself" if detector.needs.network else "has p-values of plain images"
+            raise ValueError(f"{detector.label} {why}: leave perturb out")
         if model is not None and not isinstance(model, (nn.Module, Head)):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
         if isinstance(model, nn.Module) and not isinstance(model, Classifier):

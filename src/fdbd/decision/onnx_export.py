@@ -288,11 +288,9 @@ def _compare(got: Sequence[Tensor], expected: Sequence[Tensor], threshold: Thres
     found = (logits[readable], label[readable], score[same], p_value, is_ood)
     right = (expected[0][readable], logits[readable].argmax(dim=1), expected[2][same], *threshold(score, label))
     for name, actual, wanted in zip(OUTPUTS, found, right):
-        close = np.isclose(actual.double().numpy(), wanted.double().numpy(), rtol=TOLERANCE, atol=TOLERANCE)
-        if not close.all():
-            place = tuple(np.argwhere(~close)[0].tolist())
+        try:
+            torch.testing.assert_close(actual.double(), wanted.double(), rtol=TOLERANCE, atol=TOLERANCE)
+        except AssertionError as error:
             raise ExportError(
-                f"{name} differs from torch on {what}: {(~close).sum()} of {close.size} values by more than "
-                f"{TOLERANCE:g}, such as {float(actual[place]):.6g} instead of {float(wanted[place]):.6g} at "
-                f"{list(place)}; no file was written"
-            )
+                f"{name} differs from torch on {what}, no file was written: {' '.join(str(error).split())}"
+            ) from None

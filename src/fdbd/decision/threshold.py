@@ -34,9 +34,9 @@ class Threshold(nn.Module):
     """Decides which scores are out-of-distribution, from the scores of calibration samples.
 
     Made by `Threshold.quantile` or `Threshold.conformal`, for all samples or per predicted class. The calibration
-    samples are in-distribution, and seen by neither the network's training nor the fit. Their scores are finite; a
-    score that is not (−inf, +inf, NaN) is always out-of-distribution. The dtype is that of the calibration scores, even
-    when the module around it is cast to another: a rounded threshold is another threshold.
+    samples are in-distribution, and seen by neither the network's training nor the fit. A score that is not finite is
+    always out-of-distribution. The dtype is that of the calibration scores, even when the module around it is cast to
+    another: a rounded threshold is another threshold.
 
     Attributes:
         kind: "quantile" or "conformal".

@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 class Monitor(StreamMonitor):
     """Watches a guard in service: a rolling OOD rate with its interval, and a sequential test for drift.
 
-    Call it in place of the guard, or give it what the service decided. Updates from several threads take turns.
-
-    The alarm goes off when the capital of a `DriftTest` on the scores reaches 1/delta. While the stream is exchangeable
-    with the calibration data this happens with probability at most `delta` in each horizon, at whatever time one looks
-    (Ville's inequality). Samples in bursts, such as frames of a video, are not exchangeable: give one of each burst. An
-    alarm stays until `reset`.
+    Call it in place of the guard, or give it what the service decided, from any thread. The alarm of its `DriftTest`
+    stays until `reset`; while the stream is exchangeable with the calibration data, it goes off with probability at
+    most `delta` in each horizon. Samples in bursts, such as frames of a video, are not exchangeable: give one of each.
 
     Args:
         guard: calibrated. A guard without a model does for `update`: ``Monitor(fdbd.load("guard.safetensors"))``.
@@ -84,11 +81,8 @@ class Monitor(StreamMonitor):
     def prometheus(self, registry: CollectorRegistry | None = None, prefix: str = "fdbd") -> Collector:
         """Register the monitor's numbers with a Prometheus registry (None: the default one), which reads them when
         scraped: ``<prefix>_samples_total``, ``_ood_total``, ``_ood_rate`` with ``_low`` and ``_high``,
-        ``_log_martingale`` and ``_drift_alarm`` (0 or 1). A second monitor in a registry needs another prefix.
-
-        Returns:
-            the collector, for ``registry.unregister``.
-        """
+        ``_log_martingale`` and ``_drift_alarm`` (0 or 1). A second monitor in a registry needs another prefix. Returns
+        the collector, for ``registry.unregister``."""
         client = require("prometheus_client", "monitor")
         collector = _Collector(self, prefix)
         (client.REGISTRY if registry is None else registry).register(collector)
@@ -115,7 +109,7 @@ class Monitor(StreamMonitor):
             raise ArtifactError(f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote")
         monitor = cls(guard, on_alarm=on_alarm)
         try:
-            reference = base64.b64encode(tensors["reference"].to(torch.float64).numpy().tobytes()).decode()
+            reference = base64.b64encode(tensors["reference"].double().numpy().tobytes()).decode()
             recent = "".join("01"[bool(flag)] for flag in tensors["recent"].tolist())
             monitor.restore({**description, "reference": reference, "recent": recent})
         except (KeyError, TypeError, ValueError, RuntimeError) as error:

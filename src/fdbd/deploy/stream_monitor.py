@@ -106,9 +106,9 @@ class StreamMonitor:
             }
 
     def reset(self) -> None:
-        """Restart window and drift test and take the alarm back; the totals go on. The bound holds again where the time
-        of the reset was fixed beforehand, and not after one that answers an alarm: calibration scores that gave a false
-        alarm are likely to give another. Then calibrate the guard on fresh data and start a new monitor."""
+        """Restart window and drift test and take the alarm back; the totals go on. After an alarm the bound does not
+        hold again (calibration scores that gave a false one are likely to give another): calibrate the guard on fresh
+        data, and start a new monitor."""
         with self._lock:
             self._recent.clear()
             self.alarm_at = None
