@@ -32,9 +32,6 @@ from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
-Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch]
-"""What a data loader yields, one batch of it, or `Batch`es of features."""
-
 
 class CalibrationScores(NamedTuple):
     """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N samples."""
@@ -43,6 +40,10 @@ class CalibrationScores(NamedTuple):
     predicted: Tensor
     labels: Tensor | None
     hashes: Tensor
+
+
+Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
+"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also what Ray made of them."""
 
 
 class Guard(nn.Module):
@@ -107,8 +108,7 @@ class Guard(nn.Module):
             progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
-        combine = over_processes()
-        head = self.head
+        combine, head = over_processes(), self.head
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))
             batches: Iterable[Batch] = (self.noted(*self.training_batch(item)) for item in items)
@@ -148,15 +148,10 @@ class Guard(nn.Module):
         check_target(tpr, alpha)
         self.require_fitted()
         with torch.no_grad():
-            found = map(self.calibration_scores, track(_items(data), "calibrating", enabled=progress))
-            self.calibrate_on(found, tpr=tpr, alpha=alpha, per_class=per_class)
-        return self
-
-    def calibrate_on(self, found: Iterable[CalibrationScores], **target: Unpack[Target]) -> None:
-        """`calibrate`, on the `calibration_scores` of all batches."""
-        known, batches = Sketch(), list(found)
+            batches = [self.calibration_scores(item) for item in track(_items(data), "calibrating", enabled=progress)]
         if not batches:
             raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
+        known = Sketch()
         self.agreement.pop("calibration", None)
         for batch in batches:
             known.add_hashes(batch.hashes)
@@ -168,8 +163,9 @@ class Guard(nn.Module):
                 "training has seen"
             )
         self.warn_of_labels("calibration")
-        scores = torch.cat([batch.scores for batch in batches])
-        self.set_threshold(scores, torch.cat([batch.predicted for batch in batches]), **target)
+        scores, predicted = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("scores", "predicted"))
+        self.set_threshold(scores, predicted, tpr=tpr, alpha=alpha, per_class=per_class)
+        return self
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
@@ -296,8 +292,10 @@ class Guard(nn.Module):
             self._compare("fit", batch.labels, logits.argmax(dim=1))
         return batch
 
-    def calibration_scores(self, item: Inputs | Batch) -> CalibrationScores:
-        """What `calibrate_on` asks of one batch of calibration data."""
+    def calibration_scores(self, item: Inputs | Batch | CalibrationScores) -> CalibrationScores:
+        """What `calibrate` asks of one batch of calibration data."""
+        if isinstance(item, CalibrationScores):
+            return item
         logits, scores, _ = self.observe(item)
         inputs, labels = (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
         return CalibrationScores(scores, logits.argmax(dim=1), labels, sample_hashes(inputs))

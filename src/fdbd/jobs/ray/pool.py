@@ -283,8 +283,8 @@ def no_rows(guard: Guard) -> Batch:
 
 def calibrate_rows(guard: Guard, run: Run, **target: Unpack[Target]) -> None:
     """Set a fitted guard's threshold."""
-    guard.require_fitted()
-    guard.calibrate_on((batch for found in run(guard, partial(_scores, guard)) for batch in found), **target)
+    found = (batch for batches in run(guard, partial(_scores, guard)) for batch in batches)
+    guard.calibrate(found, **target, progress=False)
 
 
 def fit_loaders(
