@@ -324,14 +324,14 @@ def test_loading_a_state_dict_renews_the_decision() -> None:
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [
-        ({}, {"calibration": torch.tensor([2.0, 1.0, 3.0])}, "not sorted"),
+        ({}, {"calibration": torch.tensor([2.0, 1.0, 3.0])}, "not finite and sorted"),
         ({}, {"calibration": torch.tensor([1.0, NAN, 3.0])}, "not finite"),
         ({}, {"calibration": torch.tensor([1.0, 2.0, INF])}, "not finite"),
         ({}, {"calibration": torch.tensor([1, 2, 3])}, "dtypes torch.int64"),
         ({}, {"calibration": torch.ones(3, 1)}, r"shapes \(3, 1\)"),
         ({"count": 0}, {"calibration": torch.ones(0)}, r"shapes \(0,\)"),
         ({}, {"offsets": torch.tensor([0, 2])}, "offsets do not run from 0 to its 3"),
-        ({}, {"offsets": torch.tensor([0, 5, 3])}, "3 offsets"),
+        ({}, {"offsets": torch.tensor([0, 5, 3])}, "offsets do not run"),
         ({"per_class": True, "num_classes": 2}, {"offsets": torch.tensor([0, 5, 3])}, "offsets do not run"),
         ({"per_class": True, "num_classes": 2}, {"offsets": torch.tensor([0, -1, 3])}, "offsets do not run"),
         ({"per_class": True}, {}, "holds 3 scores of 1 classes, expected 3 of None"),

@@ -243,16 +243,13 @@ class Threshold(nn.Module):
             raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
         if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
             raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
-        if not self.per_class and len(offsets) != 2:
-            raise ValueError(f"the threshold's state has {len(offsets)} offsets, expected 2")
         self.count, own = len(calibration), offsets.diff()
-        if offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
+        is_right_number = self.per_class or len(offsets) == 2
+        if not is_right_number or offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
             raise ValueError(f"the threshold's offsets do not run from 0 to its {self.count} calibration scores")
-        if not torch.isfinite(calibration).all():
-            raise ValueError("the threshold's calibration scores are not finite")
         descents = (calibration.diff() < 0).nonzero() + 1
-        if not torch.isin(descents, offsets).all():
-            raise ValueError("the threshold's calibration scores are not sorted")
+        if not torch.isfinite(calibration).all() or not torch.isin(descents, offsets).all():
+            raise ValueError("the threshold's calibration scores are not finite and sorted")
         is_empty, pooled = own == 0, calibration.sort().values
         runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
         self.stride = math.isqrt(max(map(len, runs)) - 1) + 1
