@@ -74,8 +74,8 @@ def deviation(result: Result) -> None:
     look = {"marker": "o", "ms": 4, "lw": 1.3, "capsize": 2, "elinewidth": 0.7}
     for colour, part in zip((plot.INSIDE, *plot.COLOURS), profile["sets"]):
         name = part["name"]
-        levels_of = enumerate(zip(part["count"], part["deviation"], part["mean"], part["std"]), start=1)
-        groups = [(level, *values) for level, values in levels_of if values[1] is not None]
+        numbered = enumerate(zip(part["count"], part["deviation"], part["mean"], part["std"]), start=1)
+        groups = [(level, *values) for level, values in numbered if values[1] is not None]
         for level, count, x, mean, spread in groups:
             rows.append([name, f"{level}", f"{x:.3g}", f"{count}", f"{mean:.3g}", f"{spread**2:.3g}"])
         _, _, x, means, spreads = zip(*groups) if groups else ((),) * 5

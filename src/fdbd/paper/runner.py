@@ -61,12 +61,8 @@ def run_all(
         if experiment.kind not in PROGRAMS:
             raise ValueError(f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
     records: list[Record] = []
-    columns = (
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[name]}: {task.description}"),
-    )
+    words = "{task.fields[name]}: {task.description}"
+    columns = BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(words)
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
         task = bar.add_task("", total=len(experiments), name="")
         for experiment in experiments:
