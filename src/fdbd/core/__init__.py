@@ -1,1 +1,1 @@
-"""What the library is about: batches, heads, the geometry of a linear head, artifacts and configuration."""
+"""Batches and heads, the geometry of a linear head, input perturbation, artifacts and configuration."""
