@@ -112,7 +112,9 @@ class Classifier(nn.Module):
         """Runs the model once, on what it takes: a tensor, or a dict of keyword arguments; a loader's item with labels
         (see `split_batch`) goes in as it is, and its labels come out. Inputs are moved to the model's device."""
         inputs, labels = split_batch(inputs)
-        inputs = _move(inputs, device_of(self.model))
+        weight: Any = self._watched[self._heads[0]].weight
+        if not isinstance(inputs, Tensor) or inputs.device != weight.device:
+            inputs = _move(inputs, device_of(self.model))
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:
