@@ -18,8 +18,8 @@ def fitted() -> FDBD:
 
 
 def batch_of(detector: Detector, rows: int, seed: int = 1) -> Batch:
-    features = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed), dtype=detector.head_weight.dtype)
-    return Batch(features, features @ detector.head_weight.T + detector.head_bias)
+    features = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed), dtype=detector.head.weight.dtype)
+    return Batch(features, detector.head(features))
 
 
 def guard_of(detector: Detector, threshold: Threshold) -> Guard:

@@ -180,7 +180,7 @@ class Guard(nn.Module):
 
     def set_threshold(self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]) -> None:
         """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are predicted classes."""
-        threshold = Threshold.of(scores, labels, num_classes=len(self.detector.head_weight), **target)
+        threshold = Threshold.of(scores, labels, num_classes=self.detector.head.num_classes, **target)
         if caution := threshold.caution:
             _warn(caution)
         self.threshold = threshold
@@ -254,7 +254,7 @@ class Guard(nn.Module):
                 scored = classifier(moved)
         logits = plain.logits
         if logits is None:
-            logits = detector.head(plain.features.to(detector.head_weight.dtype))
+            logits = detector.head(plain.features.to(detector.head.weight.dtype))
         scores = detector.score(scored)
         trusted = scores < torch.inf  # false for NaN, too
         if finite is not None and finite.shape == scores.shape:
@@ -306,7 +306,7 @@ class Guard(nn.Module):
         if self.detector.needs.network or self.perturb is not None or lacks_layers:
             name = self.detector.label if self.perturb is None else "a guard with input perturbation"
             raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
-        batch = batch.to(self.detector.head_weight.device if self.detector.is_fitted else None)
+        batch = batch.to(self.detector.head.weight.device if self.detector.is_fitted else None)
         head = self.detector.head if self.detector.is_fitted else self.head
         for what, width in (("features", head.num_features), ("logits", head.num_classes)):
             part = getattr(batch, what)

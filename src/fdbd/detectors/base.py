@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd import kernels
@@ -42,9 +43,9 @@ class Detector(Configured):
     - `score`: the formula, on a checked batch in the dtype of the fit with all that `needs` names. NaN means that a row
       is not to be trusted.
 
-    When the class is created, `score` is wrapped by `checked_score`: it prepares the batch before the formula and gives
-    untrusted rows −inf after it, so a formula needs no checks. Three hooks are for the few detectors that need them:
-    `observe`, `example` and `parts`.
+    What it is called with is not this `score` itself: when the class is created, it is replaced by a method that calls
+    `checked_score` with it, so a formula needs no checks. Two hooks are for the few detectors that need them: `observe`
+    and `example`. A detector that holds others as submodules leaves it to them to keep the head.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
@@ -58,6 +59,8 @@ class Detector(Configured):
     notices_bad_rows: bool = False
     """Whether the formula itself gives NaN for every row with a number that is not finite or too large, so that the
     base class need not read the batch a second time to look for them."""
+    head_weight: Annotated[Tensor, "C P"]
+    head_bias: Annotated[Tensor, "C"]
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +68,9 @@ class Detector(Configured):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "score" in cls.__dict__:
-            formula: Callable[[Any, Batch], Tensor] = cls.__dict__["score"]
-
-            @functools.wraps(formula)
-            def score(self: Detector, batch: Batch) -> Tensor:
-                return self.checked_score(formula, batch)
-
-            cls.score = score  # type: ignore[method-assign]
+        if formula := cls.__dict__.get("score"):
+            checked = functools.wraps(formula)(lambda self, batch: self.checked_score(formula, batch))
+            cls.score = checked  # type: ignore[method-assign]
 
     def passes(self, head: Head) -> Passes:
         """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the training data."""
@@ -86,22 +84,11 @@ class Detector(Configured):
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         """What a Guard scores and learns from: the untouched model's Batch of these images, with whatever else the
         score rests on in ``Batch.views`` or ``Batch.layers``. `labels` (N,) are there only while fitting."""
-        for part in self.parts:
-            classifier = functools.partial(part.observe, classifier=classifier, labels=labels)
         return classifier(images)
 
     def example(self) -> Batch:
         """Two rows of zeros with all that a score reads, to try a fitted detector on."""
-        batch = Batch(self.head_weight.new_zeros(2, self.head_weight.shape[1]))
-        for inner in (part.example() for part in self.parts):
-            layers = {**(batch.layers or {}), **(inner.layers or {})}
-            batch = batch._replace(layers=layers or None, views=inner.views if batch.views is None else batch.views)
-        return batch
-
-    @property
-    def parts(self) -> tuple[Detector, ...]:
-        """The detectors that this one is made of, which keep the head; none for most."""
-        return ()
+        return Batch(self.head.weight.new_zeros(2, self.head.num_features))
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
         """Learn from training data: one Batch, or an iterable of batches that can be iterated once per pass."""
@@ -118,23 +105,19 @@ class Detector(Configured):
         """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
         if head.num_classes < 2:
             raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
-        for module in self._family():
-            module._buffers.clear()
-            module.fit_dtype = torch.promote_types(head.weight.dtype, dtype or head.weight.dtype)
-            if isinstance(module, Detector) and not module.parts:
-                module.set(head_weight=head.weight, head_bias=head.bias)
+        self.forget()
+        for module in self.modules():
+            if isinstance(module, Configured):
+                module.fit_dtype = torch.promote_types(head.weight.dtype, dtype or head.weight.dtype)
+        for detector in innermost(self):
+            detector.set(head_weight=head.weight, head_bias=head.bias)
         return self.passes(head)
 
     def forget(self) -> None:
         """Drop everything that was learnt."""
-        for module in self._family():
-            module._buffers.clear()
-
-    def _family(self) -> Iterator[Configured]:
-        yield self
-        yield from (part for part in self.children() if isinstance(part, Configured) and not isinstance(part, Detector))
-        for part in self.parts:
-            yield from part._family()
+        for module in self.modules():
+            if isinstance(module, Configured):
+                module._buffers.clear()
 
     @property
     def label(self) -> str:
@@ -144,43 +127,18 @@ class Detector(Configured):
     @property
     def is_fitted(self) -> bool:
         """Whether `fit` or a file has filled the buffers."""
-        return all(part.is_fitted for part in self.parts) if self.parts else "head_weight" in self._buffers
-
-    def require_fitted(self) -> None:
-        """Raise NotFittedError unless `is_fitted`."""
-        if not self.is_fitted:
-            kind = type(self).__name__
-            raise NotFittedError(f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file")
-
-    @property
-    def head_weight(self) -> Tensor:
-        """(C, P) weight of the head that it was fitted with."""
-        return self._of_head("head_weight")
-
-    @property
-    def head_bias(self) -> Tensor:
-        """(C,) bias of the head that it was fitted with."""
-        return self._of_head("head_bias")
-
-    def _of_head(self, name: str) -> Tensor:
-        if self.parts:
-            return self.parts[0]._of_head(name)
-        tensor = self._buffers.get(name)  # as an attribute of a module it would cost a microsecond
-        if tensor is None:
-            self.require_fitted()
-            raise AttributeError(name)
-        return tensor
+        return all("head_weight" in detector._buffers for detector in innermost(self))
 
     @property
     def head(self) -> Head:
-        """The head that it was fitted with."""
-        self.require_fitted()
+        """The head that it was fitted with; NotFittedError if it was not."""
+        buffers: Any = self._buffers if "head_weight" in self._buffers else innermost(self)[0]._buffers
+        if "head_weight" not in buffers:
+            kind = type(self).__name__
+            raise NotFittedError(f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file")
         head = Head.__new__(Head)  # checked when it was kept
-        head.weight, head.bias, head.is_binary = self.head_weight, self.head_bias, False
+        head.weight, head.bias, head.is_binary = buffers["head_weight"], buffers["head_bias"], False
         return head
-
-    def buffer_shape(self, name: str) -> str | None:
-        return {"head_weight": "C P", "head_bias": "C"}.get(name) or super().buffer_shape(name)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)
@@ -196,17 +154,18 @@ class Detector(Configured):
             with full_precision():
                 return self.checked_score(formula, batch)
         prepared = self.prepare(batch)
-        if tracing():  # a graph cannot inspect values, so no row can be scored again in float64
-            scores = formula(self, prepared)
-            for values in [] if self.notices_bad_rows else self._read(prepared):
-                scores = torch.where((values.abs() < _LARGE[scores.dtype]).all(dim=1), scores, torch.nan)
-            return torch.where(scores.abs() < torch.inf, scores, -torch.inf)
-        if not prepared.features.shape[0]:
+        if not tracing() and not prepared.features.shape[0]:
             return prepared.features.new_zeros(0)
         scores = formula(self, prepared)
         read = [] if self.notices_bad_rows else self._read(prepared)
         limit = _LARGE[scores.dtype]
-        if all(_within(values, limit) for values in read) and _within(scores, torch.inf):
+        if tracing():  # a graph cannot inspect values, so no row can be scored again in float64
+            for values in read:
+                scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)
+            return torch.where(scores.abs() < torch.inf, scores, -torch.inf)
+        # No value exceeds the norm of all, which is found ten times as fast as the largest value of each row.
+        norms = (torch.linalg.vector_norm(values).item() for values in read)
+        if all(norm < limit for norm in norms) and math.isfinite(scores.sum().item()):
             return scores
         doubtful = ~torch.isfinite(scores.detach())
         for values in read:
@@ -224,21 +183,19 @@ class Detector(Configured):
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch as the formula expects it: checked shapes, the dtype of the fit, logits where it reads them."""
-        weight, needs = self._of_head("head_weight"), self.needs
-        if needs.network and batch.views is None:
+        head, logits = self.head, batch.logits
+        if self.needs.network and batch.views is None:
             raise ValueError(self._through_a_guard("guard(images)"))
-        classes, width = weight.shape
-        features = as_matrix(batch.features, width, "features", "the head's input", weight.dtype)
-        logits = batch.logits
-        if needs.logits:
+        dtype = head.weight.dtype
+        features = as_matrix(batch.features, head.num_features, "features", "the head's input", dtype)
+        if self.needs.logits:
             if logits is None:
-                logits = torch.nn.functional.linear(features, weight, self._of_head("head_bias"))
-            else:
-                logits = as_matrix(logits, classes, "logits", "the head's classes", weight.dtype)
+                logits = torch.nn.functional.linear(features, head.weight, head.bias)
+            logits = as_matrix(logits, head.num_classes, "logits", "the head's classes", dtype)
         if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
             raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
         if batch.layers is not None or batch.views is not None:
-            batch = batch._replace(labels=None).to(dtype=weight.dtype)
+            batch = batch._replace(labels=None).to(dtype=dtype)
         if features is batch.features and logits is batch.logits:
             return batch
         return batch._replace(features=features, logits=logits)
@@ -253,7 +210,7 @@ class Detector(Configured):
         return parts + [as_tensor((batch.layers or {})[name]) for name in needs.layers]
 
 
-def _within(values: Tensor, limit: float) -> bool:
-    """Whether all values are known to lie within ±limit, none of them NaN: no value exceeds the norm of all, and that
-    is found ten times as fast as the largest of each row."""
-    return bool(torch.linalg.vector_norm(values).item() < limit)
+def innermost(module: nn.Module) -> list[Detector]:
+    """The detectors in a module that hold no others."""
+    inner = [detector for child in module.children() for detector in innermost(child)]
+    return inner if inner or not isinstance(module, Detector) else [module]

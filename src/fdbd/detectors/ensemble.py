@@ -1,7 +1,8 @@
 """Several detectors as one, on the common scale of p-values."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core.batch import as_batch
-from fdbd.detectors.base import Batch, Detector, Head, Needs, NotFittedError, Paper, Passes, expect, one_of
+from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, NotFittedError, Paper, Passes, expect, one_of
 from fdbd.detectors.registry import as_detector
 from fdbd.fitting.driver import side_by_side
 from fdbd.shaping.base import Shaping
@@ -83,10 +84,6 @@ class Ensemble(Detector):
         return f"combine={self.combine!r}"
 
     @property
-    def parts(self) -> tuple[Detector, ...]:
-        return tuple(self.members)
-
-    @property
     def is_calibrated(self) -> bool:
         """Whether `calibrate` has been called since the fit."""
         return "knots" in self._buffers
@@ -94,9 +91,21 @@ class Ensemble(Detector):
     def passes(self, head: Head) -> Passes:
         return side_by_side([member.passes(head) for member in self.members])
 
+    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
+        for member in self.members:
+            classifier = partial(member.observe, classifier=classifier, labels=labels)
+        return classifier(images)
+
+    def example(self) -> Batch:
+        example, *others = (member.example() for member in self.members)
+        for other in others:
+            layers = {**(example.layers or {}), **(other.layers or {})}
+            views = other.views if example.views is None else example.views
+            example = example._replace(layers=layers or None, views=views)
+        return example
+
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
         """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
-        self.require_fitted()
         with torch.no_grad(), undisturbed():
             parts = [self._member_scores(as_batch(b)) for b in ([batches] if isinstance(batches, Batch) else batches)]
         scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)

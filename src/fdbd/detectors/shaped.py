@@ -72,10 +72,6 @@ class Shaped(Detector):
     def label(self) -> str:
         return f"{self.shaping.name or type(self.shaping).__name__}+{self.detector.label}"
 
-    @property
-    def parts(self) -> tuple[Detector, ...]:
-        return (self.detector,)
-
     def passes(self, head: Head) -> Passes:
         yield from self.shaping.passes(head)
         if self.mean == "shaped":
@@ -101,6 +97,9 @@ class Shaped(Detector):
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
         return self.shaping.observe(images, partial(self.detector.observe, classifier=classifier, labels=labels))
+
+    def example(self) -> Batch:
+        return self.detector.example()
 
     def score(self, batch: Batch) -> Tensor:
         return self.detector.score(self.shape(batch))

@@ -28,7 +28,7 @@ class TorchBackend(Backend):
         self.expected_rate, self.promise = threshold.expected_rate, threshold.guarantee
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         threads = torch.get_num_threads()
-        if threads > 1 and detector.head_weight.device.type == "cpu":
+        if threads > 1 and detector.head.weight.device.type == "cpu":
             self.enter = lambda sharing: torch.set_num_threads(max(1, threads // sharing))
 
     def decide(self, rows: NDArray[np.float32]) -> Answers:
