@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.util.torch_compat import tracing
+from fdbd.util.torch_compat import is_plain, tracing
 
 VARIANCE_FLOOR = 1e-12
 """Variances below this share of the largest one are rounding errors of float32 features, and count as zero."""
@@ -61,6 +62,18 @@ def eigenvectors(matrix: Tensor) -> Tensor:
         directions = torch.cat([null @ rotation, directions[:, count:]], dim=1)
     largest = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True))
     return torch.where(largest < 0, -directions, directions)
+
+
+def largest(rows: Tensor, k: int) -> Tensor:
+    """(N, k) the largest values of each row (N, P), in any order.
+
+    >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sum()
+    tensor(5.)
+    """
+    if not is_plain(rows):
+        return rows.topk(k, dim=1, sorted=False).values
+    first = rows.shape[1] - k  # numpy selects with vector instructions, ten times as fast as torch
+    return torch.from_numpy(np.partition(rows.detach().numpy(), first, axis=1)[:, first:])
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:

@@ -1,12 +1,12 @@
 """GEN, a generalised entropy of the largest probabilities."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fdbd.core.linear_algebra import largest
 from fdbd.detectors.base import Batch, Detector, Needs, Paper, at_least_one, logits_of, positive
 from fdbd.detectors.softmax import bound_, gaps
-from fdbd.util.torch_compat import is_plain, tracing
+from fdbd.util.torch_compat import tracing
 
 
 class GEN(Detector):
@@ -54,11 +54,3 @@ class GEN(Detector):
             weights = bound_(gap.clone()).exp_()
         rest = torch.where(gap < 0, (total - weights).log(), rest_of_largest)
         return -(self.gamma * (gap + rest - 2 * total.log())).exp().sum(dim=1)
-
-
-def largest(values: Tensor, count: int) -> Tensor:
-    """(N, count) the largest values of each row, in any order."""
-    first = values.shape[1] - count
-    if is_plain(values):  # numpy selects without indices, five times as fast as torch
-        return torch.from_numpy(np.partition(values.numpy(), first, axis=1)[:, first:])
-    return values.topk(count, dim=1, sorted=False).values

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fdbd.core.configuration import Paper
-from fdbd.shaping.top_share import TopShare, largest, prune
+from fdbd.shaping.top_share import TopShare, prune
 
 ASH_PAPER = Paper(
     "Extremely Simple Activation Shaping for Out-of-Distribution Detection", "Djurisic et al.", "ICLR", 2023
@@ -27,7 +27,7 @@ class ASHP(TopShare):
     paper = ASH_PAPER
 
     def forward(self, features: Tensor) -> Tensor:
-        return prune(features, self.kept(features))
+        return prune(features, self.top(features))
 
 
 class ASHB(TopShare):
@@ -46,8 +46,8 @@ class ASHB(TopShare):
     paper = ASH_PAPER
 
     def forward(self, features: Tensor) -> Tensor:
-        k = self.kept(features)
-        return prune(features, k, features.sum(dim=1, keepdim=True) / k)
+        top = self.top(features)
+        return prune(features, top, features.sum(dim=1, keepdim=True) / top.shape[1])
 
 
 class ASHS(TopShare):
@@ -69,6 +69,5 @@ class ASHS(TopShare):
         super().__init__(percentile)
 
     def forward(self, features: Tensor) -> Tensor:
-        k = self.kept(features)
-        kth, top = largest(features, k)
-        return prune(features, k, kth=kth) * self.ratio(features, top).exp()
+        top = self.top(features)
+        return prune(features, top) * self.ratio(features, top).exp()
