@@ -6,6 +6,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +75,6 @@ def fitted(detector: Detector, problem: Problem, batches: Any = None) -> Detecto
     """A copy of the detector, fitted, and calibrated where it needs that."""
     detector = copy.deepcopy(detector)
     fit_detector(detector, [problem.train] if batches is None else batches, problem.head)
-    return _calibrated(detector, problem)
-
-
-def _calibrated(detector: Detector, problem: Problem) -> Detector:
     return detector.calibrate(problem.train) if isinstance(detector, Ensemble) else detector
 
 
@@ -92,6 +89,15 @@ def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: floa
     near = ((found.double() - expected.double()).abs() <= scale) | (found == expected)
     if found.shape != expected.shape or not bool(near.all()):
         raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
+
+
+def _complaint(action: Callable[[], object], *kinds: type[Exception]) -> str:
+    """The message of the error that the action raises, "" if it raises none."""
+    try:
+        action()
+    except kinds as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def check_documentation(detector: Detector) -> None:
@@ -129,35 +135,52 @@ def check_needs(detector: Detector) -> None:
         _assert_close(learner.score(moved), learner.score(other), f"{promise} change the score")
 
 
-def check_split_and_order(detector: Detector) -> None:
-    """Neither the split nor the order of the training data changes a score."""
-    problem, learner = _solved(detector)
+def check_fit(detector: Detector) -> None:
+    """Neither the split nor the order of the training data nor an earlier fit changes a score, and statistics travel as
+    bytes and merge in any order. Tensors that are given to a fit or a score do not change."""
+    problem = make_problem(detector)
+    kept, expected = copy.deepcopy(problem), fitted(detector, problem).score(problem.queries)
+    for given, same in zip(problem[:2], kept[:2]):
+        for name in ("features", "labels", "views"):
+            part = getattr(given, name)
+            assert part is None or torch.equal(part, getattr(same, name)), f"the {name} that were given have changed"
+    assert torch.equal(problem.head.weight, kept.head.weight), "the head that was given has changed"
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
     pieces = [problem.train.rows(piece) for piece in order.split(17)]
-    found = fitted(detector, problem, [pieces[0].rows(slice(0, 0)), *pieces]).score(problem.queries)
-    _assert_close(found, learner.score(problem.queries), "the split of the training data changes scores")
-
-
-def check_merging(detector: Detector) -> None:
-    """Statistics travel as bytes and merge: shards in any order give the fit of one pass."""
-    problem, learner = _solved(detector)
-    expected = learner.score(problem.queries)
+    split = fitted(detector, problem, [pieces[0].rows(slice(0, 0)), *pieces])
+    _assert_close(split.score(problem.queries), expected, "the split of the training data changes scores")
+    again = fitted(fitted(detector, make_problem(detector, seed=1)), problem)
+    _assert_close(again.score(problem.queries), expected, "a second fit remembers the first")
     shards = [problem.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
 
     def sum_up(statistics: Together) -> Together:
         sums: list[Together] = [pickle.loads(pickle.dumps(statistics)) for _ in shards]
         for part, shard in zip(sums, shards):
-            add_batches(part, [shard], problem.head, learner)
+            add_batches(part, [shard], problem.head, detector)
         for part in sums[1:]:
             sums[0].merge(pickle.loads(pickle.dumps(part)))
         return sums[0]
 
     for _ in range(2):
-        learner = copy.deepcopy(detector)
-        fit_by(sum_up, learner, problem.head, torch.float64)
-        found = _calibrated(learner, problem).score(problem.queries)
-        _assert_close(found, expected, "merged statistics give other scores than one pass")
+        merged = copy.deepcopy(detector)
+        fit_by(sum_up, merged, problem.head, torch.float64)
+        merged = merged.calibrate(problem.train) if isinstance(merged, Ensemble) else merged
+        _assert_close(merged.score(problem.queries), expected, "merged statistics give other scores than one pass")
         shards.reverse()
+
+
+def check_refuses_bad_training_data(detector: Detector) -> None:
+    """A fit on a NaN is an error that names the batch and the row, and leaves the detector unfitted."""
+    problem, learner = _solved(detector)
+    if detector.needs.network or next(copy.deepcopy(detector).start(problem.head), None) is None:
+        return  # it learns nothing
+    broken = problem.train.features.clone()
+    broken[SAMPLES // 2 + 3, 1] = math.nan
+    halves = [problem.train._replace(features=broken).rows(slice(*ends)) for ends in ((0, 60), (60, SAMPLES))]
+    complaint = _complaint(lambda: fit_detector(learner, halves, problem.head), ValueError)
+    assert "batch 1, row 3" in complaint, f"a NaN feature in batch 1, row 3 is reported as: {complaint or 'nothing'}"
+    refused = _complaint(lambda: learner.score(problem.queries), NotFittedError)
+    assert refused, "a detector whose fit failed still scores"
 
 
 def check_rows(detector: Detector) -> None:
@@ -211,47 +234,21 @@ def check_large_numbers(detector: Detector) -> None:
         assert bool((scores < math.inf).all()), f"features of size {factor:g} in {dtype} score {scores.tolist()}"
 
 
-def check_refuses_bad_training_data(detector: Detector) -> None:
-    """A fit on a NaN is an error that names the batch and the row, and leaves the detector unfitted."""
-    problem, learner = _solved(detector)
-    if detector.needs.network or next(copy.deepcopy(detector).start(problem.head), None) is None:
-        return  # it learns nothing
-    broken = problem.train.features.clone()
-    broken[SAMPLES // 2 + 3, 1] = math.nan
-    halves = [problem.train._replace(features=broken).rows(slice(*ends)) for ends in ((0, 60), (60, SAMPLES))]
-    complaint = "nothing"
-    try:
-        fit_detector(learner, halves, problem.head)
-    except ValueError as error:
-        complaint = str(error)
-    assert "batch 1, row 3" in complaint, f"a NaN feature in batch 1, row 3 is reported as: {complaint}"
-    try:
-        learner.score(problem.queries)
-    except NotFittedError:
-        return
-    raise AssertionError("a detector whose fit failed still scores")
-
-
-def check_dtypes(detector: Detector) -> None:
-    """Half, bfloat16, integer and array inputs are scored in the dtype of the fit; float32 agrees with float64."""
+def check_dtypes_and_devices(detector: Detector) -> None:
+    """Half, bfloat16, integer and array inputs are scored in the dtype of the fit; float32 agrees with float64. Scores
+    stay where the detector is, whatever the default device; on an accelerator where there is one."""
     problem, learner = _solved(detector, torch.float32)
+    expected = learner.score(problem.queries)
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64):
         given = problem.queries.to(dtype=dtype)
         scores = learner.score(given)
         assert scores.dtype == torch.float32, f"{dtype} features have scores of {scores.dtype}, expected torch.float32"
         _assert_close(scores, learner.score(given.to(dtype=torch.float32)), f"{dtype} features score otherwise", 1e-4)
     array: Any = problem.queries.features.numpy()
-    scores, of_array = learner.score(problem.queries), learner.score(problem.queries._replace(features=array))
-    _assert_close(of_array, scores, "arrays score otherwise than tensors")
+    _assert_close(learner.score(problem.queries._replace(features=array)), expected, "arrays score otherwise")
     if not detector.needs.network:  # a step along a gradient's sign has no digits to agree in
         exact_problem, exact = _solved(detector)
-        _assert_close(scores, exact.score(exact_problem.queries), "float32 scores are not those of float64", 2e-3)
-
-
-def check_devices(detector: Detector) -> None:
-    """Scores stay where the detector is, whatever the default device; on an accelerator where there is one."""
-    problem, learner = _solved(detector, torch.float32)
-    expected = learner.score(problem.queries)
+        _assert_close(expected, exact.score(exact_problem.queries), "float32 scores are not those of float64", 2e-3)
     with torch.device("meta"):  # a tensor that the score makes without a device would land there
         for one in (learner, fitted(detector, problem)):
             _assert_close(one.score(problem.queries), expected, "another default device changes scores", 1e-5)
@@ -279,50 +276,28 @@ def check_gradients(detector: Detector) -> None:
     assert near.double().mean() >= 0.75, f"gradients are {found.tolist()}, finite differences {expected.tolist()}"
 
 
-def check_leaves_inputs_alone(detector: Detector) -> None:
-    """Neither a fit nor a score changes the tensors that it is given."""
-    problem = make_problem(detector, torch.float32)
-    kept = copy.deepcopy((problem.train, problem.queries, problem.head.weight))
-    fitted(detector, problem).score(problem.queries)
-    for given, copied in zip((problem.train, problem.queries), kept):
-        for name in ("features", "labels", "views"):
-            part, same = getattr(given, name), getattr(copied, name)
-            assert part is None or torch.equal(part, same), f"the {name} that were given have changed"
-    assert torch.equal(problem.head.weight, kept[2]), "the head that was given has changed"
-
-
-def check_fitting_again(detector: Detector) -> None:
-    """A second fit forgets the first."""
-    problem, learner = _solved(detector)
-    again = fitted(fitted(detector, make_problem(detector, seed=1)), problem)
-    _assert_close(again.score(problem.queries), learner.score(problem.queries), "a second fit remembers the first")
-
-
 def check_saving(detector: Detector) -> None:
     """Copies, pickles and state dicts score the same; buffers that are not finite or do not fit are refused."""
     problem, learner = _solved(detector, torch.float32)
     expected, state = learner.score(problem.queries), learner.state_dict()
-    loaded = copy.deepcopy(detector)
-    loaded.load_state_dict(state)
-    copies = [copy.deepcopy(learner), loaded]
+
+    def score_with(state: dict[str, Tensor]) -> Tensor:
+        loaded = copy.deepcopy(detector)
+        loaded.load_state_dict(state)
+        return loaded.score(problem.queries)
+
+    found = [score_with(state), copy.deepcopy(learner).score(problem.queries)]
     kinds = {type(module) for module in learner.modules()}
     if all(getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind for kind in kinds):  # can be imported
-        copies.append(pickle.loads(pickle.dumps(learner)))
-    for other in copies:
-        assert torch.equal(other.score(problem.queries), expected), "a copy or a loaded state scores otherwise"
+        found.append(pickle.loads(pickle.dumps(learner)).score(problem.queries))
+    assert all(torch.equal(scores, expected) for scores in found), "a copy or a loaded state scores otherwise"
     for name, buffer in state.items():
         forged = {f"{name} of infinities": torch.full_like(buffer, math.inf)} if buffer.is_floating_point() else {}
         for axis in _bound_axes(learner, name, buffer):
             forged[f"{name} that is too short on axis {axis}"] = buffer.narrow(axis, 0, buffer.shape[axis] - 1).clone()
         for what, broken in forged.items():
-            try:
-                loaded = copy.deepcopy(detector)
-                loaded.load_state_dict({**state, name: broken})
-                loaded.score(problem.queries)
-            except (ValueError, RuntimeError, IndexError):
-                continue
-            hint = 'state its shape, such as Annotated[Tensor, "C P"]'
-            raise AssertionError(f"a file with {what} is not refused: {hint}")
+            refused = _complaint(partial(score_with, {**state, name: broken}), ValueError, RuntimeError, IndexError)
+            assert refused, f'a file with {what} is not refused: state its shape, such as Annotated[Tensor, "C P"]'
 
 
 def _bound_axes(detector: Detector, name: str, buffer: Tensor) -> list[int]:
@@ -331,22 +306,18 @@ def _bound_axes(detector: Detector, name: str, buffer: Tensor) -> list[int]:
     path, _, own = name.rpartition(".")
     module = detector.get_submodule(path)
     assert isinstance(module, Configured)
-    shapes = {other: (module.buffer_shape(other) or "").split() for other in module._buffers}
-    letters = [letter for shape in shapes.values() for letter in shape]
     if module.buffer_shape(own) is None:
         return [buffer.ndim - 1] if buffer.ndim > 1 else []
-    return [axis for axis, letter in enumerate(shapes[own]) if letters.count(letter) > 1]
+    letters = [letter for other in module._buffers for letter in (module.buffer_shape(other) or "").split()]
+    return [axis for axis, letter in enumerate((module.buffer_shape(own) or "").split()) if letters.count(letter) > 1]
 
 
-class OnFeatures(nn.Module):
+class _OnFeatures(nn.Sequential):
     """A detector as a graph sees it: features in, scores out."""
 
-    def __init__(self, detector: Detector) -> None:
-        super().__init__()
-        self.detector = detector
-
     def forward(self, features: Tensor) -> Tensor:
-        return self.detector.score(Batch(features))
+        scores: Tensor = self[0](Batch(features))
+        return scores
 
 
 def _check_graph(
@@ -359,7 +330,7 @@ def _check_graph(
     # No two equal features in a row: graphs break ties in an order of their own.
     features = problem.queries.features + torch.linspace(0.01, 0.02, WIDTH)
     features[0, 0] = math.nan
-    graph = record(OnFeatures(learner).eval(), features)
+    graph = record(_OnFeatures(learner).eval(), features)
     for rows in (features, features[:size]):
         _assert_close(graph(rows), learner.score(Batch(rows)), "an exported graph scores otherwise", 1e-4)
 

@@ -36,7 +36,6 @@ class Ensemble(Detector):
         detectors: two or more detectors, or their names as in `create`. None that needs the network.
         combine: how p-values are combined.
 
-    >>> from fdbd import Batch, Head
     >>> z, head = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), Head(torch.eye(4), torch.zeros(4))
     >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
     >>> ensemble.score(Batch(z[:3])).shape
@@ -127,13 +126,11 @@ class Ensemble(Detector):
         return torch.stack([member.score(batch) for member in self.members])
 
     def p_values(self, batch: Batch) -> Tensor:
-        """(M, N) p-value of each member's score; small means out-of-distribution."""
-        return self._p_values(self._member_scores(batch))
-
-    def _p_values(self, scores: Tensor) -> Tensor:
+        """(M, N) p-value of each member's score; small means out-of-distribution, 0 that the row is not trusted."""
         if not self.is_calibrated:
             data = "in-distribution data that the fit did not see"
             raise NotFittedError(f"the ensemble is not calibrated: call calibrate(batches) on {data}")
+        scores = self._member_scores(batch)
         knots, levels = self.knots, self.levels
         if torch.compiler.is_compiling():  # ONNX has no binary search
             index = (scores.unsqueeze(2) >= knots.unsqueeze(1)).sum(dim=2)
@@ -144,12 +141,11 @@ class Ensemble(Detector):
         inside = (index > 0) & (index < knots.shape[1])
         place = torch.where(inside, (scores - left) / torch.where(inside, right - left, 1), 0)
         p = levels[lower] + (levels[upper] - levels[lower]) * place
-        # Below all calibration scores: 1 / (n + 1), half the level of the lowest.
-        return torch.where(index == 0, levels[0] / 2, p)
+        p = torch.where(index == 0, levels[0] / 2, p)  # below all calibration scores: 1 / (n + 1)
+        return torch.where(scores == -torch.inf, 0, p)
 
     def score(self, batch: Batch) -> Tensor:
-        scores = self._member_scores(batch)
-        p = self._p_values(scores)
+        p = self.p_values(batch)
         if self.combine == "harmonic":
             combined = p.shape[0] / p.reciprocal().sum(dim=0)
         elif self.combine == "fisher":
@@ -158,7 +154,7 @@ class Ensemble(Detector):
             # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it should be small.
             angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
             combined = 0.5 - angles.tan().mean(dim=0).atan() / math.pi
-        return torch.where((scores == -torch.inf).any(dim=0), -torch.inf, combined)
+        return torch.where((p == 0).any(dim=0), -torch.inf, combined)
 
 
 def _ranks(count: int, kept: int = 1024) -> Tensor:

@@ -10,9 +10,8 @@ class Entropy(Detector):
 
     0 for a certain prediction, −log C for one that says nothing.
 
-    >>> import torch
-    >>> from fdbd import Batch, Head
-    >>> detector = Entropy().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> import fdbd, torch
+    >>> detector = Entropy().fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))
     >>> detector.score(Batch(torch.zeros(1, 2)))
     tensor([-0.6931])
     """

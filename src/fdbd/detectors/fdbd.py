@@ -28,10 +28,7 @@ class FDBD(Detector):
         nearest: average only the k smallest distances (the ablation on individual distances): O(C) per sample and a
             (C, C) table; None averages all.
 
-    >>> from fdbd import Batch, Head
-    >>> head = Head(torch.eye(3), torch.zeros(3))
-    >>> detector = FDBD().fit(Batch(torch.eye(3)), head)
-    >>> detector.score(Batch(torch.eye(3)))
+    >>> FDBD().fit(Batch(torch.eye(3)), Head(torch.eye(3))).score(Batch(torch.eye(3)))
     tensor([0.8660, 0.8660, 0.8660])
     """
 
@@ -52,8 +49,7 @@ class FDBD(Detector):
         self.notices_bad_rows = nearest is None
 
     def passes(self, head: Head) -> Passes:
-        mean = yield Mean(head.num_features)
-        self.set_mean(mean.mean())
+        self.set_mean((yield Mean(head.num_features)).mean())
 
     def set_mean(self, mean: Tensor) -> None:
         """Fold the head around a training mean (P,); `Shaped` gives a shaped one."""
@@ -81,7 +77,6 @@ class Deviation(Detector):
     the network: OOD features lie nearer to the mean than ID ones in CIFAR-10 ResNets, so the distance is not negated,
     but further away in ResNet-50 and EfficientNet on ImageNet, where this score ranks them the wrong way round.
 
-    >>> from fdbd import Batch, Head
     >>> detector = Deviation().fit(Batch(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[1.0, 0.0], [4.0, 4.0]])))
     tensor([0., 5.])
@@ -93,8 +88,7 @@ class Deviation(Detector):
     center: Annotated[Tensor, "P"]
 
     def passes(self, head: Head) -> Passes:
-        mean = yield Mean(head.num_features)
-        self.set(center=mean.mean())
+        self.set(center=(yield Mean(head.num_features)).mean())
 
     def score(self, batch: Batch) -> Tensor:
         deviation: Tensor = torch.linalg.vector_norm(batch.features - self.center, dim=1)

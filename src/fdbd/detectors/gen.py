@@ -20,8 +20,8 @@ class GEN(Detector):
         gamma: exponent γ, positive; a small one weighs small deviations from certainty.
         top: number of the largest probabilities that count (M in the paper); all where there are fewer classes.
 
-    >>> from fdbd import Head
-    >>> detector = GEN(gamma=1.0).fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> import fdbd
+    >>> detector = GEN(gamma=1.0).fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))
     >>> detector.score(Batch(torch.zeros(1, 2)))
     tensor([-0.5000])
     """

@@ -9,9 +9,8 @@ from fdbd.detectors.softmax import by_class
 class MaxLogit(Detector):
     """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) per sample.
 
-    >>> import torch
-    >>> from fdbd import Batch, Head
-    >>> detector = MaxLogit().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
+    >>> import fdbd, torch
+    >>> detector = MaxLogit().fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[3.0, 1.0]])))
     tensor([3.])
     """

@@ -21,7 +21,6 @@ class NCI(Detector):
         alpha: weight α of the feature norm, which filters out features near the origin. The paper chooses it on
             validation data with outliers, separately for each network; 0, the proximity alone, needs none.
 
-    >>> from fdbd import Head
     >>> detector = NCI().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[1.5, 0.5]])))
     tensor([1.])

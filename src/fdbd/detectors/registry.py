@@ -132,9 +132,9 @@ def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) ->
 
 
 def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  # of nn.Module: it takes none
-    parameters = inspect.signature(kind.__init__).parameters.items()
-    return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind not in variable}
+    """Those of its constructor; nn.Module's, which says that it takes any, takes none."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def _matching(names: list[str], pattern: str | None) -> list[str]:

@@ -27,11 +27,8 @@ class Shaped(Detector):
             paper's), or "of_shaped", the mean of the shaped features. None: "shaped" directly before `FDBD`,
             "of_shaped" elsewhere. Which is better depends on the network (docs/migrating.md has numbers): compare both.
 
-    >>> import torch
-    >>> from fdbd import Batch, Head
-    >>> from fdbd.detectors import Energy
-    >>> from fdbd.shaping import ASHP
-    >>> detector = Shaped(ASHP(50), Energy()).fit(Batch(torch.eye(2)), Head(torch.eye(2), torch.zeros(2)))
+    >>> import fdbd, torch
+    >>> detector = Shaped(fdbd.ASHP(50), fdbd.Energy()).fit(Batch(torch.eye(2)), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[3.0, 2.0]])))  # logsumexp of (3, 0)
     tensor([3.0486])
     """
