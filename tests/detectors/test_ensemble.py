@@ -204,5 +204,5 @@ class Scores(nn.Module):
 
 
 def test_perturbed_images_would_have_other_p_values() -> None:
-    with pytest.raises(ValueError, match="p-values are those of plain images"):
+    with pytest.raises(ValueError, match="p-values of plain images"):
         fdbd.Guard(nn.Linear(4, 3), Ensemble(["fdbd", "energy"]), perturb=fdbd.InputPerturbation(0.1))
