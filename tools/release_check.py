@@ -81,7 +81,7 @@ EXTRAS = {
     "mlflow": "import fdbd.deploy.mlflow, mlflow.pyfunc\n"
     "fdbd.deploy.mlflow.save_model('features.safetensors', 'logged')\n"
     "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)",
-    "onnx-runtime": "from fdbd.serve.onnx_backend import OnnxBackend\nOnnxBackend('guard.onnx')",  # of the extra onnx
+    "onnx-runtime": "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')",  # of the extra onnx
 }
 """One thing per extra that does not work without it; `SETUP` goes before."""
 SETUP = (

@@ -13,7 +13,7 @@ from torch import nn
 import fdbd
 from fdbd import deploy
 from fdbd.deploy.onnx import ExportError, metadata
-from fdbd.serve.onnx_backend import OnnxBackend
+from fdbd.serve.backend import OnnxBackend
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")

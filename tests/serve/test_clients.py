@@ -44,7 +44,7 @@ def backend(request: pytest.FixtureRequest, feature_guard: fdbd.Guard, tmp_path:
         return found
     for module in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(module)
-    from fdbd.serve.onnx_backend import OnnxBackend
+    from fdbd.serve.backend import OnnxBackend
 
     feature_guard.export_onnx(tmp_path / "guard.onnx", fdbd.Batch(torch.randn(3, 6)))
     return OnnxBackend(tmp_path / "guard.onnx")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fdbd
-from fdbd.serve.onnx_backend import OnnxBackend
+from fdbd.serve.backend import OnnxBackend
 
 for module in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(module)

@@ -48,7 +48,7 @@ def url(feature_guard: fdbd.Guard, tmp_path: Path) -> Iterator[str]:
             port = free.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         service = Service(str(tmp_path / "guard.safetensors"), workers=2, device="cpu")
-        serve.run(ray_engine.deployment(service, replicas=2), name="fdbd", route_prefix="/")
+        serve.run(ray_engine.deployment(service), name="fdbd", route_prefix="/")
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()

@@ -74,11 +74,11 @@ def fit_files(
     guard = Guard(source if isinstance(source, Head) else source.model, detector, head=head)
     if autocast and guard.classifier is not None:
         guard.classifier.autocast = torch.bfloat16
-    linear, is_images = guard.head, isinstance(rows, Images)
-    if is_images and named is None:
-        raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
-    preprocess = (named.preprocess or _usual_preprocess(data)) if is_images and named else None
-    names = named.class_names if named else ()
+    linear, names, preprocess = guard.head, named.class_names if named else (), None
+    if isinstance(rows, Images):
+        if named is None:
+            raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
+        preprocess = named.preprocess or _usual_preprocess(data)
     other, held = rows, None
     if calibration is not None:
         other = open_rows(calibration, "test")
@@ -102,8 +102,8 @@ def fit_files(
                 f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put "
                 f"the images in one folder per class, {linear.num_classes} in all"
             )
-        if not names and len(rows.classes) == linear.num_classes:
-            names = rows.classes
+        if len(rows.classes) == linear.num_classes:
+            names = names or rows.classes
     guard.about = {"class_names": list(names)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
@@ -138,14 +138,11 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         wanted = {"weight", "bias"}.intersection(array_names(path))
         arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in wanted}
-    elif suffix == ".safetensors":
-        arrays = read_weights(path)
     else:
-        raise ValueError(f"the head {str(path)!r} is neither .npz nor .safetensors")
+        arrays = read_weights(path)
     if "weight" not in arrays:
         raise ValueError(f"{path} has no 'weight', expected a weight (C, P) and a bias (C,)")
     return Head(arrays["weight"], arrays.get("bias"))

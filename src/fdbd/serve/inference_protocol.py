@@ -15,22 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.serve.backend import Answers, Backend, finite
+from fdbd.serve.backend import OUTPUTS, Answers, Backend, finite
 
 HEADER_LENGTH = "inference-header-content-length"
 
 _NUMBERS = {"INT": ("i", (1, 2, 4, 8)), "UINT": ("u", (1, 2, 4, 8)), "FP": ("f", (2, 4, 8))}
 INPUTS = {f"{name}{8 * size}": f"<{kind}{size}" for name, (kind, sizes) in _NUMBERS.items() for size in sizes}
 """Number types of the protocol that an input may have, with numpy's names."""
-
-OUTPUTS = {
-    "logits": ("FP32", "<f4"),
-    "label": ("INT64", "<i8"),
-    "score": ("FP64", "<f8"),
-    "p_value": ("FP64", "<f8"),
-    "is_ood": ("BOOL", "|b1"),
-}
-"""Outputs by name, with their types in the protocol and in numpy."""
 
 
 class Inference(NamedTuple):

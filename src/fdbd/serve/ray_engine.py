@@ -74,16 +74,11 @@ class LedgerStore:
         return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
 
 
-def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None = None) -> Any:
-    """A bound Ray Serve application around a guard, for `ray.serve.run`.
-
-    Args:
-        service: what to serve; the guard's file travels with it, the model's weights must be reachable from each node.
-        replicas: how many there are at least.
-        max_replicas: more than `replicas` lets Ray Serve add some under load.
-    """
+def deployment(service: Service) -> Any:
+    """A bound Ray Serve application around a guard, for `ray.serve.run`. The guard's file travels with it, the model's
+    weights must be reachable from each node."""
     serve = require("ray.serve", "ray")
-    most = max_replicas or replicas
+    least, most = service.workers, service.max_workers or service.workers
     content, name = Path(service.guard).read_bytes(), Path(service.guard).name
     settings = replace(service, state=None, workers=1)
 
@@ -92,9 +87,9 @@ def deployment(service: Service, *, replicas: int = 1, max_replicas: int | None 
         path.write_bytes(content)
         return application(replace(settings, guard=str(path)), store=LedgerStore(most), processes=most)
 
-    scaling: dict[str, Any] = {"num_replicas": replicas}
-    if most > replicas:
-        scaling = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": most}}
+    scaling: dict[str, Any] = {"num_replicas": least}
+    if most > least:
+        scaling = {"autoscaling_config": {"min_replicas": least, "max_replicas": most}}
     decorated = serve.deployment(
         name="guard",
         max_ongoing_requests=max(100, 4 * service.settings.batch_size),
@@ -116,8 +111,7 @@ def run_on_ray(service: Service, host: str, port: int, address: str | None) -> N
     if service.workers > (cores := int(ray.cluster_resources().get("CPU", 0))):
         raise ValueError(f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers")
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
-    bound_app = deployment(service, replicas=service.workers, max_replicas=service.max_workers)
-    serve.run(bound_app, name="fdbd", route_prefix="/")
+    serve.run(deployment(service), name="fdbd", route_prefix="/")
     announce(service, backend, host, port, f" with {service.workers} replicas on Ray")
     ended = threading.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):

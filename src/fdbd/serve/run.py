@@ -49,7 +49,7 @@ def backend_of(service: Service) -> Backend:
     """The guard, by the kind of its file. An ONNX file does without torch."""
     threads = max(1, (os.cpu_count() or 1) // service.workers) if service.workers > 1 else None
     if service.guard.endswith(".onnx"):
-        from fdbd.serve.onnx_backend import OnnxBackend
+        from fdbd.serve.backend import OnnxBackend
 
         return OnnxBackend(service.guard, threads=threads)
     import torch
