@@ -13,6 +13,7 @@ from typing import Any
 
 from fdbd.jobs.ray import connect
 from fdbd.serve.run import Service, announce, application, backend_of, bind
+from fdbd.serve.watch import Store
 from fdbd.util.extras import require
 
 _STALE_SECONDS = 10.0
@@ -46,7 +47,7 @@ class Ledger:
         return list(self._states.values())
 
 
-class LedgerStore:
+class LedgerStore(Store):
     """The ledger as the `Store` of one of `replicas`. One that died is replaced and filled by the replicas."""
 
     def __init__(self, replicas: int) -> None:

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fdbd.deploy.stream_monitor import StreamMonitor, rate
 from fdbd.serve.backend import Answers, Backend
@@ -35,20 +35,22 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # upper ends of the histograms of lat
 HISTORY = 300  # points of the page's chart, at most one per second
 
 
-class Store(Protocol):
-    """Where processes put their states so that each can see all."""
+class Store:
+    """Where processes put their states so that each can see all. In this one there is a single process."""
 
     def claim(self) -> int:
         """A slot that no living process has, for as long as this process lives."""
+        return 0
 
     def put(self, slot: int, state: State) -> None:
         """Keep a state, whole or not at all. Called once per second."""
 
     def states(self) -> list[State]:
         """What was last put into each slot."""
+        return []
 
 
-class FolderStore:
+class FolderStore(Store):
     """Slots as files of a folder that the processes of one machine share."""
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +97,7 @@ class Watch:
         window: int = 1000,
         webhook: str | None = None,
     ) -> None:
-        self._backend, self._store, self._webhook = backend, store, webhook
+        self._backend, self._store, self._webhook = backend, store or Store(), webhook
         self._processes, self._delta = processes, delta
         self._monitor = StreamMonitor(
             backend.calibration.tolist(),
@@ -105,8 +107,7 @@ class Watch:
             on_alarm=self._alarm,
         )
         self._counts: Counts = defaultdict(float)
-        self._slot = 0
-        self._waiting = 0
+        self._slot = self._waiting = 0
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         """Rate and drift over the last minutes, as this process saw them."""
         self._lock = threading.Lock()
@@ -137,11 +138,10 @@ class Watch:
 
     def start(self) -> None:
         """Take a slot, go on from what an earlier process left there, and save once per second from now on."""
-        if self._store is not None:
-            self._slot = self._store.claim()
-            for state in self._store.states():
-                if state.get("slot") == self._slot:
-                    self._restore(state)
+        self._slot = self._store.claim()
+        for state in self._store.states():
+            if state.get("slot") == self._slot:
+                self._restore(state)
         self._saver.start()
 
     def stop(self) -> None:
@@ -166,8 +166,7 @@ class Watch:
 
     def _save(self) -> None:
         try:
-            if self._store is not None:
-                self._store.put(self._slot, self._state())
+            self._store.put(self._slot, self._state())
         except Exception as error:  # a full disk must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
@@ -246,8 +245,7 @@ class Watch:
 
     def _all(self) -> list[State]:
         """States of all processes, this one's as it is now."""
-        states = [] if self._store is None else self._store.states()
-        others = (s for s in states if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())
+        others = (s for s in self._store.states() if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())
         return [self._state(), *others]
 
 

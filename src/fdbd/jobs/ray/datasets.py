@@ -127,13 +127,14 @@ def score(
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
     assert guard.calibrated  # an error where there is no threshold
-    reader, columns, own = Reader(guard, dataset, column, preprocess), dataset.columns(), COLUMNS
+    reader, columns = Reader(guard, dataset, column, preprocess), dataset.columns()
     if keep is None:
-        keep = [name for name in columns if name not in {*own, *INPUTS[:3], reader.column, "logits"} or name == "path"]
+        dropped = {*COLUMNS, *INPUTS, reader.column, "logits"} - {"path"}
+        keep = [name for name in columns if name not in dropped]
     for name in keep:
-        if name not in columns or name in own:
+        if name not in columns or name in COLUMNS:
             raise ValueError(
-                f"cannot keep {name!r}: the dataset has {', '.join(columns)}, of which scores replace {', '.join(own)}"
+                f"cannot keep {name!r}: the dataset has {', '.join(columns)}; scores replace {', '.join(COLUMNS)}"
             )
     work = partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
     return _mapped(dataset, Workers.of(workers), guard, work)

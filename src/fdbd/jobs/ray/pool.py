@@ -1,17 +1,15 @@
-"""Work on a cluster, and the way to it; then fits by such work, whatever the rows come from: files, or a Ray Dataset.
+"""Work on a cluster, and fits by such work, whatever the rows come from: files, or a Ray Dataset.
 
 Work is done by Ray's tasks, not by actors: a task holds its CPUs only while it works, so that jobs share a cluster, and
-none waits for CPUs that another job, or its own reading, will never give back. The processes in which Ray runs tasks
-keep the model from one task to the next, and drop it when they have been idle for a while.
-
-In a fit, features become partial sums where they are read, and the driver merges the sums. Where a network runs, its
-features come to the driver, which learns from them as in a local fit: that costs little beside the network.
+none waits for CPUs that another job, or its own reading, will never give back. In a fit, features become partial sums
+where they are read, and the driver merges the sums; where a network runs, its features come to the driver.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import threading
 import time
@@ -99,8 +97,8 @@ class Workers:
         """Do all pieces of some work with a guard. Yields each piece once with its result, in the order in which they
         get ready. TimeoutError: there was none for `patience` seconds."""
         ray = require("ray", "ray")
-        size = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        task = ray.remote(**size, max_calls=0, max_retries=TASK_RETRIES)(Shared.__call__)
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_calls": 0, "max_retries": TASK_RETRIES}
+        task = ray.remote(**options)(Shared.__call__)
         shared, waiting = self.shared(guard, work), iter(pieces)
         pending: dict[Any, _Pending] = {}
         progress, slowest, notice = time.monotonic(), 0.0, min(NOTICE_SECONDS, self.patience)
@@ -139,8 +137,8 @@ class Workers:
 
     def _fits(self, resources: dict[str, float]) -> int:
         """How many tasks of this size a node with these resources could run at once, if it had nothing else to do."""
-        room = resources.get("CPU", 0.0) / self.cpus
-        return int(min(room, resources.get("GPU", 0.0) / self.gpus) if self.gpus else room)
+        gpus = resources.get("GPU", 0.0) / self.gpus if self.gpus else math.inf
+        return int(min(resources.get("CPU", 0.0) / self.cpus, gpus))
 
     @property
     def needs(self) -> str:
@@ -226,10 +224,10 @@ def connect(address: str | None = None) -> None:
     ray = require("ray", "ray")
     if ray.is_initialized():
         return
-    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
     address = address or os.environ.get("RAY_ADDRESS")
+    where: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
-        ray.init(**options, **({"address": address} if address else {"address": "local", "include_dashboard": False}))
+        ray.init(logging_level=logging.WARNING, log_to_driver=False, **where)
     except (ConnectionError, ValueError) as error:
         raise ConnectionError(f"no Ray cluster answers at {address!r}: {' '.join(str(error).split())}") from None
 
