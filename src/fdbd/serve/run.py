@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from fdbd.serve.app import App, Settings
-from fdbd.serve.backend import Backend
+from fdbd.serve.backend import Backend, OnnxBackend
 from fdbd.serve.watch import FolderStore, Store, Watch
 
 log = logging.getLogger("fdbd.serve")
@@ -49,8 +49,6 @@ def backend_of(service: Service) -> Backend:
     """The guard, by the kind of its file. An ONNX file does without torch."""
     threads = max(1, (os.cpu_count() or 1) // service.workers) if service.workers > 1 else None
     if service.guard.endswith(".onnx"):
-        from fdbd.serve.backend import OnnxBackend
-
         return OnnxBackend(service.guard, threads=threads)
     import torch
 

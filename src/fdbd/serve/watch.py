@@ -99,13 +99,8 @@ class Watch:
     ) -> None:
         self._backend, self._store, self._webhook = backend, store or Store(), webhook
         self._processes, self._delta = processes, delta
-        self._monitor = StreamMonitor(
-            backend.calibration.tolist(),
-            backend.expected_rate,
-            window=window,
-            delta=delta / processes,
-            on_alarm=self._alarm,
-        )
+        options: Any = {"window": window, "delta": delta / processes, "on_alarm": self._alarm}
+        self._monitor = StreamMonitor(backend.calibration.tolist(), backend.expected_rate, **options)
         self._counts: Counts = defaultdict(float)
         self._slot = self._waiting = 0
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
@@ -160,14 +155,14 @@ class Watch:
 
     def _save_often(self) -> None:
         while not self._ends.wait(1.0):
-            view = self.view()
-            self.history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
             self._save()
 
     def _save(self) -> None:
         try:
+            view = self.view()
+            self.history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
             self._store.put(self._slot, self._state())
-        except Exception as error:  # a full disk must not end the service
+        except Exception as error:  # a full disk, or a ledger that is being replaced, must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
     def _state(self) -> State:
