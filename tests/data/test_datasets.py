@@ -261,6 +261,9 @@ def test_an_npz_of_another_form_is_refused(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((2, 4, 4, 3)))
     with pytest.raises(ValueError, match="x is float64"):
         from_npz(path)
+    np.savez(path, x=np.zeros((2, 4, 4, 3), np.uint8), y=[0.5, 1.0])
+    with pytest.raises(ValueError, match="dtype float64, expected 2 integers"):
+        from_npz(path)
     np.savez(path, images=np.zeros(3))
     with pytest.raises(ValueError, match="has the keys images, expected images under 'x'"):
         from_npz(path)

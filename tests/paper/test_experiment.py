@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fdbd.paper import find, list_experiments, run_all
+from fdbd.paper import find, list_experiments, run
 from fdbd.paper.experiment import SCALES
 
 NAMES = {
@@ -59,7 +59,7 @@ def test_a_file_with_a_mistake_is_refused_in_one_sentence(text: str, message: st
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        run_all([str(path)], tmp_path)
+        run(str(path), tmp_path)
 
 
 def test_ones_own_file_is_an_experiment_like_any_other(tmp_path) -> None:

@@ -41,6 +41,15 @@ PROGRAMS: dict[str, Callable[[Result], None]] = {
 """What fills in the result of an experiment, by the `kind` that its file gives."""
 
 
+def run(name: str, out: str | Path = "paper", scale: str = "small", device: str = "auto") -> Record:
+    """Run one experiment anew and write its files in `out`; returns what NAME.json holds. MissingData: nothing of it
+    can be run here."""
+    record = run_all([name], out, scale, fresh=True, progress=False, device=device)[0]
+    if record["missing"] and not record["checks"]:
+        raise MissingData(record["missing"][0])
+    return record
+
+
 def run_all(
     names: Sequence[str],
     out: str | Path = "paper",

@@ -86,7 +86,8 @@ def open_npz(path: str | Path) -> Images:
     if not len(pixels := NpzImages(path)):
         raise ValueError(f"{path} holds no image")
     if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
-        labels = found.astype(np.int64)
+        whole = found.astype(np.int64)
+        labels = whole if np.array_equal(whole, found) else found  # which Images refuses
     return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamp_key(path))
 
 
