@@ -126,11 +126,12 @@ def test_squeezenet_is_refused_because_it_pools_after_its_head() -> None:
             Classifier(model, head)(images(2, 64))
 
 
-def test_a_detection_model_is_no_classifier() -> None:
+@pytest.mark.parametrize("head", [None, "roi_heads.box_predictor.cls_score"])
+def test_a_detection_model_is_no_classifier(head: str | None) -> None:
     detection = pytest.importorskip("torchvision.models.detection")
     model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None).eval()
-    with pytest.raises(ValueError, match=r"FasterRCNN gives list where.*detection and segmentation are not supported"):
-        Classifier(model)(images(2, 64))
+    with pytest.raises(ValueError, match=r"FasterRCNN gives a list where.*detection and segmentation are not"):
+        Classifier(model, head)(images(2, 64))
 
 
 TIMM = [

@@ -4,6 +4,7 @@ what the model takes, the model runs once per call, and what its head saw comes 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,15 +127,20 @@ class Classifier(nn.Module):
             finally:
                 self._recorder.traced = None
         else:
-            output = self._run(inputs, calls)
+            run = self._run
+            if "torch._dynamo" in sys.modules:  # whose import takes seconds, and without which nothing is compiled
+                # A graph break in the model leaves this method to Python, but would compile the hooks away.
+                run = torch.compiler.disable(run)
+            output = run(inputs, calls)
         batch = self._collect(calls, output, labels)
         is_checked = self._is_checked or torch.compiler.is_compiling() or batch.features.is_meta
         if not is_checked and len(batch.features):
-            self._is_checked = check_head(self.model, self.head_name, self.head, batch, output, self._is_explicit)
+            count = next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
+            self._is_checked = check_head(
+                self.model, self.head_name, self.head, batch, output, count, self._is_explicit
+            )
         return batch if self.autocast is None else batch.to(dtype=torch.float32)
 
-    # A graph break in the model leaves `forward` to Python, but would compile the hooks away.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run(self, inputs: Any, calls: list[Call]) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
         local = self._recorder.local

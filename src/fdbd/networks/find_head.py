@@ -82,10 +82,12 @@ def logits_of(output: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def check_head(model: nn.Module, name: str, head: Head, batch: Batch, output: Any, is_named: bool) -> bool:
-    """Raises unless `head` maps the batch's features to its logits and these are the output of the model. A head that
-    the user named may be followed by more, but not by another number of classes. False: this batch is not finite, and
-    cannot tell."""
+def check_head(
+    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, count: int | None, is_named: bool
+) -> bool:
+    """Raises unless `head` maps the batch's features to its logits and these are the model's output for `count`
+    samples. A head that the user named may be followed by more, but not by another number of classes. False: this batch
+    is not finite, and cannot tell."""
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)
@@ -93,8 +95,8 @@ def check_head(model: nn.Module, name: str, head: Head, batch: Batch, output: An
         given = given.reshape(len(logits), -1)
         given = two_rows(given) if head.is_binary else given
     if given is None or given.shape != logits.shape:
-        if not is_named or (given is not None and given.ndim == 2):
-            shape = type(output).__name__ if given is None else tuple(given.shape)
+        if not is_named or (count not in (None, len(logits)) if given is None else given.ndim == 2):
+            shape = f"a {type(output).__name__}" if given is None else tuple(given.shape)
             what = f"{type(model).__name__} gives {shape} where its linear layer {name!r} gives {tuple(logits.shape)}"
             hint = "models for detection and segmentation are not supported"
             _refuse(model, f"{what}; pass head= to name the layer that holds the logits; {hint}")
