@@ -104,6 +104,16 @@ def test_a_file_does_not_choose_what_code_runs(here: Path) -> None:
         model_by_name("mine:trained", named_by="bench.toml", trust=True)
 
 
+def test_an_exported_head_whose_weights_are_computed_is_refused(here: Path) -> None:
+    class Cosine(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, nn.functional.normalize(self.weight))
+
+    torch.export.save(torch.export.export(Cosine(3, 2).eval(), (torch.ones(2, 3),)), here / "cosine.pt2")
+    with pytest.raises(ValueError, match="computes its weights, expected stored ones"):
+        model_by_name("cosine.pt2", trust=True)
+
+
 @pytest.mark.parametrize("name", ["cifar10-ce", "public:resnet50", "model.pt2"])
 def test_a_model_with_weights_of_its_own_takes_no_checkpoint(name: str, here: Path) -> None:
     save_file({"a": torch.zeros(1)}, here / "w.safetensors")

@@ -382,6 +382,8 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
         what = node.target if isinstance(node, fx.Node) else type(node).__name__
         raise ValueError(f"the exported graph ends in {what}, expected a linear layer that gives the logits")
     features, *stored = (each for each in node.args if each is not None)
+    if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in stored):
+        raise ValueError("the exported graph's last linear layer computes its weights, expected stored ones")
     weight, *bias = (module.get_parameter(str(each.target)).detach() for each in stored)  # type: ignore[union-attr]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(bias), dtype=weight.dtype)
     head.load_state_dict(dict(zip(("weight", "bias"), (weight, *bias))))
