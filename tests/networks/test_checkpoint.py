@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fdbd import networks as models
+from fdbd.networks.checkpoint import under_names
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "weights"
 
@@ -40,6 +41,22 @@ def test_wrappings_are_undone(model, tmp_path, wrap):
         torch.save({"state_dict": state, "epoch": 3} if wrap in ("state_dict", "both") else state, path)
     loaded = models.create("densenet22", checkpoint=path)
     assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.net.", "encoder.module.", "net.backbone."])
+def test_wrappers_are_undone_one_in_another(model, prefix):
+    state = model.state_dict()
+    found = under_names({prefix + key: value for key, value in state.items()}, state.keys())
+    assert all(found[key] is value for key, value in state.items())
+
+
+def test_of_two_networks_in_one_file_neither_is_taken(model, tmp_path):
+    state = model.state_dict()
+    torch.save(
+        {f"{prefix}.{key}": value for key, value in state.items() for prefix in ("model", "net")}, tmp_path / "w"
+    )
+    with pytest.raises(ValueError, match=r"keys \d+ missing .* and \d+ unexpected \(model\."):
+        models.create("densenet22", checkpoint=tmp_path / "w")
 
 
 def test_half_precision_keeps_small_tensors_exact_and_loads_as_float32(model, tmp_path):

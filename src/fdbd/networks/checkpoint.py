@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under whi
 # Names of other implementations, and ours for the same tensor: wrappers; the two common names each of a ResNet's head
 # and shortcut; and PyTorch-Pretrained-ViT, which the fDBD paper uses, under torchvision's names.
 _RENAMES = (
-    (r"^(encoder|backbone|model|net)\.", ""),
+    *2 * ((r"^(module|encoder|backbone|model|net)\.", ""),),  # one wrapper may hold another
     (r"^fc\.", "linear."),
     (r"^linear\.", "fc."),
     (r"\.shortcut\.", ".downsample."),
@@ -164,7 +165,9 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
     for key in [key for key in found if ".attn.proj_q." in key and key not in names]:
         parts = [found.pop(key.replace("proj_q", f"proj_{part}")) for part in "qkv"]
         found[key.replace("proj_q.", "in_proj_")] = torch.cat(parts)
-    return {_own_name(key, names - state.keys()): value for key, value in found.items()}
+    new = {key: _own_name(key, names - state.keys()) for key in found}
+    twice = {name for name, count in Counter(new.values()).items() if count > 1}  # two networks in one file, say
+    return {key if new[key] in twice else new[key]: value for key, value in found.items()}
 
 
 def _own_name(key: str, free: Set[str]) -> str:
