@@ -119,13 +119,16 @@ def test_another_seed_is_another_model_and_training_leaves_the_callers_generator
     assert not equal(one.model, other.model)
 
 
-def test_a_pair_of_arrays_and_a_dataset_are_the_same_data(networks, data):
+def test_arrays_tensors_images_and_datasets_are_the_same_data(networks, data):
     images, labels = data[0].copy(), data[1].copy()
     images.flags.writeable = labels.flags.writeable = False  # as a memory map
-    one, other = (
-        train.train("zoo-ce", given, **QUIET, **{**SMALL, "epochs": 1}) for given in (data, Images(images, labels))
+    tensors = torch.from_numpy(data[0]), torch.from_numpy(data[1])
+    singles = [(image, int(label)) for image, label in zip(*data)]
+    one, *others = (
+        train.train("zoo-ce", given, **QUIET, **{**SMALL, "epochs": 1})
+        for given in (data, Images(images, labels), tensors, singles)
     )
-    assert equal(one.model, other.model)
+    assert all(equal(one.model, other.model) for other in others)
 
 
 def test_without_data_the_presets_dataset_is_loaded_by_name(networks, data, test_data, monkeypatch):
@@ -182,6 +185,7 @@ def test_bad_data_are_one_sentence(networks, data):
         ((images, labels[:5]), r"labels of shape \(5,\) and dtype int64, expected 96 integers"),
         ((images, None), "training needs labelled images"),
         ((images[:0], labels[:0]), "training needs labelled images"),
+        (7, "expected .* not int"),
     ]:
         with pytest.raises(ValueError, match=message):
             train.train("zoo-ce", given, **QUIET, **SMALL)

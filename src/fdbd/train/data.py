@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.data.datasets import ImageFiles, Images
 
-Labelled = Images | tuple[NDArray[np.uint8], NDArray[np.int64]]
 
-
-def labelled_images(data: Labelled, num_classes: int, image_size: int = 0) -> Images:
-    """Images with labels below `num_classes`; `image_size`: side of the centre squares that image files are decoded to,
-    which may differ in size."""
-    images = data if isinstance(data, Images) else Images(*data)
+def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
+    """Images with labels below `num_classes`, from what `fdbd.train.train` takes; `image_size`: side of the centre
+    squares that image files are decoded to, which may differ in size."""
+    if not isinstance(data, Images):
+        if not isinstance(data, (tuple, list)) or len(data) != 2:
+            if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+                raise ValueError(f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}")
+            singles = [data[place] for place in range(len(data))]
+            data = np.stack([np.asarray(image) for image, _ in singles]), [int(label) for _, label in singles]
+        pixels, given = (each.numpy() if isinstance(each, Tensor) else each for each in data)
+        data = Images(pixels, given)
+    images: Images = data
     labels = images.labels
     if labels is None or not len(labels):
         raise ValueError("training needs labelled images, and this dataset has none")

@@ -22,7 +22,7 @@ from fdbd.data import datasets
 from fdbd.data.datasets import Images
 from fdbd.networks.architectures import CompactResNet, whiten_stem
 from fdbd.networks.checkpoint import load_plain
-from fdbd.train.data import Labelled, labelled_images, normalise, read
+from fdbd.train.data import labelled_images, normalise, read
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
 from fdbd.train.objectives import OBJECTIVES, Contrastive, fit_linear, head_of, set_head
 from fdbd.train.presets import Preset, preset
@@ -47,8 +47,8 @@ class Trained:
 
 def train(
     recipe: str | Preset,
-    data: Labelled | None = None,
-    test: Labelled | None = None,
+    data: Any = None,
+    test: Any = None,
     out: str | os.PathLike[str] | None = None,
     *,
     device: str | torch.device | None = "auto",
@@ -60,8 +60,9 @@ def train(
 ) -> Trained:
     """Train a classifier by a preset's recipe, with any of its fields overridden.
 
-    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair or as `fdbd.data.datasets.Images`; without `data`
-    the preset's dataset is loaded. out: a folder for `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if
+    data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair of arrays or tensors, as
+    `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read into memory; without `data` the
+    preset's dataset is loaded. out: a folder for `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if
     given), `log.csv` and `model.safetensors`; a second call with the same folder continues where the first one stopped.
     Under `torchrun` the processes share each batch. A GPU is used where there is one, with `torch.compile`, and with
     bfloat16 where it has that."""

@@ -95,4 +95,5 @@ def _rich_bar() -> Any:
             return Text("" if not task.speed else f"{task.speed:.3g}/s" if task.speed < 100 else f"{task.speed:,.0f}/s")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    # What is printed meanwhile appears above the bar; where standard output is a file, it goes there.
+    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
