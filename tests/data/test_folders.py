@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fdbd.data.datasets import from_folder
-from fdbd.data.images import CHANGED, ImageError, decode, find_images
+from fdbd.data.images import CHANGED, ImageError, ImageFiles, decode, find_images
 from fdbd.data.inputs import open_images
 from fdbd.data.labels import Agreement, as_classes, class_order
 
@@ -150,3 +150,9 @@ def test_an_accuracy_no_better_than_guessing_is_named_with_mismatches(right, cou
     assert (text is not None) == warns
     if warns and right == 0:
         assert "label 0 (ant), predicted 1 (bee); label 1 (bee), predicted 2; label 2, predicted 3" in text
+
+
+def test_files_may_be_given_as_paths(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    files, same = ImageFiles([tmp_path / "a.png"]), ImageFiles([str(tmp_path / "a.png")])
+    assert (files.names, files.key()) == (same.names, same.key())

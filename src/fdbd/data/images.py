@@ -126,10 +126,13 @@ class ImageFiles(Sequence[Pixels]):
     """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3), or its centre square
     at (size, size, 3)."""
 
-    names: Sequence[str]
+    names: Sequence[str]  #: or paths
     size: int | None = None
     folder: str | Path = ""
     marks: NDArray[np.int64] | None = None  #: (N, 2) size and time of each file when it was watched, see `watch`
+
+    def __post_init__(self) -> None:
+        self.names = list(map(str, self.names))
 
     def watch(self) -> NDArray[np.int64]:
         """Remember `marks`: from now on, a file that changes can no longer be read."""
@@ -137,7 +140,7 @@ class ImageFiles(Sequence[Pixels]):
             self.marks = np.array([self._mark(name) for name in self.names], np.int64)
         return self.marks
 
-    @property
+    @cached_property
     def paths(self) -> list[Path]:
         return [Path(self.folder, name) for name in self.names]
 

@@ -140,11 +140,12 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """One sentence for whatever a broken file makes its reader raise; an error that names the file passes."""
+    """One sentence for whatever a broken file makes its reader raise; an error that names the file passes, as does one
+    of the system, such as a missing permission."""
     try:
         yield
     except Exception as error:
-        if os.fspath(path) in str(error):
+        if os.fspath(path) in str(error) or getattr(error, "filename", None) is not None:
             raise
         raise ValueError(f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})") from None
 

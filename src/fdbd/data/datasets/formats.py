@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def open_npz(path: str | Path) -> Images:
     if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
         whole = found.astype(np.int64)
         labels = whole if np.array_equal(whole, found) else found  # which Images refuses
-    return Images(pixels, labels, name=path.stem, source=str(path), find_key=lambda: stamp_key(path))
+    return Images(pixels, labels, name=path.stem, source=str(path), find_key=partial(stamp_key, path))
 
 
 def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
