@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fdbd.core.batch import Batch, Head
+from fdbd.core.batch import Batch
 from fdbd.data.images import Images, Names, cut
 from fdbd.data.npz import NpzArray, array_names
 from fdbd.util.extras import require
@@ -86,10 +86,6 @@ class Widths(NamedTuple):
 
     features: int
     logits: int
-
-    @classmethod
-    def of(cls, head: Head) -> Widths:
-        return cls(head.num_features, head.num_classes)
 
 
 class FeatureRows(ABC):

@@ -167,7 +167,8 @@ class Loader:
         chosen: NDArray[np.bool_] | None = None,
     ) -> None:
         self.rows, self.chosen = rows, np.ones(len(rows), bool) if chosen is None else chosen
-        self.widths, self.preprocess, self.engine = Widths.of(head), preprocess, engine
+        self.widths = Widths(head.num_features, head.num_classes)
+        self.preprocess, self.engine = preprocess, engine
         self.num_given = 0
         self.errors: list[str] = []
         self.labels: NDArray[np.int64] | None = None

@@ -136,7 +136,7 @@ class Scoring:
         guard, rows = self.opened.guard, self.rows
         assert guard.calibrated  # an error where there is no threshold
         if not isinstance(rows, Images):
-            rows.check(Widths.of(guard.detector.head))
+            rows.check(self.widths)
         elif self.opened.preprocess is None:
             raise ValueError(
                 f"the guard takes features, not images such as {rows.source}: it was fitted without a model; name the "
@@ -182,6 +182,12 @@ class Scoring:
         finally:
             torch.set_num_threads(threads)
 
+    @property
+    def widths(self) -> Widths:
+        """Numbers that the guard takes in each row of features and of logits."""
+        head = self.opened.guard.detector.head
+        return Widths(head.num_features, head.num_classes)
+
     def part(self, part: Part) -> list[Decided]:
         """Decisions on the rows of one part. Images are decoded by a thread: a fork of a worker of Ray can hang."""
         return list(self.decide([part[1]], processes=False))
@@ -189,7 +195,7 @@ class Scoring:
     def decide(self, spans: Sequence[range], processes: bool = True) -> Generator[Decided, None, None]:
         """Decisions on the rows of these spans, in order, batch by batch."""
         guard, preprocess, rows = self.opened.guard, self.opened.preprocess, self.rows
-        batches = read_batches(rows, spans, Widths.of(guard.detector.head), preprocess, self.engine, processes)
+        batches = read_batches(rows, spans, self.widths, preprocess, self.engine, processes)
         with contextlib.closing(batches):
             for numbers, inputs, errors in batches:
                 names = rows.names[numbers[0] : numbers[-1] + 1] if isinstance(rows, Images) else numbers

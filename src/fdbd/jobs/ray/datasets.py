@@ -204,7 +204,7 @@ class Reader:
         self.column, self.preprocess = column, preprocess
         self.label = "label" if label == "y" and "y" not in columns else label
         self.is_features = guard.classifier is None or column == "features"
-        self.widths = Widths.of(guard.head)
+        self.widths = Widths(guard.head.num_features, guard.head.num_classes)
 
     def __call__(self, table: Any) -> Items:
         """All rows of a table, to fit or calibrate on; a row that cannot be read is an error."""
