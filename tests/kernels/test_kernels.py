@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -398,6 +399,26 @@ def test_a_cache_folder_that_cannot_be_written_changes_no_answer(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")  # a file where the folder should be: nothing can be created below it
     assert run_python(LARGE_BATCH + "print('scored')", NUMBA_CACHE_DIR=str(blocked / "cache")) == ["scored"]
+
+
+def test_without_a_cache_folder_threads_share_one_compilation(monkeypatch):
+    from numba.core import caching
+
+    from fdbd.kernels import compiled
+
+    def no_folder(*_):
+        time.sleep(0.05)  # other threads go on
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(caching.FunctionCache, "__init__", no_folder)
+    kernel, made = compiled.Kernel(compiled.add_rows.function), []
+    make = kernel._compile
+    monkeypatch.setattr(kernel, "_compile", lambda cache: made.append(cache) or make(cache))
+    sums = np.zeros((4, 2))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda row: kernel(np.ones((3, 2), np.float32), row), sums))
+    assert len(made) <= 2  # with a cache, then without
+    assert (sums == 3).all()
 
 
 def test_a_cache_folder_that_fills_up_means_compiling_without_it(monkeypatch):

@@ -19,16 +19,18 @@ class Kernel:
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
-        self.compiled: Any = None
+        try:
+            self.compiled = self._compile(cache=True)
+        except RuntimeError:  # numba finds no folder to cache in
+            self.compiled = self._compile(cache=False)
 
     def _compile(self, cache: bool) -> Any:
         return numba.njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, cache=cache)(self.function)
 
     def __call__(self, *arguments: Any) -> None:
         try:
-            self.compiled = self.compiled or self._compile(cache=True)
             self.compiled(*arguments)
-        except (RuntimeError, OSError):  # there is no cache folder, or it is full
+        except OSError:  # the cache folder is full or went away: compile without it
             self.compiled = self._compile(cache=False)
             self.compiled(*arguments)
 
