@@ -75,6 +75,14 @@ def test_ties_go_to_the_lower_index(rows: list[list[int]], k: int) -> None:
     assert torch.equal(largest(features, k).sort(dim=1, descending=True).values, ordered[:, :k])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shaping", [ASHP(10), ASHB(65), ASHS(65)], ids=lambda s: s.name)
+def test_half_precision_prunes_as_many(shaping: Shaping, dtype: torch.dtype) -> None:
+    features = make_features(3, 2500).abs().to(dtype) + 0.5
+    kept = 2500 - round(25 * shaping.percentile)
+    assert (shaping(features) != 0).sum(dim=1).tolist() == [kept] * 3
+
+
 @pytest.mark.parametrize("shaping", [*BY_SAMPLE, LTS(95)], ids=lambda s: s.name)
 def test_rows_of_zeros_and_narrow_features_stay_finite(shaping: Shaping) -> None:
     assert torch.equal(shaping(torch.zeros(2, 64)), torch.zeros(2, 64))

@@ -36,10 +36,11 @@ def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
     kth = top.detach().amin(dim=1, keepdim=True)
     # 1 or 0 as floats, which multiply faster than booleans select
     is_kept = torch.ge(features.detach(), kth, out=torch.empty_like(features))
-    surplus = is_kept.sum(dim=1, keepdim=True) - k
+    surplus = is_kept.sum(dim=1, keepdim=True, dtype=torch.float32) - k  # half precision would round the count
     if fill is None:
         surplus *= kth != 0  # whether a zero is kept or pruned, it stays 0
-    if surplus.any():
-        is_last = features.detach() == kth
-        is_kept *= ~(is_last & (is_last.flip(1).cumsum(dim=1).flip(1) <= surplus))
+    tied = surplus[:, 0] > 0  # mostly few rows
+    if tied.any():
+        is_last = features.detach()[tied] == kth[tied]
+        is_kept[tied] *= ~(is_last & (is_last.flip(1).cumsum(dim=1).flip(1) <= surplus[tied]))
     return is_kept * (features if fill is None else fill)
