@@ -235,6 +235,8 @@ def test_delong_test_wants_the_same_samples() -> None:
         metrics.delong_test([1, 2], [0, 1], [1, 2, 3], [0, 1])
     with pytest.raises(ValueError, match="two samples per side"):
         metrics.delong_test([1], [0, 1], [1], [0, 1])
+    with pytest.raises(ValueError, match="id_scores_b holds 1 NaN"):
+        metrics.delong_test([1, 2], [0, 1], [1, math.nan], [0, 1])
 
 
 def test_perfect_separation_has_an_interval() -> None:

@@ -52,7 +52,9 @@ def delong_test(
     >>> round(result.difference, 4), 0 < result.p_value < 1
     (0.3333, True)
     """
-    return compare([influences(id_scores_a, ood_scores_a)], [influences(id_scores_b, ood_scores_b)])
+    first = influences(as_scores(id_scores_a, "id_scores_a"), as_scores(ood_scores_a, "ood_scores_a"))
+    second = influences(as_scores(id_scores_b, "id_scores_b"), as_scores(ood_scores_b, "ood_scores_b"))
+    return compare([first], [second])
 
 
 class Influences(NamedTuple):
