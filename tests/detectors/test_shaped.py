@@ -113,6 +113,19 @@ def test_the_head_is_kept_once() -> None:
     assert [key for key in state if key.endswith("head_weight")] == ["detector.detector.head_weight"]
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: fdbd.create("react+scale+fdbd"), lambda: fdbd.Ensemble(["react+fdbd", "mds"])]
+)
+def test_the_head_is_at_hand_however_deep_it_is_kept(make) -> None:
+    features, labels, head = make_data()
+    detector = make()
+    with pytest.raises(fdbd.NotFittedError, match="not fitted"):
+        detector.head_weight  # noqa: B018
+    detector.fit(Batch(features, None, labels), head)
+    assert torch.equal(detector.head_weight, head.weight)
+    assert torch.equal(detector.head_bias, head.bias)
+
+
 def test_it_is_fitted_together_with_others() -> None:
     features, labels, head = make_data()
     ensemble = fdbd.Ensemble(["react+mds", "fdbd", "scale+energy", "vra+vim"])

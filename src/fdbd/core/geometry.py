@@ -35,7 +35,8 @@ def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
     take less time than torch's for a small head."""
     centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
     squares = np.einsum("cp,cp->c", centred, centred)
-    rows, at_a_time = (max(1, _BLOCK_BYTES // size) for size in (8 * weight.shape[0], 16 * weight.shape[1]))
+    rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
+    at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
     for start in range(0, weight.shape[0], rows):
         block = (-2 * centred[start : start + rows]) @ centred.T
         scale = squares[start : start + rows, None] + squares

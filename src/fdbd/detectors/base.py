@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,9 @@ class Detector(Configured):
     - `score`: the formula, on a checked batch in the dtype of the fit with all that `needs` names. NaN means that a row
       is not to be trusted.
 
-    What it is called with is not this `score` itself: when the class is created, it is replaced by a method that calls
-    `checked_score` with it, so a formula needs no checks. Two hooks are for the few detectors that need them: `observe`
-    and `example`. A detector that holds others as submodules leaves it to them to keep the head.
+    When the class is created, its `score` is replaced by a method that passes it to `checked_score`, so a formula needs
+    no checks. Two hooks are for the few detectors that need them: `observe` and `example`. Detectors that it holds as
+    submodules keep the head for it, and forget what they had learnt when it is fitted.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
@@ -59,8 +59,6 @@ class Detector(Configured):
     notices_bad_rows: bool = False
     """Whether the formula itself gives NaN for every row with a number that is not finite or too large, so that the
     base class need not read the batch a second time to look for them."""
-    head_weight: Annotated[Tensor, "C P"]
-    head_bias: Annotated[Tensor, "C"]
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,6 +137,19 @@ class Detector(Configured):
         head = Head.__new__(Head)  # checked when it was kept
         head.weight, head.bias, head.is_binary = buffers["head_weight"], buffers["head_bias"], False
         return head
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(C, P) weight of the head that it was fitted with."""
+        return self.head.weight
+
+    @property
+    def head_bias(self) -> Tensor:
+        """(C,) bias of the head that it was fitted with."""
+        return self.head.bias
+
+    def buffer_shape(self, name: str) -> str | None:
+        return {"head_weight": "C P", "head_bias": "C"}.get(name) or super().buffer_shape(name)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.score(batch)

@@ -36,7 +36,8 @@ def folded_score(
     shapes = ((rows, width), (classes,), (width,), (), (rows, classes), (rows,))
     for name, tensor, shape in zip(given, (features, *folded[1:], logits, predicted), shapes):
         if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, expected {shape} to fit features and head")
+            sizes = f"N = {rows}, P = {width}, C = {classes}"
+            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, expected {shape}: {sizes}")
     if predicted is None:
         assert logits is not None
         predicted = argmax(logits)
