@@ -32,8 +32,8 @@ class Problem(NamedTuple):
 
 
 def check_detector(detector: Detector | Shaping | str) -> None:
-    """Run every check on a detector, on a shaping (before Energy) or on what a name stands for; it is left as it is. An
-    AssertionError tells of a broken promise. `check_onnx` is apart, since it takes seconds and an extra.
+    """Run every check on copies of a detector, of a shaping (before Energy) or of what a name stands for. An
+    AssertionError says which promise was broken. `check_onnx` is separate: it takes seconds and an optional extra.
 
     >>> from fdbd import MSP
     >>> check_detector(MSP())

@@ -176,7 +176,7 @@ def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
 
 
 class PartMoments(Together):
-    """ClassMoments of the penultimate features and of each named layer, whose widths show with the first batch; and
+    """ClassMoments of the penultimate features and of each named layer, whose width is known from the first batch; and
     whether batches came with adversarial copies."""
 
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ def _route(name: str, kinds: list[type[Configured]], options: dict[str, Any]) ->
 
 
 def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
-    """Those of its constructor; nn.Module's, which says that it takes any, takes none."""
+    """Parameters of its constructor, without *args and **kwargs: nn.Module's are never used."""
     parameters = inspect.signature(kind).parameters.values()
     return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 

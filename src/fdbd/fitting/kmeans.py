@@ -26,7 +26,8 @@ def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tenso
 
 
 class Sample:
-    """Normalised features of the `count` samples with the smallest hashes: a random sample that knows no order."""
+    """Normalised features of the `count` samples with the smallest hashes: a random sample,
+    the same in any order of the data."""
 
     def __init__(self, count: int) -> None:
         self.count = count
