@@ -97,6 +97,14 @@ def test_conformal_decision_is_p_at_most_alpha(
         assert decided.tolist() == exact
 
 
+@pytest.mark.parametrize("fraction", [np.float32(0.5), torch.tensor(0.5), Fraction(1, 2)])
+def test_a_target_is_a_number_of_any_kind(fraction: float) -> None:
+    scores = torch.arange(1.0, 20.0)
+    for made in (Threshold.quantile(scores, fraction), Threshold.conformal(scores, fraction)):
+        assert made.value.tolist() == [10.0]
+        assert type(made.target) is float
+
+
 def test_a_decimal_alpha_keeps_its_meaning_at_every_sample_size() -> None:
     """p ≤ alpha in float32, in float64 and in exact arithmetic, at p = alpha itself and its neighbours."""
     for alpha, n in itertools.product(["0.01", "0.05", "0.1", "0.15", "0.3", "0.7"], range(99, 400)):

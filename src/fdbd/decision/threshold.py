@@ -329,7 +329,7 @@ def check_target(tpr: float | None, alpha: float | None) -> None:
 
 def as_decimal(fraction: float) -> Fraction:
     """The ratio that is meant, without rounding errors: 1/10 for ``1 - 0.9``."""
-    return Fraction(fraction).limit_denominator(10**9)
+    return Fraction(float(fraction)).limit_denominator(10**9)
 
 
 def count_to_accept(count: int, tpr: float) -> int:
