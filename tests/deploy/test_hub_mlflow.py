@@ -102,6 +102,11 @@ def test_a_guard_that_was_pushed_comes_back_the_same(guard: fdbd.Guard, server: 
     assert "b\\|e&lt;e" in card
 
 
+def test_a_card_is_written_whatever_is_said_about_the_model(guard: fdbd.Guard) -> None:
+    guard.about = {"model": "resnet50", "class_names": "cat"}
+    assert "not in this repository" in hub.card(guard, {})
+
+
 def test_a_repository_in_the_cache_is_read_offline(guard: fdbd.Guard, tmp_path: Path, monkeypatch) -> None:
     constants = pytest.importorskip("huggingface_hub.constants")
     commit = "a" * 40

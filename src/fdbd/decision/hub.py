@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdbd.util.extras import require
 from fdbd.util.version import __version__
@@ -70,8 +70,9 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     """A model card in Markdown: what the guard is, what its threshold promises, and metrics that were measured."""
     threshold, detector, head = guard.threshold, guard.detector, guard.detector.head
     promise = "It has no threshold, so it gives scores and no decisions." if threshold is None else threshold.guarantee
-    about: dict[str, Any] = guard.about
-    name, names = (about.get("model") or {}).get("name"), about.get("class_names") or ()
+    model, given = guard.about.get("model"), guard.about.get("class_names")
+    name = model.get("name") if isinstance(model, dict) else None
+    names = list(given) if isinstance(given, (list, tuple)) else []
     listed = ", ".join(map(_plain, names if len(names) <= 20 else [*names[:20], "…"]))
     rows = [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
