@@ -112,6 +112,9 @@ def test_a_function_in_one_file_is_a_target_of_the_command(run, guard: fdbd.Guar
         return "is a toy"
 
     guard.save(tmp_path / "guard.safetensors")
+    code, out, _ = run("export", tmp_path / "guard.safetensors", "--features", "--out", tmp_path / "guard.onnx")
+    assert code == 0
+    assert "MB, opset 18, fdbd, agrees with torch to 1e-4" in " ".join(out.split())
     code, out, _ = run("export", tmp_path / "guard.safetensors", "--features", "--out", tmp_path / "guard.TOY")
     assert code == 0
     assert out.rstrip().endswith("guard.TOY: 0.0 MB, fdbd, is a toy")

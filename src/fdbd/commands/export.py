@@ -69,11 +69,13 @@ def export(
         given = preprocess(noise)
     else:
         given = torch.randn(ROWS, head.num_features, generator=torch.Generator().manual_seed(0)).abs()
-    asked: dict[str, object] = {"class_names": opened.class_names or None, "opset": opset or OPSET}
+    asked: dict[str, object] = {"class_names": opened.class_names or None, "opset": OPSET if opset is None else opset}
     if calibration is not None:
         asked |= {"data": load(calibration), "disagreement": max_disagreement}
     result = write(opened.guard, out, given[:ROWS].clone(), **asked)
     about = metadata(out) if out.suffix.lower() == ".onnx" else {}
+    files = [out, out.with_suffix(".bin")] if out.suffix.lower() == ".xml" else [out]
+    size = f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB" + (f", opset {about['opset']}" if about else "")
     verified = "agrees with torch to 1e-4" if isinstance(result, Path) else str(result)
-    line = f"{out}: {out.stat().st_size / 1e6:.1f} MB, {opened.guard.detector.label}, {verified}"
+    line = f"{' and '.join(map(str, files))}: {size}, {opened.guard.detector.label}, {verified}"
     options.answer({"out": str(out), **about}, as_json, line)
