@@ -162,6 +162,34 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
                 assert cell == ("" if value is None else str(value).lower())
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_part_whose_cells_are_damaged_or_missing_is_not_taken_for_one(tmp_path, name: str) -> None:
+    out = output.Output(tmp_path / name, range(1))
+    with out.hold({}):
+        for columns, cells in ((out.columns, ["0", "1", "", "0.5", "a half", "true", ""]), (["row"], ["0"])):
+            if name == "a.csv":
+                out.path(0).write_text(f"{','.join(columns)}\n{','.join(cells)}\n")
+            else:
+                pq.write_table(pa.table({"row": [0]}), out.path(0))
+            assert not out.has(0, range(1))
+
+
+def test_an_output_of_no_rows_is_a_header(tmp_path) -> None:
+    guard = (
+        fdbd.Guard(fdbd.Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(9, 3))).calibrate(fdbd.Batch(torch.rand(9, 3)))
+    )
+    out = output.Output(tmp_path / "a.csv", range(0), fdr=0.1)
+    with out.hold({}):
+        out.write(0, [output.decide(guard, features.RowBatch(range(0), fdbd.Batch(torch.rand(0, 3)), {}))])
+        assert out.finish(0, 1) == (0, 0, 0, 0)
+    assert (tmp_path / "a.csv").read_text().split() == ["row,label,class,score,p_value,is_ood,error,discovery"]
+
+
+def test_an_engine_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine is 'spark', expected 'local' or 'ray'"):
+        scoring.Engine("spark")
+
+
 def test_a_killed_run_to_csv_goes_on(place, run, result, monkeypatch) -> None:
     monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 100)
     np.savez(place / "today.npz", features=values(1000, 3))

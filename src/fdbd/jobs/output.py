@@ -170,8 +170,8 @@ class Output:
     def has(self, number: int, rows: range) -> bool:
         """Whether a part is there, with as many rows as it should have."""
         try:
-            return len(self._format.read(self.path(number))) == len(rows)
-        except (OSError, ValueError, TypeError, csv.Error):  # Arrow's errors are among them
+            return len(self._format.facts(self._format.read(self.path(number)))[0]) == len(rows)
+        except (OSError, ValueError, TypeError, LookupError, csv.Error):  # Arrow's errors are among them
             return False
 
     def write(self, number: int, tables: Sequence[Decided]) -> None:
@@ -263,8 +263,12 @@ class _Csv:
         return rows
 
     def facts(self, rows: list[list[Any]]) -> _Facts:
-        p_values, is_ood = [float(row[-3] or "nan") for row in rows], [row[-2] == "true" for row in rows]
-        return np.array(p_values), np.array(is_ood), np.array([row[-1] != "" for row in rows])
+        p_values = np.array([float(row[-3] or "nan") for row in rows])
+        return (
+            p_values,
+            np.array([row[-2] == "true" for row in rows], bool),
+            np.array([row[-1] != "" for row in rows], bool),
+        )
 
     def mark(self, rows: list[list[Any]], discoveries: Any) -> list[list[Any]]:
         return [[*row, _cell(flag)] for row, flag in zip(rows, discoveries.tolist())]

@@ -53,6 +53,8 @@ class Engine:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or (self.workers is not None and self.workers < 1):
             raise ValueError(f"batch size is {self.batch_size} and workers are {self.workers}, expected at least 1")
+        if self.name not in ("local", "ray"):
+            raise ValueError(f"engine is {self.name!r}, expected 'local' or 'ray'")
         if self.address is not None and self.name != "ray":
             raise ValueError("an address is that of a Ray cluster: say --engine ray (engine='ray') too")
 
@@ -134,7 +136,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         guard, rows = self.opened.guard, self.rows
-        assert guard.calibrated  # an error where there is no threshold
+        _ = guard.calibrated  # an error where there is no threshold
         if not isinstance(rows, Images):
             rows.check(self.widths)
         elif self.opened.preprocess is None:
