@@ -176,6 +176,9 @@ def test_mistakes_are_answered_in_one_sentence(cluster):
         on_ray.score(guard, dataset, column="pixels")
     with pytest.raises(ValueError, match="cannot keep 'name'"):
         on_ray.score(guard, dataset, keep=["name"])
+    tensors = ray.data.from_numpy(np.zeros((4, 2, 3))).rename_columns({"data": "features"})
+    with pytest.raises(ValueError, match="expected one list of numbers per row"):
+        on_ray.fit(fdbd.Guard(HEAD, "fdbd"), tensors)
     with pytest.raises(ValueError, match="together with a head"):
         on_ray.fit(fdbd.FDBD(), dataset)
     with pytest.raises(RuntimeError, match="no threshold: call calibrate"):
@@ -215,6 +218,8 @@ def test_a_network_is_fitted_calibrated_and_asked_over_images(cluster, tmp_path)
         on_ray.calibrate(found, train, preprocess=preprocess, workers=1)
     files = ray.data.from_items([{"path": str(path)} for path in sorted(tmp_path.glob("*.png"))])
     found.threshold = expected.threshold
+    gaps = ray.data.from_items([{"image": pixels[0] if row % 2 else None} for row in range(3)], override_num_blocks=1)
+    assert [row["error"] is None for row in on_ray.score(found, gaps, preprocess=preprocess).take_all()] == [0, 1, 0]
     rows = on_ray.score(found, files, preprocess=preprocess, workers=2).to_pandas().sort_values("path")
     decision = expected(preprocess(pixels[60:]))
     np.testing.assert_allclose(rows["score"][:-1], decision.scores, rtol=1e-6, atol=1e-6)

@@ -126,7 +126,7 @@ def score(
     >>> score(guard, rows).columns()
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
-    assert guard.calibrated  # an error where there is no threshold
+    _ = guard.calibrated  # an error where there is no threshold
     reader, columns = Reader(guard, dataset, column, preprocess), dataset.columns()
     if keep is None:
         dropped = {*COLUMNS, *INPUTS, reader.column, "logits"} - {"path"}
@@ -230,7 +230,8 @@ class Reader:
             return Batch(features, logits).without(errors), errors
         accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([self.column]))
         values = accessor.to_numpy([self.column])[self.column]
-        if values.dtype == object and len({getattr(value, "shape", None) for value in values} - {None}) == 1:
+        shapes = {getattr(value, "shape", None) for value in values}
+        if values.dtype == object and len(shapes) == 1 and None not in shapes:
             values = np.stack(values)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
             return torch.from_numpy(np.array(values)), {}  # a copy: Ray's arrays are in memory that cannot be written
@@ -253,9 +254,9 @@ class Reader:
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
     """(N, width) of a column of lists or of Ray's own arrays, and what is wrong with which row."""
     pa = require("pyarrow", "ray")
-    column = table.column(name).combine_chunks()
-    if isinstance(column.type, pa.ExtensionType):
+    column, kind = table.column(name).combine_chunks(), table.schema.field(name).type
+    if isinstance(kind, pa.ExtensionType) and len(getattr(kind, "shape", None) or ()) == 1:
         column = column.storage
     if not isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
-        raise ValueError(f"column {name!r} holds {column.type}, expected one list of numbers per row")
+        raise ValueError(f"column {name!r} holds {kind}, expected one list of numbers per row")
     return matrix(column, width)
