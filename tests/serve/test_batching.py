@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import signal
 import socket
 import threading
 import time
@@ -13,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from fdbd.serve.backend import Answers
 from fdbd.serve.batching import SLOW, Batcher
-from fdbd.serve.run import bind
+from fdbd.serve.run import Service, _supervise, bind
 
 
 def answers(rows: np.ndarray) -> Answers:
@@ -213,3 +215,16 @@ def test_an_answer_in_two_segments_does_not_wait_for_the_clients_acknowledgement
         listening.listen()
         with socket.create_connection(listening.getsockname()), listening.accept()[0] as taken:
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_supervisor_can_be_told_to_end_while_its_processes_start(monkeypatch) -> None:
+    spawn, installed = multiprocessing.get_context("spawn"), {}
+
+    def start(_: object) -> None:
+        raise ChildProcessError
+
+    monkeypatch.setattr(spawn.Process, "start", start)
+    monkeypatch.setattr(signal, "signal", installed.__setitem__)
+    with pytest.raises(ChildProcessError):
+        _supervise(Service("guard.onnx", workers=2), None, "127.0.0.1", 0)
+    assert set(installed) == {signal.SIGINT, signal.SIGTERM}

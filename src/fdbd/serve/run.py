@@ -104,12 +104,13 @@ def _supervise(service: Service, backend: Backend, host: str, port: int) -> None
     """Keep `service.workers` processes answering on a port that this one has bound, until it is told to end."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(service.workers + 1, timeout=300)
+    processes: list[multiprocessing.process.BaseProcess] = []
     is_ending = False
 
-    def start(barrier: threading.Barrier | None) -> multiprocessing.process.BaseProcess:
+    def start(barrier: threading.Barrier | None = None) -> None:
         process = spawn.Process(target=_work, args=(service, host, port, barrier))
         process.start()
-        return process
+        processes.append(process)
 
     def end(*_: Any) -> None:
         nonlocal is_ending
@@ -118,9 +119,10 @@ def _supervise(service: Service, backend: Backend, host: str, port: int) -> None
         for process in processes:
             process.terminate()
 
-    processes = [start(barrier) for _ in range(service.workers)]
     signal.signal(signal.SIGINT, end)
     signal.signal(signal.SIGTERM, end)
+    for _ in range(service.workers):
+        start(barrier)
     try:
         barrier.wait()
         announce(service, backend, host, port)
@@ -135,7 +137,7 @@ def _supervise(service: Service, backend: Backend, host: str, port: int) -> None
             if not is_ending:
                 log.warning({"message": "a process ended and is replaced", "exit_code": ended.exitcode})
                 time.sleep(0.2)  # one that cannot start does not take the processor from the others
-                processes.append(start(None))
+                start()
 
 
 def _work(service: Service, host: str, port: int, barrier: threading.Barrier | None) -> None:
