@@ -43,7 +43,7 @@ class CalibrationScores(NamedTuple):
 
 
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
-"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also what Ray made of them."""
+"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also finished scores."""
 
 
 class Guard(nn.Module):

@@ -1,4 +1,5 @@
-"""A guard in a repository of the Hugging Face Hub: its file, which runs no code, and a card of what it promises."""
+"""A guard in a repository of the Hugging Face Hub: its file, which runs no code, and a card that says what it
+promises."""
 
 from __future__ import annotations
 

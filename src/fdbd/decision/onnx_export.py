@@ -116,7 +116,7 @@ def export(
 
 
 def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
-    """Write a graph with what `metadata` is to find in it."""
+    """Write a graph together with the description that `metadata` reads."""
     onnx = require("onnx", "onnx")
     texts = {f"fdbd.{key}": json.dumps(value, sort_keys=True) for key, value in description.items()}
     onnx.helper.set_model_props(model, texts)

@@ -274,7 +274,7 @@ class Threshold(nn.Module):
         return flagged - 1
 
     def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
-        """(N,) of numbers (C,), each score's own by its predicted class; (1,) where there is one threshold for all."""
+        """(N,) the number of each score's predicted class, of numbers (C,); or (1,), where one threshold is for all."""
         if not self.per_class:
             return of_classes
         if predicted is None:

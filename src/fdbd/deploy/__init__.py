@@ -11,9 +11,9 @@ _TARGETS: dict[tuple[str, bool], Callable[..., object]] = {}
 
 
 def export_target(suffix: str, int8: bool = False) -> Callable[[Export], Export]:
-    """Makes a function of a module in this folder what `fdbd export` calls for an --out of this ending, in lower case.
-    It takes the arguments of `fdbd.deploy.onnx.export` (with --int8, of `export_int8`). It returns the path where its
-    answers agree with torch's, or something that says in print how far they do."""
+    """Makes `fdbd export` call a function of a module in this folder for an --out with this ending, in lower case. The
+    function takes the arguments of `fdbd.deploy.onnx.export` (with --int8, those of `export_int8`). It returns the path
+    if its answers agree with torch's, or an object whose text says how far they do."""
 
     def register(function: Export) -> Export:
         _TARGETS[suffix, int8] = function

@@ -152,7 +152,7 @@ class Loader:
     """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head.
 
     Attributes:
-        spans: the work in pieces: rows of one or some batches.
+        spans: the work in pieces, each the rows of one or more batches.
         num_given: rows that the last iteration gave.
         errors: why it left rows out, a sentence each.
     """

@@ -48,7 +48,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 Decided = dict[str, Any]
 """Decisions on some rows, in order: arrays by column in the order of the output, masked where there is no value."""
 _Facts = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
-"""p-values (NaN where a row could not be read), and which rows are OOD and have an error."""
+"""p-values (NaN where a row could not be read), which rows are OOD, and which have an error."""
 
 
 def to_arrow(decided: Decided) -> Any:
@@ -152,7 +152,7 @@ class Output:
             time.sleep(0.2)
 
     def _open(self, identity: dict[str, Any]) -> None:
-        path = self.folder / "_about.json"  # readers of a Parquet folder pass names with an underscore over
+        path = self.folder / "_about.json"  # readers of a Parquet folder skip names that start with an underscore
         if not self._restart and read_json(path) == identity:
             return
         for part in self.folder.glob("part-*"):

@@ -213,8 +213,9 @@ def read_batches(
     processes: bool = True,
     labels: bool = False,
 ) -> Generator[tuple[Any, Tensor | Batch, Mapping[int, str]], None, None]:
-    """Row numbers, inputs of the readable rows, and what is wrong with the others by their place, of all rows of these
-    spans in order: features, with labels if wanted; or images, which are decoded ahead in processes or by a thread."""
+    """For each batch of these spans, in order: its row numbers, the inputs of the readable rows, and what is wrong with
+    the others by their place in the batch. Features come with labels if wanted; images are decoded ahead, in processes
+    or by a thread."""
     if not isinstance(rows, Images):
         for span in spans:
             yield from rows.read(span, widths, labels)

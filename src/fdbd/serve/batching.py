@@ -24,7 +24,7 @@ class Batcher:
     """Collects rows of concurrent requests and runs them through `decide` in threads of its own.
 
     The callers of a batch often come back together, so the next one waits for as many rows, up to `delay` or a
-    twentieth of the model's time; who is alone is answered at once. A slow model takes two batches at a time under
+    twentieth of the model's time; a caller alone is answered at once. A slow model takes two batches at a time under
     load, each with half the cores: halves that do not wait for each other at every layer get more done. A fast one
     would lose more to Python's lock than it gains.
 

@@ -197,7 +197,7 @@ class Watch:
         }
 
     def exposition(self, waiting: int) -> bytes:
-        """All numbers in the text format of Prometheus; so many rows wait."""
+        """All numbers in the text format of Prometheus, with the number of rows that are waiting."""
         self._waiting = waiting
         text: bytes = require("prometheus_client", "serve").generate_latest(self)
         return text

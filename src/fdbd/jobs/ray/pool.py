@@ -252,8 +252,8 @@ def plain_errors() -> Iterator[None]:
 
 
 def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
-    """Fit a guard in place, with the result of `Guard.fit`: on features, of which `first` are some, in as many passes
-    as the detector needs; or, without them, on rows over which the network runs once."""
+    """Fit a guard in place, with the result of `Guard.fit`. Where rows are features, `first` is a batch of them, and
+    they are read once per pass of the detector; without it, the network runs once over the rows."""
     head, guard.seen, guard.threshold, guard.agreement = guard.head, Sketch(), None, {}
     if first is None:
         with Spool() as spool:
