@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +156,36 @@ def test_scores_of_other_samples_are_refused(results: fdbd.Results, tmp_path: Pa
     values["setting"]["test"]["count"] -= 1
     (tmp_path / "r.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="are not those of the sets"):
+        fdbd.Results.from_json(tmp_path / "r.json")
+
+
+def _another_convention(values: dict[str, Any]) -> None:
+    values["setting"]["positive"] = "both"
+
+
+def _one_detector_twice(values: dict[str, Any]) -> None:
+    values["detectors"].append(values["detectors"][0])
+
+
+def _one_set_not_evaluated(values: dict[str, Any]) -> None:
+    del values["detectors"][0]["datasets"]["near"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_another_convention, "'positive' is 'both', expected 'id' or 'ood'"),
+        (_one_detector_twice, "two detectors have the same name"),
+        (_one_set_not_evaluated, "was not evaluated on every OOD set"),
+    ],
+)
+def test_results_changed_by_hand_are_refused(
+    change: Callable[[dict[str, Any]], None], message: str, results: fdbd.Results, tmp_path: Path
+) -> None:
+    values = json.loads(results.to_json(tmp_path / "r.json").read_text())
+    change(values)
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=message):
         fdbd.Results.from_json(tmp_path / "r.json")
 
 

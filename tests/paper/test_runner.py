@@ -193,3 +193,9 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys) -> None:
     code, _, err = command(capsys, "proposition-1", "--device", "cuda:99", "--out", str(tmp_path))
     assert code == 2
     assert "there is no device 'cuda:99' here" in err
+
+
+def test_a_run_tells_what_it_does(quick, tmp_path: Path) -> None:
+    lines: list[str] = []
+    runner.run("theorem-bound", tmp_path, "small", lines.append)
+    assert lines == ["4 classes in 3 dimensions"]

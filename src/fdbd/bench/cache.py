@@ -237,6 +237,8 @@ class _EntryFolder:
             arrays, end = self._maps("r"), 0
             for number, record in enumerate(self.shards):
                 start, end = end, end + record["count"]
+                if any(len(array) < end for array in arrays.values()):
+                    raise ValueError("arrays and manifest do not agree")
                 sums = {name: sha256_of_array(array[start:end]) for name, array in arrays.items()}
                 if record["sha256"] is not None and record["sha256"] != sums:
                     problems.append((number, "its checksum is wrong"))
@@ -317,12 +319,12 @@ def _extract(
     done = len(images) - sum(map(len, shards))
     spans = [cut(shard, batch_size) for shard in shards]
     pin = device_of(classifier.model).type == "cuda"
-    prepared = prepare(images.images, preprocess, [span for part in spans for span in part], pin=pin)
+    prepared = prepare(images.images, preprocess, list(itertools.chain(*spans)), pin=pin)
     with contextlib.closing(prepared):
-        for part in spans:
+        for spans_of_shard in spans:
             parts: list[Arrays] = []
             failures: list[Failure] = []
-            for batch in itertools.islice(prepared, len(part)):
+            for batch in itertools.islice(prepared, len(spans_of_shard)):
                 failures += batch.failures
                 parts.append(_forward(classifier, batch.inputs, preprocess.size))
                 done += len(batch.rows)

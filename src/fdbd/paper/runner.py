@@ -41,13 +41,20 @@ PROGRAMS: dict[str, Callable[[Result], None]] = {
 """What fills in the result of an experiment, by the `kind` that its file gives."""
 
 
-def run(name: str, out: str | Path = "paper", scale: str = "small", device: str = "auto") -> Record:
-    """Run one experiment anew and write its files in `out`; returns what NAME.json holds. MissingData: nothing of it
-    can be run here."""
-    record = run_all([name], out, scale, fresh=True, progress=False, device=device)[0]
-    if record["missing"] and not record["checks"]:
-        raise MissingData(record["missing"][0])
-    return record
+def run(
+    name: str,
+    out: str | Path = "paper",
+    scale: str = "small",
+    say: Callable[[str], None] = lambda text: None,
+    device: str = "auto",
+) -> Record:
+    """Run one experiment anew and write its files in `out`; returns what NAME.json holds. `say` is called with a few
+    words on what is being done.
+
+    Raises:
+        MissingData: when nothing of it can be run here.
+    """
+    return _run(Result(_find(name, scale, device), say), Path(out))
 
 
 def run_all(
@@ -64,11 +71,7 @@ def run_all(
     A finished experiment is not run again while its file, the features and the version are the same, unless `fresh`;
     one that lacked data is. What cannot be run at all has a record whose `missing` says why, and no files.
     """
-    choose_device(device)  # an error now rather than in the middle
-    experiments, folder = [find(name, scale, device) for name in names], Path(out)
-    for experiment in experiments:
-        if experiment.kind not in PROGRAMS:
-            raise ValueError(f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
+    experiments, folder = [_find(name, scale, device) for name in names], Path(out)
     records: list[Record] = []
     words = "{task.fields[name]}: {task.description}"
     columns = BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(words)
@@ -79,18 +82,26 @@ def run_all(
             result = Result(experiment, lambda text: bar.update(task, description=text))
             kept: Any = None if fresh else read_json(folder / f"{experiment.name}.json")
             is_same = isinstance(kept, dict) and kept.get("made_from") == made_from(experiment)
-            records.append(kept if is_same and not kept["missing"] else _run(result, folder))
+            try:
+                records.append(kept if is_same and not kept["missing"] else _run(result, folder))
+            except MissingData as error:
+                records.append(Result(experiment, missing=[str(error)]).record())
     if len(records) > 1 and any(record["checks"] for record in records):
         write_text(folder / "README.md", summary(records))
     return records
 
 
+def _find(name: str, scale: str, device: str) -> Experiment:
+    choose_device(device)  # an error now rather than in the middle
+    experiment = find(name, scale, device)
+    if experiment.kind not in PROGRAMS:
+        raise ValueError(f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
+    return experiment
+
+
 def _run(result: Result, folder: Path) -> Record:
     start = time.perf_counter()
-    try:
-        PROGRAMS[result.experiment.kind](result)
-    except MissingData as error:
-        return Result(result.experiment, missing=[str(error)]).record()
+    PROGRAMS[result.experiment.kind](result)
     record = result.record(time.perf_counter() - start, made_from(result.experiment))
     result.write(record, folder)
     return record

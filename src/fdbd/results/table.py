@@ -162,7 +162,13 @@ class ResultTable:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             rows = [Row.from_dict(entry) for entry in values["detectors"]]
             setting = Setting.from_dict(values["setting"])
+            if setting.positive not in ("id", "ood"):
+                raise ValueError(f"'positive' is {setting.positive!r}, expected 'id' or 'ood'")
+            if len({row.name for row in rows}) < len(rows):
+                raise ValueError("two detectors have the same name")
             for row in rows:
+                if row.error is None and not set(setting.ood) <= set(row.evaluations):
+                    raise ValueError(f"{row.name} was not evaluated on every OOD set")
                 sizes = {setting.test[0]: len(row.id_scores)} | {k: len(part) for k, part in row.ood_scores.items()}
                 if row.has_scores and sizes != dict([setting.test, *setting.ood.items()]):
                     raise ValueError(f"the scores of {row.name} are not those of the sets")
