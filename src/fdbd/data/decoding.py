@@ -125,7 +125,7 @@ _decode: Decode  # what a process that decodes works with
 
 
 def _start(decode: Decode) -> None:
-    """In a worker. The parent handles Ctrl-C."""
+    """Runs first in each worker. Ctrl-C is left to the parent."""
     global _decode
     _decode = decode
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,7 +133,8 @@ def _start(decode: Decode) -> None:
 
 
 def _end_with_parent() -> None:
-    """Even if that was killed: a worker that waits for room in its pipe would keep files and locks for good."""
+    """Ends this worker when its parent ends, even if that was killed: a worker that waits for room in its pipe would
+    keep files and locks for good."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,6 +1,6 @@
 """From the name that a user types, or that a file holds, to a model: its architecture alone (`create`), or with its
-weights and preprocessing (`model_by_name`). The zoo are small CIFAR-10 classifiers that come with the package, trained
-by `fdbd train zoo-ce` and `zoo-supcon`."""
+weights and preprocessing (`model_by_name`). The zoo holds small CIFAR-10 classifiers that come with the package,
+trained by `fdbd train zoo-ce` and `zoo-supcon`."""
 
 from __future__ import annotations
 

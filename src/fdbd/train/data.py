@@ -14,8 +14,8 @@ from fdbd.data.datasets import ImageFiles, Images
 
 
 def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
-    """Images with labels below `num_classes`, from what `fdbd.train.train` takes; `image_size`: side of the centre
-    squares that image files are decoded to, which may differ in size."""
+    """Images with labels below `num_classes`, from what `fdbd.train.train` takes. Image files, which may differ in
+    size, are decoded to centre squares of side `image_size`."""
     if not isinstance(data, Images):
         if not isinstance(data, (tuple, list)) or len(data) != 2:
             if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):

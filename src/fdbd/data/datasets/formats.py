@@ -78,7 +78,7 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
 
 def open_npz(path: str | Path) -> Images:
     """An NPZ file with images under ``x`` (uint8, (N, H, W, 3), or (N, H, W) for grey), which are read in slices, and
-    labels, if any, under ``y``; what is no number there, such as text, is no label. Nothing is unpickled."""
+    labels, if any, under ``y``; values that are not numbers, such as text, are ignored. Nothing is unpickled."""
     path = Path(path)
     names, labels = array_names(path), None
     if "x" not in names:
@@ -93,7 +93,7 @@ def open_npz(path: str | Path) -> Images:
 
 
 def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
-    """What `open_npz` reads in slices, in memory: images of at most `max_bytes`."""
+    """As `open_npz`, but with all images in memory, at most `max_bytes` of them."""
     opened = open_npz(path)
     if math.prod(opened.images.shape) > max_bytes:
         raise ValueError(f"{path} unpacks to more than {max_bytes:,} bytes")
