@@ -145,7 +145,7 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if os.fspath(path) in str(error) or getattr(error, "filename", None) is not None:
+        if os.fspath(path) in str(error) or (isinstance(error, OSError) and error.filename is not None):
             raise
         raise ValueError(f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})") from None
 
