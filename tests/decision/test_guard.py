@@ -252,6 +252,11 @@ def test_one_labelled_batch_and_numpy_arrays_are_taken_as_they_are() -> None:
     assert two_batches.score(images).shape == (100,)
 
 
+def test_a_batch_has_one_label_per_sample() -> None:
+    with pytest.raises(ValueError, match="6 samples and 5 labels"):
+        fdbd.Guard(make_model()).fit([(torch.randn(6, 3, 2, 2), torch.zeros(5, dtype=torch.int64))])
+
+
 def test_raw_pixels_are_refused_in_one_sentence() -> None:
     pixels = torch.zeros(2, 3, 2, 2, dtype=torch.uint8)
     with pytest.raises(TypeError, match=r"takes no images of torch.uint8 .*: prepare them first"):

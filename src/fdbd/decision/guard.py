@@ -169,6 +169,8 @@ class Guard(nn.Module):
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
+        if labels is not None and len(labels) != len(predicted):
+            raise ValueError(f"a batch has {len(predicted)} samples and {len(labels)} labels, expected one per sample")
         if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
             self.agreement.setdefault(stage, Agreement(self.head.num_classes)).add(labels, predicted)
 
