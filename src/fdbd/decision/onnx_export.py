@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,13 +41,6 @@ OUTPUTS = ("logits", "label", "score", "p_value", "is_ood")
 Run = Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 """From arrays by the names of a graph's inputs to those of OUTPUTS, in order."""
 _LARGEST_FILE = 2_000_000_000  # protobuf's limit of 2 GiB, less the graph itself
-
-
-class GraphOptions(TypedDict, total=False):
-    """Options of `export`, for targets that start from its graph."""
-
-    class_names: Sequence[str] | None
-    opset: int
 
 
 class ExportError(RuntimeError):

@@ -10,17 +10,16 @@ import copy
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import ExportError, GraphOptions, export, metadata, runtime, save
+from fdbd.decision.onnx_export import OPSET, ExportError, export, metadata, runtime, save
 from fdbd.decision.threshold import Target
 from fdbd.deploy import export_target
 from fdbd.networks.classifier import split_batch
@@ -61,15 +60,16 @@ def export_int8(
     example: Inputs | Batch,
     data: Iterable[Any],
     *,
+    class_names: Sequence[str] | None = None,
+    opset: int = OPSET,
     disagreement: float = 0.05,
-    **options: Unpack[GraphOptions],
 ) -> Shift:
     """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits; the rest stays in
     floating point.
 
     Args:
         guard: fitted and calibrated, with its model.
-        path, example, options: as for `fdbd.deploy.onnx.export`.
+        path, example, class_names, opset: as for `fdbd.deploy.onnx.export`.
         data: calibration data, seen by neither the network's training nor the fit: batches of what the model takes, or
             (inputs, labels). It is iterated over several times.
         disagreement: the largest share of samples whose label or decision may differ from the guard's; where more do,
@@ -98,7 +98,7 @@ def export_int8(
             return [torch.cat(column) for column in zip(*found)]
 
         def in_8_bits(guard: Guard) -> list[Tensor]:
-            export(guard, plain, example, **options)
+            export(guard, plain, example, class_names=class_names, opset=opset)
             _quantise(plain, quantised, [rows for rows, _ in _split(data) if len(rows)])
             run = runtime(quantised)
             return answers(lambda rows: map(torch.from_numpy, run({"images": rows.numpy()})))

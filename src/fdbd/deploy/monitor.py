@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import Unpack
 
 from fdbd.core import artifact
 from fdbd.core.artifact import ArtifactError
 from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
 from fdbd.decision.answers import Decision
 from fdbd.decision.guard import Guard
-from fdbd.deploy.stream_monitor import MonitorOptions, Snapshot, StreamMonitor
+from fdbd.deploy.stream_monitor import Snapshot, StreamMonitor
 from fdbd.util.extras import require
 
 if TYPE_CHECKING:
@@ -48,9 +47,28 @@ class Monitor(StreamMonitor):
     (8, False)
     """
 
-    def __init__(self, guard: Guard, **options: Unpack[MonitorOptions]) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        window: int = 1000,
+        delta: float = 0.01,
+        horizon: int = 100_000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        on_alarm: Callable[[Snapshot], object] | None = None,
+    ) -> None:
         self.guard, self.threshold = guard, guard.calibrated
-        super().__init__(self.threshold.calibration.tolist(), self.threshold.expected_rate, **options)
+        super().__init__(
+            self.threshold.calibration.tolist(),
+            self.threshold.expected_rate,
+            window=window,
+            delta=delta,
+            horizon=horizon,
+            confidence=confidence,
+            seed=seed,
+            on_alarm=on_alarm,
+        )
 
     def __call__(self, images: Inputs | Batch) -> Decision:
         """The guard's decision on a batch, which is also counted."""

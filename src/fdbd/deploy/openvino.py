@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-
-from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OUTPUTS, ExportError, Graph, GraphOptions, export, metadata, verify
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, Graph, export, metadata, verify
 from fdbd.deploy import export_target
 from fdbd.util.extras import require
 from fdbd.util.files import check_place
@@ -19,7 +18,12 @@ from fdbd.util.files import check_place
 
 @export_target(".xml")
 def export_openvino(
-    guard: Guard, path: str | os.PathLike[str], example: Inputs | Batch, **options: Unpack[GraphOptions]
+    guard: Guard,
+    path: str | os.PathLike[str],
+    example: Inputs | Batch,
+    *,
+    class_names: Sequence[str] | None = None,
+    opset: int = OPSET,
 ) -> Path:
     """Write a guard for OpenVINO, in full precision: an ``.xml`` file, and beside it the weights with the ending
     ``.bin``. Arguments, inputs, outputs and errors are those of `fdbd.deploy.onnx.export`.
@@ -40,7 +44,7 @@ def export_openvino(
         raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")
     check_place(target)
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".openvino-") as folder:
-        source = export(guard, Path(folder, "guard.onnx"), example, **options)
+        source = export(guard, Path(folder, "guard.onnx"), example, class_names=class_names, opset=opset)
         try:
             model = openvino.convert_model(os.fspath(source))
         except Exception as error:  # its converter raises classes of its own

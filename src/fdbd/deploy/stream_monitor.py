@@ -10,22 +10,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 from fdbd.deploy.drift import DriftTest
 
 Snapshot: TypeAlias = dict[str, object]
-
-
-class MonitorOptions(TypedDict, total=False):
-    """Options of both monitors; `fdbd.Monitor` explains them."""
-
-    window: int
-    delta: float
-    horizon: int
-    confidence: float
-    seed: int
-    on_alarm: Callable[[Snapshot], object] | None
 
 
 class StreamMonitor:
