@@ -81,8 +81,8 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
 def encode(features: Tensor) -> tuple[Tensor, Tensor]:
     """Non-negative features (N, P) as uint8 codes and one scale per row.
 
-    A code is 255 times the square root of the feature's share of the largest in its row, so that small features, which
-    are the many, keep their precision.
+    A code is 255 times the square root of the feature's share of the largest in its row, so that the many small
+    features keep their precision.
     """
     if features.min() < 0:
         raise ValueError("8-bit codes are for non-negative features, such as those after a ReLU")

@@ -49,8 +49,8 @@ class Config:
     Attributes:
         ood: what to load, by name; a set that was given without one has the name of its dataset, file or folder.
         groups: names of groups with the names of their OOD sets.
-        limit, train_limit, ood_limit: at most so many images of the ID set, the training set and each OOD set; an
-            `ood_limit` that is not given is `limit`.
+        limit, train_limit, ood_limit: the largest number of images of the ID set, of the training set and of each OOD
+            set; an `ood_limit` that is not given is `limit`.
         holdout: the share of the ID set that is scored while the rest is fitted on, where no training set is at hand.
         validation: the share of the scored ID images that is set aside for what must be learnt from data that the
             network has not seen: a temperature, or the p-values of an ensemble.
@@ -195,7 +195,7 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
     """Unfitted detectors by the title of their row.
 
     Args:
-        specs: names, or tables of a name and options. The text "none" stands for None, which TOML has not.
+        specs: names, or tables of a name and options. The text "none" stands for None, which TOML lacks.
         trust: the user's word that ``package.module:Class`` may be imported, which runs code.
 
     >>> list(detectors_from(["fdbd", {"name": "react+energy", "percentile": 80}]))
@@ -330,8 +330,8 @@ def benchmark_of(
 def network_of(
     config: Config, *, device: str | torch.device | None = "auto", trust: bool = False
 ) -> tuple[NamedModel, Preprocess]:
-    """The network of a config; a factory that the config's file names takes the user's word. And how images are
-    prepared: as the config says, as the model's weights ask, or as is usual for the ID set."""
+    """The network of a config, and how images are prepared for it: as the config says, as the model's weights ask, or
+    as is usual for the ID set. A factory that the config names is imported only if `trust` says so."""
     named = model_by_name(
         config.model,
         config.checkpoint,

@@ -225,8 +225,8 @@ class Benchmark:
 
 
 class _FullStatistics:
-    """Puts the moments of the full training set in the place of those of the bank, the samples at hand, once a fit has
-    summed them up.
+    """Replaces the moments of the bank, which are the samples at hand, by those of the full training set, once a fit
+    has summed them up.
 
     Means and covariances follow from the moments, also for the members of an ensemble and behind a shaping that leaves
     all samples of the bank as they are. Percentiles, neighbours and statistics of shaped features do not: they remain

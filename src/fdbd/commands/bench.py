@@ -129,7 +129,7 @@ def compare(
     """Compare two results: AUROC of each detector in both, over the OOD sets that both have, and whether they differ.
 
     Where both files hold the scores of the same samples, the test is paired: two models on the same images, or two
-    versions of one. Elsewhere the results count as independent, which tells less apart.
+    versions of one. Otherwise the results count as independent, and smaller differences go unnoticed.
 
     Example: `fdbd compare before/results.json after/results.json`
     """

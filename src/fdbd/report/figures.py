@@ -61,7 +61,7 @@ class Standing(NamedTuple):
 
 
 def figures(benchmark: Compared) -> dict[str, Any]:
-    """All figures by name. One that cannot be had is ``{"error": why}``: the results matter more than a figure."""
+    """All figures by name. One that fails is ``{"error": why}``: the results matter more than a figure."""
     found: dict[str, Any] = {}
     for name, draw in {"deviation": deviation_profile, "samples": sample_standings}.items():
         try:
@@ -215,7 +215,7 @@ def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Fl
 
 
 def short(value: float, digits: int = 5) -> float:
-    """A number with a few significant digits: what a screen can show, and JSON can be small with."""
+    """A number rounded to a few significant digits: enough for a screen, and the JSON stays small."""
     return float(f"{float(value):.{digits}g}")
 
 

@@ -73,7 +73,7 @@ class ResultTable:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """At which scores were timed."""
+        """Batch sizes at which scores were timed."""
         return sorted({timing.batch_size for row in self.finished for timing in row.latencies})
 
     def members(self, column: str) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class ResultTable:
 
     def table(self, metrics: Sequence[str] = SHOWN, width: int | None = None, top: int | None = None) -> "Table":
         """A table for the terminal, best first. With a `width` in characters, the columns that fit; its caption names
-        those that do not. With `top`, so many detectors, fDBD in any case, and a short caption."""
+        those that do not. With `top`, only that many detectors and fDBD, and a short caption."""
         return rich_table(self, metrics, width, top)
 
     def __str__(self) -> str:

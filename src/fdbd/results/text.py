@@ -120,7 +120,7 @@ def row_name(row: Row) -> str:
 
 def rich_table(results: ResultTable, metrics: Sequence[str], width: int | None = None, top: int | None = None) -> Table:
     """For the terminal, best first: averages, then latencies, then each OOD set, as far as `width` characters go; the
-    caption names what is left out. With `top`: the first so many rows and fDBD's, and a short caption."""
+    caption names what is left out. With `top`: only the first `top` rows and fDBD's, and a short caption."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -220,7 +220,7 @@ TEX = str.maketrans(
 
 
 def tex(text: str) -> str:
-    """Text with what LaTeX would read as a command, or lacks, written out."""
+    """Text with the characters escaped that LaTeX reads as commands or does not have."""
     return text.translate(TEX)
 
 

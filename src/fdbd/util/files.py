@@ -109,8 +109,8 @@ def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
 
 
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
-    """Remove what killed runs left of `target`, if it was not touched for so many seconds; 0 is for those who hold a
-    lock, since another run may be writing its draft now."""
+    """Remove drafts of `target` that killed runs left behind and that are older than so many seconds. Give 0 only while
+    holding a lock: another run may be writing its draft now."""
     for path in target.absolute().parent.glob(f".{'[0-9a-f]' * 8}.{glob.escape(target.name)}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime >= older_than:

@@ -83,7 +83,7 @@ class Workers:
 
     @classmethod
     def of(cls, workers: Workers | int | None) -> Workers:
-        """Workers as given, or so many."""
+        """The workers as given; for a number, that many."""
         return workers if isinstance(workers, Workers) else cls(workers)
 
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
