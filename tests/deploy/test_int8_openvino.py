@@ -92,8 +92,8 @@ def test_openvino_gives_the_guards_decisions(guard: fdbd.Guard, tmp_path: Path) 
     [
         (["--int8"], "--calibration DATA go together"),
         (["--int8", "--calibration", "x", "--features"], "leave --features out"),
-        (["--int8", "--calibration", "x", "--out", "g.xml"], "--int8 writes .onnx files, not 'g.xml'"),
-        (["--out", "g.toy"], "fdbd export writes .onnx, .xml files, not 'g.toy'"),
+        (["--int8", "--calibration", "x", "--out", "g.xml"], "'g.xml', and --int8 was given: end it with .onnx,"),
+        (["--out", "g.toy"], "--out is 'g.toy': end it with .onnx or .xml,"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_sentence(run, tmp_path, monkeypatch, options, words) -> None:

@@ -29,6 +29,7 @@ def find_export(out: Path, int8: bool = False) -> Callable[..., object]:
         if key not in _TARGETS:
             importlib.import_module(f"{__name__}.{module.name}")
     if key not in _TARGETS:
-        endings = ", ".join(suffix for suffix, is_int8 in _TARGETS if is_int8 == int8)
-        raise ValueError(f"{'--int8' if int8 else 'fdbd export'} writes {endings} files, not {str(out)!r}")
+        endings = " or ".join(suffix for suffix, is_int8 in _TARGETS if is_int8 == int8)
+        what = f"--out is {str(out)!r}" + (", and --int8 was given" if int8 else "")
+        raise ValueError(f"{what}: end it with {endings}, which says what to write")
     return _TARGETS[key]
