@@ -1,6 +1,8 @@
-"""Shared by all benchmark scripts: interleaved timing, the description of the machine, and sections of RESULTS.md.
+"""Shared by all benchmark scripts: interleaved timing, the description of the machine, and sections
+of RESULTS.md.
 
-A script calls ``interleaved({...})`` for its measurements and ``write_section("Title", markdown)`` for its results.
+A script calls ``interleaved({...})`` for its measurements and ``write_section("Title", markdown)``
+for its results.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class Timings:
         return statistics.median(self.rounds[name])
 
     def ratio(self, name: str, base: str) -> float:
-        """How many times as long `name` takes as `base`: the median over rounds of the ratio within a round, so that
-        a slow moment of the machine hits both sides alike."""
+        """How many times as long `name` takes as `base`: the median over rounds of the ratio within
+        a round, so that a slow moment of the machine hits both sides alike."""
         return statistics.median(a / b for a, b in zip(self.rounds[name], self.rounds[base]))
 
 
@@ -44,13 +46,18 @@ def verdict(missed: Sequence[str]) -> str:
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 15, calls: int = 4, dropped: int = 1
+    contenders: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 15,
+    calls: int = 4,
+    dropped: int = 1,
 ) -> Timings:
     """Time zero-argument functions against each other.
 
-    In each round every contender runs `dropped` + `calls` times in a row; the first call, which finds the caches full
-    of another contender's data and another library's threads awake, is dropped, and the round counts the median of the
-    others. Contenders change places from round to round.
+    In each round every contender runs `dropped` + `calls` times in a row; the first call, which
+    finds the caches full of another contender's data and another library's threads awake, is
+    dropped, and the round counts the median of the others. Contenders change places from round to
+    round.
     """
     names = list(contenders)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -67,11 +74,14 @@ def interleaved(
 
 
 def in_own_process(code: str) -> tuple[float, int]:
-    """Run Python `code` in a separate process and return the two numbers that it prints last: seconds and bytes.
+    """Run Python `code` in a separate process and return the two numbers that it prints last:
+    seconds and bytes.
 
-    The code may call ``reset_peak()``, which resets the peak of resident memory, and ``peak()``, the bytes by
-    which the peak rose since (Linux only)."""
-    run = subprocess.run([sys.executable, "-c", _PROBE + code], capture_output=True, text=True, check=False)
+    The code may call ``reset_peak()``, which resets the peak of resident memory, and ``peak()``,
+    the bytes by which the peak rose since (Linux only)."""
+    run = subprocess.run(
+        [sys.executable, "-c", _PROBE + code], capture_output=True, text=True, check=False
+    )
     if run.returncode:
         raise RuntimeError(f"the measured process failed:\n{run.stderr}")
     value, extra = run.stdout.split()[-2:]
@@ -135,7 +145,8 @@ def seconds_text(seconds: float) -> str:
 
 
 def write_section(name: str, markdown: str, path: Path = RESULTS) -> None:
-    """Put `markdown` under the heading ``## name`` of RESULTS.md, replacing that section and leaving the others."""
+    """Put `markdown` under the heading ``## name`` of RESULTS.md, replacing that section and
+    leaving the others."""
     text = path.read_text(encoding="utf-8") if path.exists() else _TITLE
     opening, *sections = text.split("\n## ")
     titles = [section.split("\n", 1)[0] for section in sections]

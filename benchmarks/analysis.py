@@ -1,6 +1,8 @@
-"""What the analysis of scores costs: metrics with intervals, exact projections, and the folded score as classes grow.
+"""What the analysis of scores costs: metrics with intervals, exact projections, and the folded
+score as classes grow.
 
-Run ``python benchmarks/analysis.py``; it writes the section "Analysis" of RESULTS.md. Run nothing else meanwhile.
+Run ``python benchmarks/analysis.py``; it writes the section "Analysis" of RESULTS.md. Run nothing
+else meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ import numpy as np
 import torch
 from _common import machine, seconds_text, table, verdict, write_section
 
-from fdbd import Head, metrics
-from fdbd.core import geometry
+from fdbd import Head, geometry, metrics
 from fdbd.paper.closed_form import CarliniWagner
 from fdbd.paper.complexity import FOLDED, costs, slope
 
@@ -34,8 +35,12 @@ def fastest(run: Callable[[], Any], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one round, few attack steps; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, few attack steps; writes nothing"
+    )
     quick = parser.parse_args().quick
     rounds = 1 if quick else 5
     random = np.random.default_rng(0)
@@ -58,14 +63,24 @@ def main() -> None:
     rows = [
         ["metrics of 200,000 scores, with intervals", seconds_text(evaluation), "2 s"],
         ["exact distances of 1,000 samples to 9 classes", seconds_text(exact), "1 s"],
-        ["attack on one pair over exact projection of one pair", f"{ratio:,.0f} ×", "at least 1,000 ×"],
+        [
+            "attack on one pair over exact projection of one pair",
+            f"{ratio:,.0f} ×",
+            "at least 1,000 ×",
+        ],
         ["slope of the folded score in the number of classes", f"{growth:.2f}", "0.1"],
     ]
     print("\n".join("  ".join(row) for row in rows))
-    missed = [row[0] for row, met in zip(rows, (evaluation < 2, exact < 1, ratio >= 1000, growth < 0.1)) if not met]
+    missed = [
+        row[0]
+        for row, met in zip(rows, (evaluation < 2, exact < 1, ratio >= 1000, growth < 0.1))
+        if not met
+    ]
     if not quick:
         text = f"`python benchmarks/analysis.py` on {machine()}. The fastest of {rounds} runs.\n\n"
-        write_section("Analysis", text + table(["what", "measured", "target"], rows) + "\n" + verdict(missed))
+        write_section(
+            "Analysis", text + table(["what", "measured", "target"], rows) + "\n" + verdict(missed)
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What storing the package's ResNet-50 features as 8-bit codes costs: AUROC of every detector on every OOD set, from
-the codes and from the float32 features from which `tools/make_bundle.py` makes them.
+"""What storing the package's ResNet-50 features as 8-bit codes costs: AUROC of every detector on
+every OOD set, from the codes and from the float32 features from which `tools/make_bundle.py` makes
+them.
 
     FDBD_DATA=FOLDER python benchmarks/bundle_codes.py
 
@@ -18,8 +19,11 @@ from fdbd.data.datasets import load
 
 
 def in_floats() -> Benchmark:
-    """The bundle's samples as float32 features of the same network, from the cache or computed now."""
-    config = Config.from_dict({"model": bundle_model(DEFAULT), "id": "imagenet-sample", "ood": ["textures", "sun"]})
+    """The bundle's samples as float32 features of the same network, from the cache or computed
+    now."""
+    config = Config.from_dict(
+        {"model": bundle_model(DEFAULT), "id": "imagenet-sample", "ood": ["textures", "sun"]}
+    )
     whole = benchmark_of(config)
     textures, sun = whole.ood
     paths = load("sun", "test", for_size=224).paths
@@ -29,27 +33,41 @@ def in_floats() -> Benchmark:
         name: [row for row, is_near in enumerate(near) if is_near == wanted]
         for name, wanted in (("sun", False), ("sun-near", True))
     }
-    return replace(whole, ood=[textures, *(FeatureSet(name, sun.features[rows]) for name, rows in parts.items())])
+    return replace(
+        whole,
+        ood=[textures, *(FeatureSet(name, sun.features[rows]) for name, rows in parts.items())],
+    )
 
 
 def main() -> None:
-    coded, floats = (each.run(latency=False, progress=False) for each in (load_bundle(), in_floats()))
+    coded, floats = (
+        each.run(latency=False, progress=False) for each in (load_bundle(), in_floats())
+    )
     rows = []
     for row in coded.finished:
         other = floats.row(row.name).evaluations
-        gaps = {name: 100 * (float(found.auroc) - float(other[name].auroc)) for name, found in row.evaluations.items()}
+        gaps = {
+            name: 100 * (float(found.auroc) - float(other[name].auroc))
+            for name, found in row.evaluations.items()
+        }
         worst = max(gaps, key=lambda name: abs(gaps[name]))
         rows.append([row.name, *(f"{gap:+.3f}" for gap in gaps.values()), worst, abs(gaps[worst])])
     rows.sort(key=lambda cells: -cells[-1])
     within = sum(cells[-1] <= 0.05 for cells in rows)
-    sizes = {path.name: path.stat().st_size / 1e6 for path in sorted(FOLDER.glob(f"{DEFAULT}-*.safetensors"))}
+    sizes = {
+        path.name: path.stat().st_size / 1e6
+        for path in sorted(FOLDER.glob(f"{DEFAULT}-*.safetensors"))
+    }
     lines = [
         f"AUROC from 8-bit codes minus AUROC from float32 features, in points: {within} of {len(rows)} detectors are "
         f"within 0.05 on every set; the largest difference is {rows[0][-1]:.3f} ({rows[0][0]} on {rows[0][-2]}).",
         "",
         f"Files: {', '.join(f'{name} {size:.1f} MB' for name, size in sizes.items())}.",
         "",
-        table(["detector", *(samples.name for samples in load_bundle().ood)], [cells[:-2] for cells in rows]),
+        table(
+            ["detector", *(samples.name for samples in load_bundle().ood)],
+            [cells[:-2] for cells in rows],
+        ),
         f"`python benchmarks/bundle_codes.py` on {machine()}.",
     ]
     write_section("8-bit features in the package", "\n".join(lines))

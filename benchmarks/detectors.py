@@ -1,8 +1,10 @@
-"""Every detector compared with its counterpart in pytorch-ood: time to fit and to score, peak memory; KNN compared with
-faiss; the whole family compared with one forward pass; and fit memory for different numbers of samples.
+"""Every detector compared with its counterpart in pytorch-ood: time to fit and to score, peak
+memory; KNN compared with faiss; the whole family compared with one forward pass; and fit memory for
+different numbers of samples.
 
-    python benchmarks/detectors.py            all of it, about half an hour on two cores; updates RESULTS.md
-    python benchmarks/detectors.py --quick    small arrays, a few minutes, nothing written
+    python benchmarks/detectors.py            all of it, about half an hour on two cores; updates
+    RESULTS.md python benchmarks/detectors.py --quick    small arrays, a few minutes, nothing
+    written
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SIZES = ((768, 1000), (512, 10))
 CPU_COUNTS = ((5000, 1000), (10_000, 2000))
 """Samples fitted and scored at each size where CPU time is measured."""
 HOURS = ("openmax", "gradnorm", "knn", "nnguide")
-"""pytorch-ood's take minutes of one thread at 1,000 classes; the nearest neighbours do not depend on the classes."""
+"""pytorch-ood's take minutes of one thread at 1,000 classes; the nearest neighbours do not depend
+on the classes."""
 QUICK_SIZES = ((128, 50), (128, 10))
 NEIGHBOURS = ("knn", "nnguide", "csi")
 ALONE = ("ssd", "csi", "residual", "neco", "deviation")  # pytorch-ood has no such detector
@@ -67,14 +70,17 @@ def make_arrays(width: int, classes: int, fitted: int, scored: int) -> Arrays:
     """Clustered features after a ReLU, and the head that tells the clusters apart."""
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(classes, width, generator=generator)
-    labels = torch.cat([torch.arange(classes), torch.randint(classes, (fitted - classes,), generator=generator)])
+    labels = torch.cat(
+        [torch.arange(classes), torch.randint(classes, (fitted - classes,), generator=generator)]
+    )
     train = (means[labels] + torch.randn(fitted, width, generator=generator)).relu_()
     test = (means[labels[:scored]] + 1.5 * torch.randn(scored, width, generator=generator)).relu_()
     head = Head(means / width**0.5, torch.randn(classes, generator=generator) / 10)
     return Arrays(train, head(train), labels, test, head(test), head)
 
 
-# ── the two sides ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the two sides
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Side(NamedTuple):
@@ -88,22 +94,29 @@ READ_LOGITS = ("msp", "maxlogit", "energy", "entropy", "gen", "tempscale", "klm"
 
 
 def thinned(name: str, arrays: Arrays) -> Arrays:
-    """For the temperature at most 5 million logits: pytorch-ood keeps them for each of 50 steps, 10 GB otherwise."""
+    """For the temperature at most 5 million logits: pytorch-ood keeps them for each of 50 steps, 10
+    GB otherwise."""
     rows = 5_000_000 // arrays.head.num_classes
     if name != "tempscale":
         return arrays
     return arrays._replace(
-        train=arrays.train[:rows], train_logits=arrays.train_logits[:rows], labels=arrays.labels[:rows]
+        train=arrays.train[:rows],
+        train_logits=arrays.train_logits[:rows],
+        labels=arrays.labels[:rows],
     )
 
 
 def ours(name: str, arrays: Arrays) -> Side:
-    """Logits are given where pytorch-ood's detector takes logits, and computed from the features where it does so."""
+    """Logits are given where pytorch-ood's detector takes logits, and computed from the features
+    where it does so."""
     logits = name in READ_LOGITS
     arrays = thinned(name, arrays)
     train = Batch(arrays.train, arrays.train_logits if logits else None, arrays.labels)
     test = Batch(arrays.test, arrays.test_logits if logits else None)
-    return Side(lambda: fdbd.create(name, **options(name)).fit(train, arrays.head), lambda fitted: fitted.score(test))
+    return Side(
+        lambda: fdbd.create(name, **options(name)).fit(train, arrays.head),
+        lambda fitted: fitted.score(test),
+    )
 
 
 def options(name: str) -> dict[str, Any]:
@@ -133,7 +146,9 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
         "energy": lambda: peer.EnergyBased(None),
         "entropy": lambda: peer.Entropy(None),
         "gen": lambda: peer.GEN(None, M=min(100, weight.shape[0])),
-        "tempscale": lambda: peer.TemperatureScaling(None).fit_logits(arrays.train_logits, arrays.labels),
+        "tempscale": lambda: peer.TemperatureScaling(None).fit_logits(
+            arrays.train_logits, arrays.labels
+        ),
         "klm": lambda: peer.KLMatching(None).fit_logits(arrays.train_logits, arrays.labels),
         "openmax": lambda: peer.OpenMax(None).fit_logits(arrays.train_logits, arrays.labels),
     }
@@ -154,17 +169,24 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
         "ash-s": lambda: peer.ASH(None, on_map, "ash-s"),
         "scale": lambda: peer.SCALE(None, on_map),
         "react": lambda: peer.ReAct(None, on_map).fit_feature_maps(train_maps, arrays.labels),
-        "vra": lambda: peer.VRA(None, on_map, 0.6, 0.95).fit_feature_maps(train_maps, arrays.labels),
+        "vra": lambda: peer.VRA(None, on_map, 0.6, 0.95).fit_feature_maps(
+            train_maps, arrays.labels
+        ),
     }
     if name in on_logits:
         return Side(on_logits[name], lambda fitted: fitted.predict_logits(arrays.test_logits))
     if name in on_maps:
         return Side(on_maps[name], lambda fitted: fitted.predict_feature_maps(maps))
     if name == "lts":
-        return Side(lambda: peer.LTS(None, linear), lambda fitted: fitted.predict_features(arrays.test))
+        return Side(
+            lambda: peer.LTS(None, linear), lambda fitted: fitted.predict_features(arrays.test)
+        )
     if name == "gradnorm":
         make = partial(
-            peer.GradNorm, linear, param_filter=lambda parameter: parameter == "weight", micro_batch_size=256
+            peer.GradNorm,
+            linear,
+            param_filter=lambda parameter: parameter == "weight",
+            micro_batch_size=256,
         )
         return Side(lambda: make().to("cpu"), lambda fitted: fitted.predict(arrays.test))
     return Side(
@@ -173,7 +195,8 @@ def theirs(name: str, arrays: Arrays) -> Side | None:
     )
 
 
-# ── tables ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tables
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Row(NamedTuple):
@@ -188,17 +211,27 @@ class Row(NamedTuple):
 
 
 def compare(name: str, arrays: Arrays, shape: tuple[int, int, int, int]) -> Row:
-    """One detector: our seconds, ratios theirs/ours, and peak memory measured in separate processes."""
+    """One detector: our seconds, ratios theirs/ours, and peak memory measured in separate
+    processes."""
     mine, peer = ours(name, arrays), theirs(name, arrays)
     fits = {"ours": mine.fit} | ({"theirs": peer.fit} if peer else {})
     fit = timed(fits)
-    scores = {"ours": partial(mine.score, mine.fit())} | ({"theirs": partial(peer.score, peer.fit())} if peer else {})
+    scores = {"ours": partial(mine.score, mine.fit())} | (
+        {"theirs": partial(peer.score, peer.fit())} if peer else {}
+    )
     score = timed(scores)
-    peaks = [in_child(memory, side, name, shape) if side == "ours" or peer else (0, 0) for side in ("ours", "theirs")]
+    peaks = [
+        in_child(memory, side, name, shape) if side == "ours" or peer else (0, 0)
+        for side in ("ours", "theirs")
+    ]
     ratios = [timing.ratio("theirs", "ours") if peer else float("nan") for timing in (fit, score)]
     if peer and fit.seconds("theirs") < 1e-3:
-        ratios[0] = float("nan")  # there is nothing to fit: what takes less than a millisecond is a call, not work
-    return Row(name, fit.seconds("ours"), ratios[0], score.seconds("ours"), ratios[1], *peaks[0], peaks[1])
+        ratios[0] = float(
+            "nan"
+        )  # there is nothing to fit: what takes less than a millisecond is a call, not work
+    return Row(
+        name, fit.seconds("ours"), ratios[0], score.seconds("ours"), ratios[1], *peaks[0], peaks[1]
+    )
 
 
 def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
@@ -212,8 +245,9 @@ def timed(contenders: dict[str, Callable[[], Any]]) -> Any:
 
 
 def cpu_seconds(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Least CPU time of a call: other programs that share the machine hardly count. Rounds until a second is spent, at
-    least three and at most fifteen after a first call that is dropped; a call of more than two seconds is made once."""
+    """Least CPU time of a call: other programs that share the machine hardly count. Rounds until a
+    second is spent, at least three and at most fifteen after a first call that is dropped; a call
+    of more than two seconds is made once."""
     least = {}
     for name, function in contenders.items():
         start = time.process_time()
@@ -221,7 +255,9 @@ def cpu_seconds(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
         least[name] = time.process_time() - start
     if max(least.values()) > 2:
         return least
-    calls = {name: max(1, min(100, round(0.005 / max(seconds, 1e-6)))) for name, seconds in least.items()}
+    calls = {
+        name: max(1, min(100, round(0.005 / max(seconds, 1e-6)))) for name, seconds in least.items()
+    }
     least, spent = dict.fromkeys(contenders, float("inf")), 0.0
     for number in range(15):
         for name, function in contenders.items():
@@ -237,14 +273,18 @@ def cpu_seconds(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, list[str]]:
-    """Fits and scores of one size in CPU time of one thread, ours and pytorch-ood's, and what misses its target."""
+    """Fits and scores of one size in CPU time of one thread, ours and pytorch-ood's, and what
+    misses its target."""
     torch.set_num_threads(1)
     arrays, rows, missed = make_arrays(width, classes, fitted, scored), [], []
     for name in NAMES:
         mine, peer = ours(name, arrays), theirs(name, arrays)
         if peer is None or (classes >= 1000 and name in HOURS):
             continue
-        if classes >= 1000 and name in ("mds", "rmds"):  # pytorch-ood's take half a minute for 1,000 samples
+        if classes >= 1000 and name in (
+            "mds",
+            "rmds",
+        ):  # pytorch-ood's take half a minute for 1,000 samples
             few = arrays._replace(test=arrays.test[:100])
             mine, peer = ours(name, few), theirs(name, few)
             assert peer is not None
@@ -259,10 +299,16 @@ def cpu_time(width: int, classes: int, fitted: int, scored: int) -> tuple[str, l
                 cells += ["–", "–"]  # there is nothing to fit
                 continue
             cells += [seconds_text(seconds["ours"]), f"{ratio:.3g}"]
-            least = 100.0 if classes >= 1000 and what == "scores" and name in ("mds", "rmds") else AS_FAST
+            least = (
+                100.0
+                if classes >= 1000 and what == "scores" and name in ("mds", "rmds")
+                else AS_FAST
+            )
             if ratio < least:
                 took = seconds_text(seconds["ours"])
-                missed.append(f"{name} at C = {classes:,} {what} {ratio:.2f} × as fast, not {least:g} × ({took})")
+                missed.append(
+                    f"{name} at C = {classes:,} {what} {ratio:.2f} × as fast, not {least:g} × ({took})"
+                )
         rows.append(cells)
         print("  ".join(cells), flush=True)
     title = f"### P = {width}, C = {classes:,}: {fitted:,} samples fitted, {scored:,} scored\n\n"
@@ -314,7 +360,9 @@ class Peak:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
-def against_pytorch_ood(width: int, classes: int, fitted: int, scored: int) -> tuple[str, list[str]]:
+def against_pytorch_ood(
+    width: int, classes: int, fitted: int, scored: int
+) -> tuple[str, list[str]]:
     """The table of one size, and sentences on what it misses."""
     arrays = make_arrays(width, classes, fitted, scored)
     rows = []
@@ -329,8 +377,20 @@ def against_pytorch_ood(width: int, classes: int, fitted: int, scored: int) -> t
                 f"{row.name} at P={width}, C={classes} scores {row.score_ratio:.2f} × as fast, not {least:g} ×"
             )
         if row.fit_ratio < AS_FAST:
-            missed.append(f"{row.name} at P={width}, C={classes} fits {row.fit_ratio:.2f} × as fast, not {AS_FAST} ×")
-    header = ("detector", "fit", "× faster", "score", "× faster", "MB to fit", "theirs", "MB to score", "theirs")
+            missed.append(
+                f"{row.name} at P={width}, C={classes} fits {row.fit_ratio:.2f} × as fast, not {AS_FAST} ×"
+            )
+    header = (
+        "detector",
+        "fit",
+        "× faster",
+        "score",
+        "× faster",
+        "MB to fit",
+        "theirs",
+        "MB to score",
+        "theirs",
+    )
     title = f"### P = {width}, C = {classes:,}: {fitted:,} samples fitted, {scored:,} scored\n\n"
     return title + table(header, [cells(row) for row in rows]), missed
 
@@ -370,7 +430,13 @@ def against_faiss(width: int, classes: int, fitted: int, scored: int) -> tuple[s
     timing = timed({"exact": lambda: exact.score(test), "faiss": lambda: flat.search(queries, 50)})
     share = timing.ratio("exact", "faiss")
     rows = [
-        ["faiss IndexFlatL2, its search alone", "–", seconds_text(timing.seconds("faiss")), "1", "1"],
+        [
+            "faiss IndexFlatL2, its search alone",
+            "–",
+            seconds_text(timing.seconds("faiss")),
+            "1",
+            "1",
+        ],
         ["KNN(index='exact')", "–", seconds_text(timing.seconds("exact")), f"{share:.2f}", "1"],
     ]
     for index in ("flat", "ivf", "hnsw"):
@@ -390,7 +456,11 @@ def against_faiss(width: int, classes: int, fitted: int, scored: int) -> tuple[s
             ]
         )
         print("  ".join(rows[-1]), flush=True)
-    missed = [] if share <= 1.2 else [f"exact KNN takes {share:.2f} × faiss's time at P={width}, not 1.2 ×"]
+    missed = (
+        []
+        if share <= 1.2
+        else [f"exact KNN takes {share:.2f} × faiss's time at P={width}, not 1.2 ×"]
+    )
     header = ("search", "to build", "score", "time over faiss's", "recall of the 50 nearest")
     title = f"### KNN and faiss: P = {width}, {fitted:,} samples kept, {scored:,} scored\n\n"
     return title + table(header, rows), missed
@@ -432,7 +502,9 @@ def against_a_forward_pass(rows: int, images: int) -> tuple[str, list[str]]:
         f"{seconds_text(forward)} for one forward pass over {images:,} images of 224 × 224.\n"
     )
     print(text, flush=True)
-    missed = [] if sum(scores.values()) < forward else ["the family takes longer than the forward pass"]
+    missed = (
+        [] if sum(scores.values()) < forward else ["the family takes longer than the forward pass"]
+    )
     return text, missed
 
 
@@ -482,7 +554,9 @@ def quiet() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="small arrays; nothing is written")
     parser.add_argument("--only", choices=TITLES, help="one part")
     arguments = parser.parse_args()
@@ -492,8 +566,12 @@ def main() -> None:
     rows, images = (10_000, 100) if arguments.quick else (100_000, 1000)
     steps: dict[str, list[Callable[[], tuple[str, list[str]]]]] = {
         "cpu": [partial(cpu_time, *size, *counts) for size, counts in zip(sizes, CPU_COUNTS)],
-        "peers": [partial(against_pytorch_ood, width, classes, fitted, scored) for width, classes in sizes],
-        "faiss": [partial(against_faiss, width, classes, fitted, scored) for width, classes in sizes],
+        "peers": [
+            partial(against_pytorch_ood, width, classes, fitted, scored) for width, classes in sizes
+        ],
+        "faiss": [
+            partial(against_faiss, width, classes, fitted, scored) for width, classes in sizes
+        ],
         "family": [partial(against_a_forward_pass, rows, images)],
         "memory": [partial(fit_memory, (4000, 12_000) if arguments.quick else (20_000, 80_000))],
     }
@@ -502,10 +580,15 @@ def main() -> None:
             done = [part() for part in parts]
             missed = [line for _, lines in done for line in lines]
             if arguments.quick:
-                print("\nSmall arrays measure calls, not work: targets are checked without --quick.")
+                print(
+                    "\nSmall arrays measure calls, not work: targets are checked without --quick."
+                )
                 continue
             print("\n" + verdict(missed))
-            write_section(TITLES[name], "\n".join([_about(name), *(text for text, _ in done), verdict(missed)]))
+            write_section(
+                TITLES[name],
+                "\n".join([_about(name), *(text for text, _ in done), verdict(missed)]),
+            )
             torch.set_num_threads(threads)
 
 

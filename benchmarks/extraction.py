@@ -1,6 +1,8 @@
-"""Extraction to the feature cache compared with the bare model over tensors that are already in memory.
+"""Extraction to the feature cache compared with the bare model over tensors that are already in
+memory.
 
-Run ``python benchmarks/extraction.py``; it writes the section "Extraction" of RESULTS.md. Run nothing else.
+Run ``python benchmarks/extraction.py``; it writes the section "Extraction" of RESULTS.md. Run
+nothing else.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ BATCH = 128
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few images, one round; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few images, one round; writes nothing"
+    )
     quick = parser.parse_args().quick
     count, rounds = (512, 1) if quick else (10_000, 5)
     pixels = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
@@ -39,7 +45,9 @@ def main() -> None:
             f"through the network in batches of {BATCH}, and features and logits go to the cache; {rounds} interleaved "
             f"rounds. Target: at least {TARGET:.0%} of the bare model's throughput.\n\n"
         )
-        write_section("Extraction", text + table(["model", "bare model", "extraction", "share"], rows))
+        write_section(
+            "Extraction", text + table(["model", "bare model", "extraction", "share"], rows)
+        )
 
 
 def _compare(name: str, model: torch.nn.Module, pixels: np.ndarray, rounds: int) -> list[str]:
@@ -54,7 +62,9 @@ def _compare(name: str, model: torch.nn.Module, pixels: np.ndarray, rounds: int)
 
     def extract() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            FeatureCache(Path(folder)).features(classifier, Images(pixels), preprocess, batch_size=BATCH)
+            FeatureCache(Path(folder)).features(
+                classifier, Images(pixels), preprocess, batch_size=BATCH
+            )
 
     timings = interleaved({"bare": bare, "extract": extract}, rounds=rounds, calls=1, dropped=0)
     seconds = [seconds_text(timings.seconds(side)) for side in ("bare", "extract")]

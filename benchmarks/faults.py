@@ -1,9 +1,11 @@
-"""A test with injected faults: kills, swapped inputs, forged files, hostile names, full disks, forks, Ctrl-C, clusters.
+"""A test with injected faults: kills, swapped inputs, forged files, hostile names, full disks,
+forks, Ctrl-C, clusters.
 
-Run ``python benchmarks/faults.py`` (about twenty minutes) or ``--quick`` (two); it prints a table and, without
-``--quick``, writes its rows to docs/reliability.md. Each fault is a function. Each try has its own folder and seeded
-random generator, and raises `Broken` if a promise does not hold. Commands run in forks of this process, which computes
-nothing itself and starts no thread: a fork costs almost nothing, a new interpreter seconds. Clusters come last.
+Run ``python benchmarks/faults.py`` (about twenty minutes) or ``--quick`` (two); it prints a table
+and, without ``--quick``, writes its rows to docs/reliability.md. Each fault is a function. Each try
+has its own folder and seeded random generator, and raises `Broken` if a promise does not hold.
+Commands run in forks of this process, which computes nothing itself and starts no thread: a fork
+costs almost nothing, a new interpreter seconds. Clusters come last.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ def expect(holds: Any, otherwise: str) -> None:
         raise Broken(otherwise)
 
 
-# ── processes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── processes
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Run(NamedTuple):
@@ -166,12 +169,15 @@ def start_command(folder: Path, *words: object, before: Callable[[], Any] = lamb
 def command(folder: Path, *words: object, **options: Any) -> Run:
     """Runs a command to its end, which must not be a traceback."""
     run = start_command(folder, *words, **options).wait()
-    expect("Traceback" not in run.text and run.code >= 0, f"exit code {run.code}: {run.text[-300:]}")
+    expect(
+        "Traceback" not in run.text and run.code >= 0, f"exit code {run.code}: {run.text[-300:]}"
+    )
     return run
 
 
 def aside(folder: Path, work: Callable[[], Any], seconds: float = HANG_SECONDS) -> str:
-    """Does something that would start threads in a fork instead of this process; returns what it printed."""
+    """Does something that would start threads in a fork instead of this process; returns what it
+    printed."""
 
     def told() -> None:
         try:
@@ -181,11 +187,17 @@ def aside(folder: Path, work: Callable[[], Any], seconds: float = HANG_SECONDS) 
             sys.exit(3)
 
     run = Child(folder, told).wait(seconds)
-    expect(run.code == 0, run.text.strip().splitlines()[-1] if run.code == 3 else f"code {run.code}: {run.text[-300:]}")
+    expect(
+        run.code == 0,
+        run.text.strip().splitlines()[-1]
+        if run.code == 3
+        else f"code {run.code}: {run.text[-300:]}",
+    )
     return run.text.strip()
 
 
-# ── what is worked on ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is worked on
+# ──────────────────────────────────────────────────────────────────────────────────────────────
 
 SCORE = ("score", "guard.safetensors", "today.parquet", "--out", "scores.parquet")
 
@@ -197,12 +209,17 @@ def features(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def head() -> fdbd.Head:
-    return fdbd.Head(torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)), torch.zeros(CLASSES))
+    return fdbd.Head(
+        torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(CLASSES),
+    )
 
 
 def write_table(path: Path, values: torch.Tensor, labels: torch.Tensor) -> None:
     column = pa.FixedSizeListArray.from_arrays(values.numpy().ravel(), WIDTH)
-    pq.write_table(pa.table({"features": column, "label": labels.numpy()}), path, row_group_size=200)
+    pq.write_table(
+        pa.table({"features": column, "label": labels.numpy()}), path, row_group_size=200
+    )
 
 
 def make_base(base: Path) -> None:
@@ -239,7 +256,10 @@ def check_scores(place: Path, *names: str, out: str = "scores.parquet") -> None:
         expect(table["row"].to_pylist() == list(range(ROWS)), f"{out} does not have each row once")
         scores = table["score"].to_numpy()
         known = [np.load(BASE / f"{name}.npy") for name in names]
-        expect(any(np.allclose(scores, each, rtol=1e-5, atol=1e-6) for each in known), f"{out} has other scores")
+        expect(
+            any(np.allclose(scores, each, rtol=1e-5, atol=1e-6) for each in known),
+            f"{out} has other scores",
+        )
 
     aside(place, check)
 
@@ -256,7 +276,8 @@ def wait_for_parts(place: Path, child: Child, count: int) -> bool:
 
 BASE = Path()
 
-# ── kills and signals ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── kills and signals
+# ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @fault("kill −9 while features are scored, then the same command again", 30, 2)
@@ -269,7 +290,9 @@ def kill_scoring(place: Path, chance: random.Random) -> None:
     run = command(place, *SCORE)
     expect(run.code == 0, f"the second run: {run.text[-300:]}")
     check_scores(place, "today")
-    left = [path.name for path in place.iterdir() if ".parts" in path.name or path.name.startswith(".")]
+    left = [
+        path.name for path in place.iterdir() if ".parts" in path.name or path.name.startswith(".")
+    ]
     expect(not left, f"drafts are left: {left}")
 
 
@@ -287,7 +310,12 @@ def kill_images(place: Path, chance: random.Random) -> None:
     expect(not left, f"processes of the killed command are left: {left}")
     run = command(place, *words)
     expect(run.code == 0, f"the second run: {run.text[-300:]}")
-    aside(place, lambda: expect(len(pq.read_table(place / "scores.parquet")) == 24, "rows are lost or doubled"))
+    aside(
+        place,
+        lambda: expect(
+            len(pq.read_table(place / "scores.parquet")) == 24, "rows are lost or doubled"
+        ),
+    )
 
 
 def session(leader: int) -> list[int]:
@@ -304,11 +332,22 @@ def session(leader: int) -> list[int]:
 @fault("kill −9 while a guard is fitted over an older one", 15)
 def kill_fit(place: Path, chance: random.Random) -> None:
     copy_base(BASE, place, "guard.safetensors", "train.parquet", "calibration.parquet", "head.npz")
-    words = ("fit", "train.parquet", "--head", "head.npz", "--calibration", "calibration.parquet", "--detector", "mds")
+    words = (
+        "fit",
+        "train.parquet",
+        "--head",
+        "head.npz",
+        "--calibration",
+        "calibration.parquet",
+        "--detector",
+        "mds",
+    )
     child = start_command(place, *words, "--out", "guard.safetensors")
     time.sleep(chance.uniform(0, 2.5))
     child.kill()
-    aside(place, lambda: fdbd.load(place / "guard.safetensors").decide(fdbd.Batch(features(5, 3)[0])))
+    aside(
+        place, lambda: fdbd.load(place / "guard.safetensors").decide(fdbd.Batch(features(5, 3)[0]))
+    )
 
 
 @fault("kill −9 while a monitor is saved", 15)
@@ -345,12 +384,19 @@ def kill_monitor(place: Path, chance: random.Random) -> None:
 def interrupt(place: Path, chance: random.Random) -> str:
     copy_base(BASE, place)
     code = "import faults; faults.slow_down(); faults.fdbd_main()"
-    here = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    here = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     twice = chance.random() < 0.5
     with open(place / "log", "wb") as log:
-        words, environment = [sys.executable, "-c", code, *SCORE], {**os.environ, "PYTHONPATH": here}
+        words, environment = (
+            [sys.executable, "-c", code, *SCORE],
+            {**os.environ, "PYTHONPATH": here},
+        )
         process = subprocess.Popen(words, cwd=place, env=environment, stdout=log, stderr=log)
-        while process.poll() is None and not list(place.glob("scores.parquet.parts/part-*.parquet")):
+        while process.poll() is None and not list(
+            place.glob("scores.parquet.parts/part-*.parquet")
+        ):
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.2))
         start = time.monotonic()
@@ -366,7 +412,9 @@ def interrupt(place: Path, chance: random.Random) -> str:
             raise Broken("it does not stop") from None
     seconds, text = time.monotonic() - start, (place / "log").read_text()
     expect(not (place / "scores.parquet").exists(), "it was over before")
-    ends = (130, -signal.SIGINT) if twice else (130,)  # the second ends it at once, and leaves no core behind
+    ends = (
+        (130, -signal.SIGINT) if twice else (130,)
+    )  # the second ends it at once, and leaves no core behind
     expect(process.returncode in ends, f"exit code {process.returncode}: {text[-300:]}")
     expect("stopping" in text, f"no word about it: {text[-300:]}")
     expect("Traceback" not in text, f"a traceback: {text[-300:]}")
@@ -382,11 +430,15 @@ def two_runs(place: Path, chance: random.Random) -> None:
     children = [start_command(place, *SCORE) for _ in range(2)]
     runs = [child.wait() for child in children]
     expect(any(run.code == 0 for run in runs), f"none of the two ends well: {runs[0].text[-200:]}")
-    expect(all(run.code in (0, 2) and "Traceback" not in run.text for run in runs), str([run.text for run in runs]))
+    expect(
+        all(run.code in (0, 2) and "Traceback" not in run.text for run in runs),
+        str([run.text for run in runs]),
+    )
     check_scores(place, "today")
 
 
-# ── inputs and outputs ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── inputs and outputs
+# ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @fault("the input is replaced by rename while it is scored", 15, 2)
@@ -425,7 +477,9 @@ def out_is_input(place: Path, chance: random.Random) -> None:
     (place / "folder.parquet").mkdir()
     shutil.copy2(place / "guard.safetensors", place / "guard.parquet")
     before = {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    out = ["today.parquet", "link.parquet", "hard.parquet", "folder.parquet", "guard.parquet"][chance.randrange(5)]
+    out = ["today.parquet", "link.parquet", "hard.parquet", "folder.parquet", "guard.parquet"][
+        chance.randrange(5)
+    ]
     guard = "guard.parquet" if out == "guard.parquet" else "guard.safetensors"
     run = command(place, "score", guard, "today.parquet", "--out", out)
     expect(run.code == 2, f"--out {out}: exit code {run.code}")
@@ -444,11 +498,16 @@ def garble(place: Path, chance: random.Random) -> str:
         guard, data = "guard.safetensors", f"today.{kind}"
         path = place / data
         if kind == "npz":
-            np.savez(path, features=np.random.default_rng(0).standard_normal((500, WIDTH), dtype=np.float32))
+            np.savez(
+                path,
+                features=np.random.default_rng(0).standard_normal((500, WIDTH), dtype=np.float32),
+            )
     content = bytearray(path.read_bytes())
     for _ in range(chance.randrange(1, 30)):
         content[chance.randrange(len(content))] = chance.randrange(256)
-    path.write_bytes(content[: chance.randrange(len(content))] if chance.random() < 0.3 else content)
+    path.write_bytes(
+        content[: chance.randrange(len(content))] if chance.random() < 0.3 else content
+    )
     run = command(place, "score", guard, data, "--out", "scores.parquet")
     expect(run.code in (0, 2), f"exit code {run.code}: {run.text[-300:]}")
     expect(len(run.text) < 2000, f"{len(run.text)} letters of complaint: {run.text[:300]}")
@@ -461,7 +520,9 @@ def hostile_names(place: Path, chance: random.Random) -> None:
     odd = b"\x1b[2J a\nb \x07 =1+1 @SUM(A1) -x +x \xff\xfe \xe2\x80\xae a,b\"c' %s{} <b> \r \t"
     names = [name + b".png" for name in [*odd.split(b" "), b"x" * 246]]
     for name in names:
-        (place / "photos" / "a" / os.fsdecode(name)).write_bytes((place / "photos" / "a" / "00.png").read_bytes())
+        (place / "photos" / "a" / os.fsdecode(name)).write_bytes(
+            (place / "photos" / "a" / "00.png").read_bytes()
+        )
     (place / "photos" / "a" / "\x1b[31mbroken.png").write_bytes(b"no image")
     os.rename(place / "photos" / "b", place / "photos" / "=b\x1b[0m")
     for out in ("scores.parquet", "scores.csv"):
@@ -469,7 +530,9 @@ def hostile_names(place: Path, chance: random.Random) -> None:
         expect(run.code == 0, run.text[-300:])
         bad = {letter for letter in run.text if ord(letter) < 32 and letter not in "\n"}
         expect(not bad, f"control characters {bad} reach the terminal")
-    run = command(place, "score", "images.safetensors", "photos/a", "--out", "missing/\x1b[2J.parquet")
+    run = command(
+        place, "score", "images.safetensors", "photos/a", "--out", "missing/\x1b[2J.parquet"
+    )
     expect("\x1b" not in run.text, "control characters of an option reach the terminal")
 
     def check() -> None:
@@ -479,7 +542,9 @@ def hostile_names(place: Path, chance: random.Random) -> None:
             rows = list(csv.DictReader(file))
         expect(len(rows) == 24 + len(names) + 1, f"{len(rows)} rows in CSV")
         cells = [row["path"] for row in rows]
-        expect(not any(cell[0] in "=+-@\t\r" for cell in cells), "a cell of the CSV starts a formula")
+        expect(
+            not any(cell[0] in "=+-@\t\r" for cell in cells), "a cell of the CSV starts a formula"
+        )
         paths = pq.read_table(place / "scores.parquet")["path"].to_pylist()
         expect(len(set(paths)) == len(rows), "paths in Parquet are not told apart")
 
@@ -510,8 +575,14 @@ def odd_files(place: Path, chance: random.Random) -> None:
 
     def check() -> None:
         paths = pq.read_table(place / "scores.parquet")["path"].to_pylist()
-        expect(24 <= len(paths) <= 37 and len(set(paths)) == len(paths), f"{len(paths)} rows for 24 images")
-        expect(not any("fifo" in path or "zero" in path or "socket" in path for path in paths), "a device is a row")
+        expect(
+            24 <= len(paths) <= 37 and len(set(paths)) == len(paths),
+            f"{len(paths)} rows for 24 images",
+        )
+        expect(
+            not any("fifo" in path or "zero" in path or "socket" in path for path in paths),
+            "a device is a row",
+        )
 
     aside(place, check)
     expect("passed over" in run.text, f"no word about what was skipped: {run.text[-300:]}")
@@ -533,13 +604,15 @@ def disk_full(place: Path, chance: random.Random) -> None:
     check_scores(place, "today")
 
 
-# ── numbers and files that lie ─────────────────────────────────────────────────────────────────────────────────────
+# ── numbers and files that lie
+# ─────────────────────────────────────────────────────────────────────────────────────
 
 DETECTORS = ("fdbd", "knn", "mds", "vim", "she", "energy", "react+energy", "deviation")
 
 
 def forge(place: Path, chance: random.Random) -> None:
-    """A guard whose file was changed, with a matching checksum, is refused or does not trust what is not finite."""
+    """A guard whose file was changed, with a matching checksum, is refused or does not trust what
+    is not finite."""
     description, tensors = artifact.read(BASE / f"{chance.choice(DETECTORS)}.safetensors")
     kind = chance.randrange(6)
     if kind < 4:
@@ -547,18 +620,35 @@ def forge(place: Path, chance: random.Random) -> None:
         tensor = tensors[name].clone()
         flat = tensor.reshape(-1)
         if kind < 2 and tensor.is_floating_point() and len(flat):
-            flat[chance.randrange(len(flat))] = chance.choice([float("nan"), float("inf"), -float("inf")])
+            flat[chance.randrange(len(flat))] = chance.choice(
+                [float("nan"), float("inf"), -float("inf")]
+            )
         elif kind == 2:
             tensor = flat[: chance.randrange(len(flat) + 1)].clone()
         else:
-            tensor = chance.choice([tensor.double(), tensor.to(torch.int64), tensor[None], torch.cat([flat, flat])])
+            tensor = chance.choice(
+                [tensor.double(), tensor.to(torch.int64), tensor[None], torch.cat([flat, flat])]
+            )
         tensors[name] = tensor
     else:
-        values = [10**9, -1, 0, float("nan"), float("inf"), "x", None, [], {}, 1e308, True, ["fdbd"] * 1000]
+        values = [
+            10**9,
+            -1,
+            0,
+            float("nan"),
+            float("inf"),
+            "x",
+            None,
+            [],
+            {},
+            1e308,
+            True,
+            ["fdbd"] * 1000,
+        ]
         place_in = description
-        while (inner := [value for value in place_in.values() if isinstance(value, dict) and value]) and (
-            chance.random() < 0.7 or place_in is description
-        ):
+        while (
+            inner := [value for value in place_in.values() if isinstance(value, dict) and value]
+        ) and (chance.random() < 0.7 or place_in is description):
             place_in = chance.choice(inner)
         place_in[chance.choice(sorted(place_in))] = chance.choice(values)
     path = place / "forged.safetensors"
@@ -578,7 +668,10 @@ def forge(place: Path, chance: random.Random) -> None:
         raise Broken(f"a forged guard loads and then cannot decide: {error}") from None
     trusted = ~decision.is_ood
     expect(not trusted[[3, 7, 11]].any(), "a forged guard accepts a sample that is not finite")
-    expect(decision.scores[trusted].isfinite().all(), "a forged guard accepts a score that is not finite")
+    expect(
+        decision.scores[trusted].isfinite().all(),
+        "a forged guard accepts a score that is not finite",
+    )
 
 
 @fault("forged guards with right checksums: numbers, lengths, types, options (100 per try)", 15, 1)
@@ -621,21 +714,34 @@ def not_finite(place: Path, chance: random.Random) -> None:
 @fault("infinite and NaN pixels into networks that saturate (ReLU6, tanh, sigmoid, hard-swish)", 8)
 def infinite_pixels(place: Path, chance: random.Random) -> None:
     def ask() -> None:
-        activation = chance.choice([torch.nn.ReLU6(), torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Hardswish()])
-        layers = [torch.nn.Conv2d(3, 6, 3), activation, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+        activation = chance.choice(
+            [torch.nn.ReLU6(), torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Hardswish()]
+        )
+        layers = [
+            torch.nn.Conv2d(3, 6, 3),
+            activation,
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+        ]
         model = torch.nn.Sequential(*layers, torch.nn.ReLU6(), torch.nn.Linear(6, 3)).eval()
         images = torch.rand(200, 3, 8, 8)
         guard = fdbd.Guard(model).fit([images[:100]], progress=False)
         guard.calibrate([images[100:]], progress=False)
         bad = torch.rand(20, 3, 8, 8)
         for image in bad:
-            image.view(-1)[chance.randrange(192)] = chance.choice([float("nan"), float("inf"), -float("inf")])
-        expect(guard(bad).is_ood.all(), f"{type(activation).__name__}: an image that is not finite is accepted")
+            image.view(-1)[chance.randrange(192)] = chance.choice(
+                [float("nan"), float("inf"), -float("inf")]
+            )
+        expect(
+            guard(bad).is_ood.all(),
+            f"{type(activation).__name__}: an image that is not finite is accepted",
+        )
 
     aside(place, ask)
 
 
-# ── forks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── forks
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @fault("a guard is loaded, then the process forks or spawns workers that ask it", 8, 2)
@@ -644,7 +750,11 @@ def fork_after_load(place: Path, chance: random.Random) -> None:
     how = chance.choice(["fork", "spawn", "forkserver", "loader", "fork"])
     # In a new interpreter: what is to be shown is that loading starts no threads.
     run = subprocess.run(
-        [sys.executable, __file__, "--fork", how], cwd=place, capture_output=True, text=True, timeout=HANG_SECONDS
+        [sys.executable, __file__, "--fork", how],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     expect(run.returncode == 0, f"{how}: {(run.stderr or run.stdout)[-300:]}")
 
@@ -672,7 +782,9 @@ def fork_and_ask(how: str) -> None:
     guard, (values, _) = fdbd.load("guard.safetensors"), features(5000, 7)
     if how == "loader":
         found = [
-            int(each) for batch in torch.utils.data.DataLoader(Asking(guard, values), num_workers=2) for each in batch
+            int(each)
+            for batch in torch.utils.data.DataLoader(Asking(guard, values), num_workers=2)
+            for each in batch
         ]
     else:
         with multiprocessing.get_context(how).Pool(2) as pool:
@@ -680,11 +792,13 @@ def fork_and_ask(how: str) -> None:
     assert set(found) == {ask_in_worker(guard, values)}
 
 
-# ── a cluster ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a cluster
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Nodes:
-    """A Ray cluster of two nodes with two CPUs each, on this machine, with other work on its cores."""
+    """A Ray cluster of two nodes with two CPUs each, on this machine, with other work on its
+    cores."""
 
     def __init__(self) -> None:
         import ray
@@ -692,11 +806,19 @@ class Nodes:
 
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
         size = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
-        death = {"health_check_period_ms": 500, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
-        death |= {"grpc_client_keepalive_time_ms": 10_000, "grpc_client_keepalive_timeout_ms": 5_000}
+        death = {
+            "health_check_period_ms": 500,
+            "health_check_timeout_ms": 2000,
+            "health_check_failure_threshold": 3,
+        }
+        death |= {
+            "grpc_client_keepalive_time_ms": 10_000,
+            "grpc_client_keepalive_timeout_ms": 5_000,
+        }
         self.size = size
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={**size, "include_dashboard": False, "_system_config": death}
+            initialize_head=True,
+            head_node_args={**size, "include_dashboard": False, "_system_config": death},
         )
         self.cluster.add_node(**size)
         ray.init(address=self.cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -725,8 +847,11 @@ def the_cluster() -> Nodes:
     return NODES[0]
 
 
-def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: None, **workers: Any) -> None:
-    """Several jobs at once, alternately over files and over a Dataset; each returns every row once."""
+def on_cluster(
+    place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: None, **workers: Any
+) -> None:
+    """Several jobs at once, alternately over files and over a Dataset; each returns every row
+    once."""
     import ray
 
     from fdbd.jobs import ray as on_ray
@@ -743,16 +868,24 @@ def on_cluster(place: Path, jobs: int, meanwhile: Callable[[], Any] = lambda: No
                 table = pq.read_table(
                     place / "today.parquet"
                 )  # Ray's own reading does not survive every loss of a node
-                dataset = ray.data.from_arrow([table.slice(start, 2500) for start in range(0, ROWS, 2500)])
-                found = [row["score"] for row in on_ray.score(guard, dataset, workers=pool).iter_rows()]
+                dataset = ray.data.from_arrow(
+                    [table.slice(start, 2500) for start in range(0, ROWS, 2500)]
+                )
+                found = [
+                    row["score"] for row in on_ray.score(guard, dataset, workers=pool).iter_rows()
+                ]
             else:
                 opened = scoring.open_guard(place / "guard.safetensors")
                 rows = scoring.open_rows(str(place / "today.parquet"))
                 work, parts = scoring.Scoring(opened, rows).part, list(enumerate(rows.spans(1000)))
-                tables = [table for _, some in pool.run(opened.guard, work, parts) for table in some]
+                tables = [
+                    table for _, some in pool.run(opened.guard, work, parts) for table in some
+                ]
                 found = [score for table in tables for score in table["score"].tolist()]
             expect(len(found) == ROWS, f"{len(found)} rows of {ROWS}")
-            expect(np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores")
+            expect(
+                np.allclose(np.sort(found), np.sort(expected), rtol=1e-5, atol=1e-6), "other scores"
+            )
         except BaseException as error:
             failures.append(f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -833,7 +966,8 @@ def lose_node(place: Path, chance: random.Random, how: signal.Signals) -> None:
         nodes.cluster.remove_node(node, allow_graceful=False)
 
 
-# ── the trial ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the trial
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
@@ -852,7 +986,10 @@ def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
             failures.append(f"{type(error).__name__}: {error}")
         subprocess.run(["rm", "-rf", str(place)], check=False)
     if failures:
-        return f"**{len(failures)} of {tries} failed**: {failures[0][:300].replace('|', '/')}", False
+        return (
+            f"**{len(failures)} of {tries} failed**: {failures[0][:300].replace('|', '/')}",
+            False,
+        )
     if all(answer.startswith("stopped within") for answer in answers) and answers:
         return f"held; {max(answers)}", True
     told = ", ".join(f"{count} {answer}" for answer, count in sorted(answers.items()))
@@ -860,9 +997,13 @@ def try_fault(each: Fault, tries: int, folder: Path) -> tuple[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--quick", action="store_true", help="a few tries of each fault, and no cluster; writes no page"
+        "--quick",
+        action="store_true",
+        help="a few tries of each fault, and no cluster; writes no page",
     )
     parser.add_argument("--only", default="", help="functions whose name matches this expression")
     parser.add_argument("--fork", help=argparse.SUPPRESS)
@@ -884,7 +1025,9 @@ def main() -> int:
             result, holds = try_fault(each, tries, folder)
             held = held and holds
             rows[each.name] = f"| {each.name} | {tries} | {result} |"
-            print(f"{rows[each.name]}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{rows[each.name]}  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True
+            )
         for nodes in NODES:
             nodes.close()
     print("\n".join([*TITLE, *rows.values()]))
@@ -897,7 +1040,11 @@ def write_page(rows: dict[str, str]) -> None:
     """Puts these rows into the table of the page and leaves the rows of other faults."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
     table, _, after = rest.partition(MARKS[1])
-    old = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines() if line.startswith("| ")}
+    old = {
+        line.split(" | ")[0].removeprefix("| "): line
+        for line in table.splitlines()
+        if line.startswith("| ")
+    }
     lines = [line for each in FAULTS if (line := rows.get(each.name, old.get(each.name)))]
     tried = sum(int(line.split(" | ")[1]) for line in lines)
     told = f"{tried:,} tries; the last of them on {time.strftime('%Y-%m-%d')}, with fdbd {fdbd.__version__}."
@@ -920,7 +1067,9 @@ def prepare(folder: Path) -> None:
             guard.save(BASE / f"{name}.safetensors")
 
     aside(BASE, make)
-    run = command(BASE, "fit", "cifar10-ce", "known", "--calibration", "photos", "--out", "images.safetensors")
+    run = command(
+        BASE, "fit", "cifar10-ce", "known", "--calibration", "photos", "--out", "images.safetensors"
+    )
     expect(run.code == 0, run.text)
 
 

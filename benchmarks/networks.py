@@ -1,8 +1,10 @@
-"""The detectors that need the network, compared with their counterparts in pytorch-ood: ODIN, MDS with input noise, and
-MDS over several layers; time to fit and to score the same images, and how far the scores agree.
+"""The detectors that need the network, compared with their counterparts in pytorch-ood: ODIN, MDS
+with input noise, and MDS over several layers; time to fit and to score the same images, and how far
+the scores agree.
 
-    python benchmarks/networks.py            all of it, about ten minutes on two cores; updates RESULTS.md
-    python benchmarks/networks.py --quick    few images, under two minutes, nothing written
+    python benchmarks/networks.py            all of it, about ten minutes on two cores; updates
+    RESULTS.md python benchmarks/networks.py --quick    few images, under two minutes, nothing
+    written
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def make_data(fitted: int, scored: int) -> Data:
     return Data(network, known, list(images[fitted:].split(BATCH)))
 
 
-# ── the two sides ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the two sides
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Pair(NamedTuple):
@@ -67,7 +70,9 @@ def odin(data: Data) -> Pair:
     import pytorch_ood.detector as peer
 
     def guard() -> Guard:
-        return Guard(data.network, fdbd.ODIN(TEMPERATURE, ODIN_STEP)).fit(data.fitted, progress=False)
+        return Guard(data.network, fdbd.ODIN(TEMPERATURE, ODIN_STEP)).fit(
+            data.fitted, progress=False
+        )
 
     make = partial(peer.ODIN, data.network, eps=ODIN_STEP, temperature=TEMPERATURE)
     return Pair("odin", our_side(guard, data), Side(make, partial(their_scores, data)))
@@ -83,7 +88,11 @@ def noisy_mds(data: Data) -> Pair:
     encoder = nn.Sequential(*stages(data.network), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     make = partial(peer.MahalanobisODIN, encoder, eps=MDS_STEP)
     name = f"mds, input noise {MDS_STEP}"
-    return Pair(name, our_side(guard, data), Side(lambda: make().fit(data.fitted), partial(their_scores, data)))
+    return Pair(
+        name,
+        our_side(guard, data),
+        Side(lambda: make().fit(data.fitted), partial(their_scores, data)),
+    )
 
 
 def layered_mds(data: Data) -> Pair:
@@ -95,11 +104,14 @@ def layered_mds(data: Data) -> Pair:
             batches: list[Batch] = [classifier(batch) for batch in data.fitted]
         return Guard(classifier, fdbd.MDS(LAYERS).fit(batches, classifier.head))
 
-    return Pair(f"mds, {len(LAYERS) + 1} layers", our_side(guard, data), their_layers(data, guard()))
+    return Pair(
+        f"mds, {len(LAYERS) + 1} layers", our_side(guard, data), their_layers(data, guard())
+    )
 
 
 def weighed_mds(data: Data) -> Pair:
-    """A guard's own fit, which learns the weights; pytorch-ood leaves them to the user, so it is given ours."""
+    """A guard's own fit, which learns the weights; pytorch-ood leaves them to the user, so it is
+    given ours."""
 
     def guard() -> Guard:
         return Guard(data.network, fdbd.MDS(LAYERS)).fit(data.fitted, progress=False)
@@ -137,7 +149,8 @@ def stages(network: models.Network) -> list[nn.Module]:
     return [stem, network.layer2, network.layer3]
 
 
-# ── the table ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the table
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Row(NamedTuple):
@@ -160,10 +173,14 @@ def compare(pair: Pair, rounds: int) -> Row:
     score = time_all({name: partial(side.score, fitted[name]) for name, side in sides.items()})
     fit_ratio = fit.ratio("theirs", "ours")
     if not pair.same_fit or fit.seconds("theirs") < 1e-3:
-        fit_ratio = float("nan")  # what takes less than a millisecond is a call, not work: there is nothing to fit
+        fit_ratio = float(
+            "nan"
+        )  # what takes less than a millisecond is a call, not work: there is nothing to fit
     agreement = float(spearmanr(scores["ours"], scores["theirs"]).statistic)
     score_ratio = score.ratio("theirs", "ours")
-    return Row(pair.name, fit.seconds("ours"), fit_ratio, score.seconds("ours"), score_ratio, agreement)
+    return Row(
+        pair.name, fit.seconds("ours"), fit_ratio, score.seconds("ours"), score_ratio, agreement
+    )
 
 
 def against_pytorch_ood(fitted: int, scored: int, rounds: int) -> tuple[str, list[str]]:
@@ -175,7 +192,9 @@ def against_pytorch_ood(fitted: int, scored: int, rounds: int) -> tuple[str, lis
         print("  ".join(cells(rows[-1])), flush=True)
     header = ("detector", "fit", "× faster", "score", "× faster", "rank correlation of the scores")
     title = f"### ResNet-20, C = {CLASSES}: {fitted:,} images fitted, {scored:,} scored, in batches of {BATCH}\n\n"
-    return title + table(header, [cells(row) for row in rows]), [line for row in rows for line in missed_by(row)]
+    return title + table(header, [cells(row) for row in rows]), [
+        line for row in rows for line in missed_by(row)
+    ]
 
 
 def cells(row: Row) -> list[str]:
@@ -197,12 +216,16 @@ def missed_by(row: Row) -> list[str]:
     if row.fit_ratio < AS_FAST:
         missed.append(f"{row.name} fits {row.fit_ratio:.2f} × as fast, not 1 ×")
     if not row.agreement >= SAME:
-        missed.append(f"{row.name}: the scores' rank correlation is {row.agreement:.3f}, not {SAME}")
+        missed.append(
+            f"{row.name}: the scores' rank correlation is {row.agreement:.3f}, not {SAME}"
+        )
     return missed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few images; nothing is written")
     arguments = parser.parse_args()
     quiet()

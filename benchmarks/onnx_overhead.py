@@ -1,4 +1,5 @@
-"""What a guard costs in ONNX Runtime compared with the plain classifier: ResNet-18 at 224 × 224, batch 1.
+"""What a guard costs in ONNX Runtime compared with the plain classifier: ResNet-18 at 224 × 224,
+batch 1.
 
 Run ``python benchmarks/onnx_overhead.py``; it writes the section "ONNX" of RESULTS.md.
 """
@@ -19,7 +20,7 @@ from _common import interleaved, machine, seconds_text, table, write_section
 from torchvision.models import resnet18
 
 import fdbd
-from fdbd.deploy.onnx import OPSET
+from fdbd.export.onnx import OPSET
 
 LIMIT = 0.03
 BASE = "classifier alone"
@@ -32,7 +33,9 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def cpu_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def cpu_seconds(
+    contenders: Mapping[str, Callable[[], object]], rounds: int
+) -> dict[str, list[float]]:
     """CPU time of this thread for each call: a session with one thread does its work in it."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
@@ -74,15 +77,27 @@ def main() -> None:
             guard.export_onnx(path, image)
             sessions[name] = session(path)
     feeds = {name: {one.get_inputs()[0].name: image.numpy()} for name, one in sessions.items()}
-    contenders = {name: (lambda one=one, feed=feeds[name]: one.run(None, feed)) for name, one in sessions.items()}
+    contenders = {
+        name: (lambda one=one, feed=feeds[name]: one.run(None, feed))
+        for name, one in sessions.items()
+    }
     times = interleaved(contenders, rounds=options.rounds, calls=4)
     own = cpu_seconds(contenders, options.rounds * 3)
     rows = []
     for name in sessions:
-        wall, cpu = times.ratio(name, BASE) - 1, median(a / b for a, b in zip(own[name], own[BASE])) - 1
+        wall, cpu = (
+            times.ratio(name, BASE) - 1,
+            median(a / b for a, b in zip(own[name], own[BASE])) - 1,
+        )
         overheads = ["", ""] if name == BASE else [f"{wall:+.2%}", f"{cpu:+.2%}"]
         rows.append(
-            [name, seconds_text(times.seconds(name)), overheads[0], seconds_text(median(own[name])), overheads[1]]
+            [
+                name,
+                seconds_text(times.seconds(name)),
+                overheads[0],
+                seconds_text(median(own[name])),
+                overheads[1],
+            ]
         )
         print(*rows[-1])
     write_section(

@@ -1,6 +1,8 @@
-"""Two Ray workers compared with one, on this machine: a zoo model over CIFAR-size images, one torch thread per worker.
+"""Two Ray workers compared with one, on this machine: a zoo model over CIFAR-size images, one torch
+thread per worker.
 
-Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS.md. Nothing else should run meanwhile.
+Run ``python benchmarks/ray_scaling.py``; it writes the section "Ray" of RESULTS.md. Nothing else
+should run meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +24,13 @@ from fdbd.jobs import ray as on_ray
 LIMIT = 1.5
 MODEL = "cifar10-ce"
 WARM = 0.25
-"""Share of the rows that come before the clock starts: until then workers are starting and loading the model."""
+"""Share of the rows that come before the clock starts: until then workers are starting and loading
+the model."""
 
 
-def measure(guard: fdbd.Guard, images: ray.data.Dataset, workers: int, batch_size: int) -> tuple[float, float]:
+def measure(
+    guard: fdbd.Guard, images: ray.data.Dataset, workers: int, batch_size: int
+) -> tuple[float, float]:
     """Rows per second once all workers are at work, and seconds for the whole job."""
     card = models.zoo_card(MODEL)
     pool = on_ray.Workers(workers, cpus=1, batch_size=batch_size)
@@ -56,7 +61,11 @@ def main() -> None:
     card = models.zoo_card(MODEL)
     pixels = np.random.default_rng(0).integers(0, 256, (options.images, 32, 32, 3), dtype=np.uint8)
     sample = card.preprocess(pixels[:512])
-    guard = fdbd.Guard(model, "fdbd").fit([sample[:256]], progress=False).calibrate([sample[256:]], progress=False)
+    guard = (
+        fdbd.Guard(model, "fdbd")
+        .fit([sample[:256]], progress=False)
+        .calibrate([sample[256:]], progress=False)
+    )
     pieces = np.array_split(pixels, max(8, options.images // 512))
     images = ray.data.from_numpy(pieces).rename_columns({"data": "image"}).materialize()
     rates: dict[int, list[float]] = {1: [], 2: []}
@@ -71,13 +80,17 @@ def main() -> None:
     ratio = statistics.median(two / one for one, two in zip(rates[1], rates[2]))
     whole_ratio = statistics.median(one / two for one, two in zip(seconds[1], seconds[2]))
     rows = [
-        [str(workers), f"{statistics.median(rates[workers]):,.0f}", seconds_text(statistics.median(seconds[workers]))]
+        [
+            str(workers),
+            f"{statistics.median(rates[workers]):,.0f}",
+            seconds_text(statistics.median(seconds[workers])),
+        ]
         for workers in (1, 2)
     ]
     rows.append(["ratio", f"{ratio:.2f}", f"{whole_ratio:.2f}"])
     write_section(
         "Ray",
-        f"`python benchmarks/ray_scaling.py`: `fdbd.deploy.ray.score` with the zoo model {MODEL} over "
+        f"`python benchmarks/ray_scaling.py`: `fdbd.jobs.ray.score` with the zoo model {MODEL} over "
         f"{options.images:,} images of 32 × 32 in Ray's object store, batches of {options.batch_size}, one torch "
         f"thread per worker; medians of {options.rounds} rounds. The rate is that of the last {1 - WARM:.0%} of the "
         "images; the whole job includes starting the workers. Target: at least "

@@ -1,8 +1,10 @@
-"""Measures the sections of docs/results.md: the output of `fdbd bench` for the package's features and for each config.
+"""Measures the sections of docs/results.md: the output of `fdbd bench` for the package's features
+and for each config.
 
     FDBD_DATA=FOLDER python benchmarks/results_page.py [NAME …]
 
-With names (cifar10-ce, cifar10-resnet20, …) only their sections are measured again; the others stay as they are.
+With names (cifar10-ce, cifar10-resnet20, …) only their sections are measured again; the others stay
+as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ def section(name: str) -> str:
         command, benchmark, detectors = f"fdbd bench --model {name}", load_bundle(name), None
     else:
         config = Config.from_file(ROOT / "configs" / f"{name}.toml")
-        command, benchmark = f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml", benchmark_of(config)
+        command, benchmark = (
+            f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml",
+            benchmark_of(config),
+        )
         detectors = None if config.detectors is None else detectors_from(config.detectors)
     started = time.perf_counter()
     results = benchmark.run(detectors, latency=False)
@@ -36,7 +41,9 @@ def section(name: str) -> str:
 
 def as_markdown(name: str, command: str, results: Results, seconds: float) -> str:
     """A heading, the command, the table, and how long it took."""
-    text = re.sub(r"(?<![\w.:/])/(?:[\w.-]+/)+", "", results.to_markdown())  # names of files, not one machine's paths
+    text = re.sub(
+        r"(?<![\w.:/])/(?:[\w.-]+/)+", "", results.to_markdown()
+    )  # names of files, not one machine's paths
     title, _, table = text.partition("\n")
     took = f"{len(results.finished)} detectors in {seconds:.0f} s on cached features."
     return f"<!-- {name} -->\n## {title.strip('*')}\n\n    {command}\n{table}\n{took}\n"

@@ -1,4 +1,5 @@
-"""What a score costs: compared with one read of the features, pytorch-ood and the head, and in a guarded model.
+"""What a score costs: compared with one read of the features, pytorch-ood and the head, and in a
+guarded model.
 
     python benchmarks/score.py [--quick]
 
@@ -12,13 +13,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from _common import Timings, in_own_process, interleaved, machine, seconds_text, table, write_section
+from _common import (
+    Timings,
+    in_own_process,
+    interleaved,
+    machine,
+    seconds_text,
+    table,
+    write_section,
+)
 from torch import Tensor, nn
 
 import fdbd
 from fdbd import FDBD, Batch, Head
-from fdbd.core.geometry import Folded
 from fdbd.fitting.statistics import Mean
+from fdbd.geometry import Folded
 from fdbd.networks.by_name import model_by_name
 
 SHAPES = [(20_000, 2048, 1_000), (20_000, 768, 1_000), (100_000, 512, 10), (2_000, 768, 21_841)]
@@ -44,7 +53,8 @@ class Problem(NamedTuple):
 
 
 class Given(nn.Module):
-    """Stands in for the peer's head, so that its score stage, like ours, starts from given logits."""
+    """Stands in for the peer's head, so that its score stage, like ours, starts from given
+    logits."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -55,8 +65,9 @@ class Given(nn.Module):
 
 
 def peer_of(problem: Problem) -> Any:
-    """pytorch-ood's detector as its own fit leaves it, except that the table of norms, which its fit computes through a
-    C × C × P array, is filled block by block, and only in the rows of classes that are predicted."""
+    """pytorch-ood's detector as its own fit leaves it, except that the table of norms, which its
+    fit computes through a C × C × P array, is filled block by block, and only in the rows of
+    classes that are predicted."""
     from pytorch_ood.detector import fDBD
 
     peer = fDBD(nn.Identity(), Given(problem.logits))
@@ -73,7 +84,9 @@ def detector_of(head: Head, folded: Folded) -> FDBD:
     """A fitted detector that does not fold the head a second time."""
     detector = FDBD()
     detector.start(head)
-    detector.set(normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor)
+    detector.set(
+        normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor
+    )
     return detector
 
 
@@ -120,17 +133,35 @@ def score_stage(quick: bool) -> str:
         exact = exact_scores(problem, predicted)
         errors = [
             relative_error(scores, exact)
-            for scores in (folded.score(features, predicted), detector.score(batch), -peer.predict_features(features))
+            for scores in (
+                folded.score(features, predicted),
+                detector.score(batch),
+                -peer.predict_features(features),
+            )
         ]
         shape = f"{rows:,} × {width}, {classes:,}"
         shown = [name for name in contenders if name != "read with normals"]
-        times.append([shape, *(seconds_text(timings.seconds(name)) for name in shown), *map("{:.1e}".format, errors)])
+        times.append(
+            [
+                shape,
+                *(seconds_text(timings.seconds(name)) for name in shown),
+                *map("{:.1e}".format, errors),
+            ]
+        )
         ratios.append([shape, *_ratios(timings)])
         missed += _missed(shape, timings, classes)
     return (
         "Time of the score stage in float32, given labels or logits, and largest relative error against float64:\n\n"
         + table(
-            ["N × P, C", "read", "fdbd, labels", "fdbd, logits", "head's product", PEER, *errors_of],
+            [
+                "N × P, C",
+                "read",
+                "fdbd, labels",
+                "fdbd, logits",
+                "head's product",
+                PEER,
+                *errors_of,
+            ],
             times,
         )
         + "\nThe same as ratios within a round (median over rounds):\n\n"
@@ -158,7 +189,9 @@ def score_stage(quick: bool) -> str:
 def _missed(shape: str, timings: Timings, classes: int) -> list[str]:
     found = []
     if timings.ratio("labels", "read") > 1.5:
-        found.append(f"{shape}: {timings.ratio('labels', 'read'):.2f} × the read with labels, not 1.5 ×")
+        found.append(
+            f"{shape}: {timings.ratio('labels', 'read'):.2f} × the read with labels, not 1.5 ×"
+        )
     for given, many, few in (("labels", 20, 8), ("logits", 10, 5)):
         least, ratio = many if classes >= 1_000 else few, timings.ratio(PEER, given)
         if ratio < least:
@@ -173,9 +206,17 @@ def misses(found: list[str]) -> str:
 
 def _ratios(timings: Timings) -> list[str]:
     reads = ("read", "read with normals")
-    pairs = [*(("labels", read) for read in reads), (PEER, "labels"), (PEER, "logits"), ("head", "labels")]
+    pairs = [
+        *(("labels", read) for read in reads),
+        (PEER, "labels"),
+        (PEER, "logits"),
+        ("head", "labels"),
+    ]
     pairs.append(("logits", "head"))
-    return [f"{timings.ratio(a, b):.2f}" if b in (*reads, "head") else f"{timings.ratio(a, b):.0f}" for a, b in pairs]
+    return [
+        f"{timings.ratio(a, b):.2f}" if b in (*reads, "head") else f"{timings.ratio(a, b):.0f}"
+        for a, b in pairs
+    ]
 
 
 def one_sample() -> str:
@@ -192,7 +233,9 @@ def one_sample() -> str:
 
         return run
 
-    timings = interleaved({"score": often(lambda: detector.score(batch)), "sum": often(features.sum)}, rounds=9)
+    timings = interleaved(
+        {"score": often(lambda: detector.score(batch)), "sum": often(features.sum)}, rounds=9
+    )
     return (
         f"Scoring one row of 64 features with its logits takes {seconds_text(timings.seconds('score') / 200)}; the "
         f"smallest torch operation (`features.sum()`) takes {seconds_text(timings.seconds('sum') / 200)}.\n"
@@ -212,7 +255,9 @@ def fit_cost(quick: bool) -> str:
         whole = f"{timings.ratio('whole fit', 'read'):.2f}" if "whole fit" in contenders else "–"
         for name in contenders:
             if timings.ratio(name, "read") > 1.5:
-                missed.append(f"{count:,} × {width}: {name} {timings.ratio(name, 'read'):.2f} × the read, not 1.5 ×")
+                missed.append(
+                    f"{count:,} × {width}: {name} {timings.ratio(name, 'read'):.2f} × the read, not 1.5 ×"
+                )
         rows.append(
             [
                 f"{features.shape[0]:,} × {width}",
@@ -222,7 +267,9 @@ def fit_cost(quick: bool) -> str:
                 whole,
             ]
         )
-    memory = [[f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))]
+    memory = [
+        [f"{n:,} × 512", *_streaming(n)] for n in ((5_000, 50_000) if quick else (50_000, 500_000))
+    ]
     return (
         "The pass over the training data compared with one read of them (target 1.5), and the whole fit for small "
         "C:\n\n"
@@ -264,7 +311,9 @@ Folded(head, torch.zeros({width}))
 print(time.perf_counter() - start, peak())
 """
         took, growth = in_own_process(code)
-        rows.append([f"{classes:,} × {width:,}", seconds_text(took), seconds, _megabytes(growth), size])
+        rows.append(
+            [f"{classes:,} × {width:,}", seconds_text(took), seconds, _megabytes(growth), size]
+        )
     return "Folding a head, in a separate process:\n\n" + table(
         ["C × P", "time", "target", "peak memory beyond W", "target"], rows
     )
@@ -276,7 +325,9 @@ def _megabytes(count: int) -> str:
 
 def guarded(quick: bool) -> str:
     torch.manual_seed(0)
-    public = model_by_name("public:resnet50", device="cpu").model  # the real one, with its published weights
+    public = model_by_name(
+        "public:resnet50", device="cpu"
+    ).model  # the real one, with its published weights
     large, small = guard_of(public, 224), guard_of(fdbd.networks.create("resnet20"), 32)
     rows, missed = [], []
     for name, (model, guard), images, rounds, target in [
@@ -284,17 +335,32 @@ def guarded(quick: bool) -> str:
         ("public:resnet50", large, torch.randn(32, 3, 224, 224), 31, 2),
         ("CIFAR ResNet-20", small, torch.randn(1, 3, 32, 32), 301, None),
     ]:
-        contenders = {"model": lambda m=model, x=images: m(x), "guard": lambda g=guard, x=images: g(x)}
+        contenders = {
+            "model": lambda m=model, x=images: m(x),
+            "guard": lambda g=guard, x=images: g(x),
+        }
         with torch.inference_mode():
-            timings = interleaved(contenders, rounds=max(3, rounds // 10) if quick else rounds, calls=1, dropped=0)
+            timings = interleaved(
+                contenders, rounds=max(3, rounds // 10) if quick else rounds, calls=1, dropped=0
+            )
         fastest = {contender: min(times) for contender, times in timings.rounds.items()}
         extras = timings.ratio("guard", "model"), fastest["guard"] / fastest["model"]
         seconds = [seconds_text(timings.seconds(contender)) for contender in contenders]
         percent = [f"{100 * extra - 100:+.1f} %" for extra in extras]
-        rows.append([name, str(len(images)), *seconds, *percent, "0.5 ms" if target is None else f"{target} %"])
+        rows.append(
+            [
+                name,
+                str(len(images)),
+                *seconds,
+                *percent,
+                "0.5 ms" if target is None else f"{target} %",
+            ]
+        )
         added = timings.seconds("guard") - timings.seconds("model")
         if added > 0.0005 if target is None else 100 * extras[0] - 100 > target:
-            missed.append(f"{name} at batch {len(images)}: {percent[0]}, {seconds_text(added)}, not {rows[-1][-1]}")
+            missed.append(
+                f"{name} at batch {len(images)}: {percent[0]}, {seconds_text(added)}, not {rows[-1][-1]}"
+            )
     return (
         "A guarded model, `Guard(model)(x)`, compared with `model(x)`, in alternating calls: medians, and the fastest "
         "call of each, which other programs on the machine disturb least:\n\n"
@@ -316,8 +382,12 @@ SECTIONS: dict[str, tuple[str, list[Callable[[bool], str]]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the data, few rounds; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the data, few rounds; writes nothing"
+    )
     parser.add_argument("--only", choices=SECTIONS, help="one of the sections")
     arguments = parser.parse_args()
     for name, (title, parts) in SECTIONS.items():

@@ -1,6 +1,8 @@
-"""Throughput of `fdbd score`: images compared with the bare model over tensors, features with a bare Parquet read.
+"""Throughput of `fdbd score`: images compared with the bare model over tensors, features with a
+bare Parquet read.
 
-Run ``python benchmarks/scoring.py``; it writes the section "Scoring files" of RESULTS.md. Run nothing else.
+Run ``python benchmarks/scoring.py``; it writes the section "Scoring files" of RESULTS.md. Run
+nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ IMAGE_SHARE, MEMORY_SHARE, FEATURE_SHARE = 0.85, 1.10, 0.5
 
 def make_images(folder: Path, count: int) -> None:
     """The same images as PNG files and as an NPZ."""
-    pixels = np.random.default_rng(0).integers(0, 255, (count, 8, 8, 3), np.uint8).repeat(4, 1).repeat(4, 2)
+    pixels = (
+        np.random.default_rng(0)
+        .integers(0, 255, (count, 8, 8, 3), np.uint8)
+        .repeat(4, 1)
+        .repeat(4, 2)
+    )
     (folder / f"png-{count}").mkdir()
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(folder / f"png-{count}" / f"{number:06d}.png")
@@ -52,19 +59,25 @@ def bare_model(count: int, batch_size: int) -> float:
     model, batch = models.zoo(MODEL), torch.randn(batch_size, 3, 32, 32)
     with torch.inference_mode():
         model(batch)
-        return seconds_of(lambda: [model(batch[: min(batch_size, count - n)]) for n in range(0, count, batch_size)])
+        return seconds_of(
+            lambda: [
+                model(batch[: min(batch_size, count - n)]) for n in range(0, count, batch_size)
+            ]
+        )
 
 
 def peak_memory(guard: Path, data: Path, out: Path, batch_size: int) -> int:
-    """Bytes at the peak of a process that scores `data` (Linux). Not ``ru_maxrss``, which starts at the peak of the
-    process that started it."""
+    """Bytes at the peak of a process that scores `data` (Linux). Not ``ru_maxrss``, which starts at
+    the peak of the process that started it."""
     code = (
         "import sys; from fdbd.jobs.scoring import Engine, score_files; "
         "score_files(*sys.argv[1:4], Engine(batch_size=int(sys.argv[4]), progress=False)); "
         "print(*[line for line in open('/proc/self/status') if line.startswith('VmHWM')])"
     )
     command = [sys.executable, "-c", code, *map(str, (guard, data, out, batch_size))]
-    _, kilobytes, _ = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-3:]
+    _, kilobytes, _ = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.split()[-3:]
     return int(kilobytes) * 1024
 
 
@@ -73,7 +86,9 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
     for size in (count // 10, count):
         make_images(folder, size)
     engine = Engine(batch_size=batch_size, progress=False)
-    fit_files(model_by_name(MODEL), str(folder / f"png-{count // 10}"), None, engine, holdout=0.2).guard.save(guard)
+    fit_files(
+        model_by_name(MODEL), str(folder / f"png-{count // 10}"), None, engine, holdout=0.2
+    ).guard.save(guard)
     kinds = {"PNG folder": f"png-{{}}{os.sep}", "NPZ": "{}.npz"}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -83,7 +98,9 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
             data = str(folder / name.format(count))
             summary = score_files(guard, data, folder / "out.parquet", engine)
             bare.append(bare_model(count, batch_size))
-            alone = (bare[-2] + bare[-1]) / 2  # the machine drifts: the model's time before and after
+            alone = (
+                bare[-2] + bare[-1]
+            ) / 2  # the machine drifts: the model's time before and after
             rates[kind].append(summary.rate)
             shares[kind].append(summary.rate * alone / count)
     rows = []
@@ -94,7 +111,16 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
         )
         rate, share = statistics.median(rates[kind]), statistics.median(shares[kind])
         peaks = f"{small / 1e6:.0f} MB, {large / 1e6:.0f} MB"
-        rows.append([kind, f"{rate:,.0f}/s", f"{share:.0%}", f"{IMAGE_SHARE:.0%}", peaks, f"{large / small - 1:+.1%}"])
+        rows.append(
+            [
+                kind,
+                f"{rate:,.0f}/s",
+                f"{share:.0%}",
+                f"{IMAGE_SHARE:.0%}",
+                peaks,
+                f"{large / small - 1:+.1%}",
+            ]
+        )
     return (
         f"{count:,} images of 32 × 32, `{MODEL}`, batches of {batch_size}: `score_files` compared with the model "
         f"alone over tensors in memory ({count / statistics.median(bare):,.0f}/s), run before and after; medians of "
@@ -121,20 +147,33 @@ def features(folder: Path, count: int, width: int, rounds: int) -> str:
     reads, scores, shares, quiet = [], [], [], Engine(progress=False)
     for _ in range(rounds):
         reads.append(seconds_of(lambda: pq.read_table(path, columns=["features"])))
-        scores.append(seconds_of(lambda: score_files(guard_path, str(path), folder / "out.parquet", quiet)))
+        scores.append(
+            seconds_of(lambda: score_files(guard_path, str(path), folder / "out.parquet", quiet))
+        )
         shares.append(reads[-1] / scores[-1])
     share = statistics.median(shares)
-    row = [seconds_text(statistics.median(reads)), seconds_text(statistics.median(scores)), f"{share:.2f}"]
+    row = [
+        seconds_text(statistics.median(reads)),
+        seconds_text(statistics.median(scores)),
+        f"{share:.2f}",
+    ]
     return (
         f"{count:,} × {width} float32 in Parquet, fixed-size lists in row groups of {group:,}, uncompressed: "
         f"`pyarrow.parquet.read_table` compared with `score_files` from file to file; medians of {rounds} pairs.\n\n"
-        + table(["bare read", "score", "speed of the bare read", "target"], [[*row, f"{FEATURE_SHARE:.2f}"]])
+        + table(
+            ["bare read", "score", "speed of the bare read", "target"],
+            [[*row, f"{FEATURE_SHARE:.2f}"]],
+        )
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a hundredth of the data, one round; writes nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a hundredth of the data, one round; writes nothing"
+    )
     parser.add_argument("--batch-size", type=int, default=128)
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else 2
@@ -145,7 +184,9 @@ def main() -> None:
     print("\n".join(texts))
     if not arguments.quick:
         about = machine(("torch", "numpy", "pyarrow", "pillow"))
-        write_section("Scoring files", f"`python benchmarks/scoring.py`. {about}\n\n" + "\n".join(texts))
+        write_section(
+            "Scoring files", f"`python benchmarks/scoring.py`. {about}\n\n" + "\n".join(texts)
+        )
 
 
 if __name__ == "__main__":

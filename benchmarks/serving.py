@@ -1,7 +1,8 @@
-"""The service compared with the bare model, plain FastAPI and LitServe, with 32 clients on loopback.
+"""The service compared with the bare model, plain FastAPI and LitServe, with 32 clients on
+loopback.
 
-Run ``python benchmarks/serving.py`` (under six minutes); it writes the section "Serving" of RESULTS.md. LitServe is
-measured where it is installed (``pip install litserve``).
+Run ``python benchmarks/serving.py`` (under six minutes); it writes the section "Serving" of
+RESULTS.md. LitServe is measured where it is installed (``pip install litserve``).
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 OF_BARE, OF_SINGLE, OF_LITSERVE, ADDED_SECONDS = 0.85, 3.0, 1.0, 0.003
 
 
-# ── the others: run in separate processes ─────────────────────────────────────────────────────────────────────────
+# ── the others: run in separate processes
+# ─────────────────────────────────────────────────────────────────────────
 
 
 def serve_fastapi(guard: str, port: int, size: int) -> None:
-    """A simple first version: a route that decodes an image and calls the guard, one request at a time."""
+    """A simple first version: a route that decodes an image and calls the guard, one request at a
+    time."""
     import uvicorn
     from fastapi import FastAPI, Request
 
@@ -61,7 +64,11 @@ def serve_fastapi(guard: str, port: int, size: int) -> None:
 
     async def decide(request: Request) -> dict[str, Any]:
         answers = backend.decide(backend.prepare(await request.body())[None])
-        return {"label": int(answers.labels[0]), "score": float(answers.scores[0]), "is_ood": bool(answers.is_ood[0])}
+        return {
+            "label": int(answers.labels[0]),
+            "score": float(answers.scores[0]),
+            "is_ood": bool(answers.is_ood[0]),
+        }
 
     decide.__annotations__["request"] = Request  # FastAPI cannot look into this function's names
     app.post("/decide")(decide)
@@ -97,7 +104,11 @@ class LitGuard(litserve.LitAPI if litserve else object):
         return [answers.rows(row, row + 1) for row in range(len(answers.labels))]
 
     def encode_response(self, answers: Any) -> dict[str, Any]:
-        return {"label": int(answers.labels[0]), "score": float(answers.scores[0]), "is_ood": bool(answers.is_ood[0])}
+        return {
+            "label": int(answers.labels[0]),
+            "score": float(answers.scores[0]),
+            "is_ood": bool(answers.is_ood[0]),
+        }
 
 
 def cpu_seconds(group: int) -> float:
@@ -116,7 +127,9 @@ def cpu_seconds(group: int) -> float:
 @contextmanager
 def running(command: list[str], port: int, path: str) -> Iterator[int]:
     """A server in separate processes, once it answers; yields the ID of their process group."""
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         deadline = time.monotonic() + 180
         while True:
@@ -135,7 +148,8 @@ def running(command: list[str], port: int, path: str) -> Iterator[int]:
 
 @contextmanager
 def alone(group: int | None, groups: Iterable[int]) -> Iterator[None]:
-    """Stops the other servers for a while: idle ones poll, which takes cores from the one that is measured."""
+    """Stops the other servers for a while: idle ones poll, which takes cores from the one that is
+    measured."""
     others = [each for each in groups if each != group]
     for each in others:
         os.killpg(each, signal.SIGSTOP)
@@ -152,16 +166,23 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-# ── the clients ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the clients
+# ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def request_bytes(path: str, body: bytes, headers: dict[str, str]) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "host: bench", f"content-length: {len(body)}"]
-    return "\r\n".join([*lines, *(f"{key}: {value}" for key, value in headers.items()), "", ""]).encode() + body
+    return (
+        "\r\n".join(
+            [*lines, *(f"{key}: {value}" for key, value in headers.items()), "", ""]
+        ).encode()
+        + body
+    )
 
 
 async def _client(port: int, request: bytes, until: Callable[[], bool], times: list[float]) -> None:
-    """Sends one request after another on one connection; a minimal reader, so that the client costs little."""
+    """Sends one request after another on one connection; a minimal reader, so that the client costs
+    little."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     while not until():
         start = time.perf_counter()
@@ -169,14 +190,17 @@ async def _client(port: int, request: bytes, until: Callable[[], bool], times: l
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             raise RuntimeError(f"an answer was not 200: {head[:200]!r}")
-        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        )
         await reader.readexactly(int(length.split(b":")[1]))
         times.append(time.perf_counter() - start)
     writer.close()
 
 
 def per_second(group: int, port: int, request: bytes, seconds: float) -> tuple[float, float, float]:
-    """Answers per second to all clients together; the server's and the clients' processor time per answer."""
+    """Answers per second to all clients together; the server's and the clients' processor time per
+    answer."""
     times: list[float] = []
     before, own = cpu_seconds(group), time.process_time()
     end = time.perf_counter() + seconds
@@ -184,7 +208,10 @@ def per_second(group: int, port: int, request: bytes, seconds: float) -> tuple[f
     async def all_clients() -> float:
         start = time.perf_counter()
         await asyncio.gather(
-            *(_client(port, request, lambda: time.perf_counter() > end, times) for _ in range(CLIENTS))
+            *(
+                _client(port, request, lambda: time.perf_counter() > end, times)
+                for _ in range(CLIENTS)
+            )
         )
         return time.perf_counter() - start
 
@@ -199,7 +226,9 @@ def median_latency(port: int, request: bytes, count: int) -> float:
     return statistics.median(times)
 
 
-def bare_per_second(model: torch.nn.Module, rows: torch.Tensor, seconds: float) -> tuple[float, float, float]:
+def bare_per_second(
+    model: torch.nn.Module, rows: torch.Tensor, seconds: float
+) -> tuple[float, float, float]:
     """Images per second of the network alone, and its processor time per image."""
     done, start, before = 0, time.perf_counter(), time.process_time()
     with torch.inference_mode():
@@ -209,7 +238,8 @@ def bare_per_second(model: torch.nn.Module, rows: torch.Tensor, seconds: float) 
     return done / (time.perf_counter() - start), (time.process_time() - before) / done, 0.0
 
 
-# ── the measurement ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the measurement
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_guard(folder: Path, model: str, side: int) -> Path:
@@ -227,11 +257,15 @@ def make_guard(folder: Path, model: str, side: int) -> Path:
         save_file(resnet18().state_dict(), folder / "weights.safetensors")
         given += ["--checkpoint", str(folder / "weights.safetensors")]
     out = folder / "guard.safetensors"
-    subprocess.run([sys.executable, "-m", "fdbd", *given, "--out", str(out)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "fdbd", *given, "--out", str(out)], check=True, capture_output=True
+    )
     return out
 
 
-def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[list[str]], list[str]]:
+def measure(
+    model: str, side: int, seconds: float, rounds: int
+) -> tuple[list[list[str]], list[str]]:
     """Rows of the table, and the targets that were missed."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         guard = make_guard(Path(name), model, side)
@@ -240,29 +274,59 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         assert opened.guard.classifier is not None
         network = opened.guard.classifier.model.eval()
         buffer = io.BytesIO()
-        Image.fromarray(np.random.default_rng(1).integers(0, 256, (side, side, 3), np.uint8)).save(buffer, "JPEG")
+        Image.fromarray(np.random.default_rng(1).integers(0, 256, (side, side, 3), np.uint8)).save(
+            buffer, "JPEG"
+        )
         image = buffer.getvalue()
         row = backend.prepare(image)[None]
-        rows = {size: torch.from_numpy(row).expand(size, *row.shape[1:]).contiguous() for size in BATCH_SIZES}
-        best = max(BATCH_SIZES, key=lambda size: bare_per_second(network, rows[size], seconds / 4)[0])
+        rows = {
+            size: torch.from_numpy(row).expand(size, *row.shape[1:]).contiguous()
+            for size in BATCH_SIZES
+        }
+        best = max(
+            BATCH_SIZES, key=lambda size: bare_per_second(network, rows[size], seconds / 4)[0]
+        )
 
         here, python = str(Path(__file__).resolve()), sys.executable
-        ports = {kind: free_port() for kind in ("fdbd", "workers", "fastapi", *(["litserve"] if litserve else []))}
+        ports = {
+            kind: free_port()
+            for kind in ("fdbd", "workers", "fastapi", *(["litserve"] if litserve else []))
+        }
         groups = {}
         for kind, port in ports.items():
             command = [python, here, "--child", kind, str(guard), str(port), str(best)]
             if kind in ("fdbd", "workers"):
-                command = [python, "-m", "fdbd", "serve", str(guard), "--no-state", "--no-samples", "--device", "cpu"]
-                command += ["--port", str(port), "--workers", str(CORES if kind == "workers" else 1)]
+                command = [
+                    python,
+                    "-m",
+                    "fdbd",
+                    "serve",
+                    str(guard),
+                    "--no-state",
+                    "--no-samples",
+                    "--device",
+                    "cpu",
+                ]
+                command += [
+                    "--port",
+                    str(port),
+                    "--workers",
+                    str(CORES if kind == "workers" else 1),
+                ]
                 command += ["--batch-size", str(best)]
             path = "/health" if kind == "litserve" else "/v2/health/ready"
             groups[kind] = stack.enter_context(running(command, port, path))
         described = {"name": "images", "shape": list(row.shape), "datatype": "FP32"}
-        header = json.dumps({"inputs": [described | {"parameters": {"binary_data_size": row.nbytes}}]}).encode()
+        header = json.dumps(
+            {"inputs": [described | {"parameters": {"binary_data_size": row.nbytes}}]}
+        ).encode()
         tensor = request_bytes(
             "/v2/models/guard/infer",
             header + row.astype("<f4").tobytes(),
-            {"content-type": "application/octet-stream", "inference-header-content-length": str(len(header))},
+            {
+                "content-type": "application/octet-stream",
+                "inference-header-content-length": str(len(header)),
+            },
         )
         file = request_bytes("/decide", image, {"content-type": "image/jpeg"})
         lit = json.dumps({"image": base64.b64encode(image).decode()}).encode()
@@ -299,11 +363,16 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
                     backend.decide(row)
                     called.append(time.perf_counter() - start)
                 if number:
-                    added.append(median_latency(ports["fdbd"], tensor, 20) - statistics.median(called))
+                    added.append(
+                        median_latency(ports["fdbd"], tensor, 20) - statistics.median(called)
+                    )
 
     def ratio(kinds: tuple[str, str], base: str) -> float:
         """For the better of the two numbers of processes."""
-        return max(statistics.median(a[0] / b[0] for a, b in zip(found[kind], found[base])) for kind in kinds)
+        return max(
+            statistics.median(a[0] / b[0] for a, b in zip(found[kind], found[base]))
+            for kind in kinds
+        )
 
     tensors, files = ("tensors", "workers"), ("files", "worker files")
     results = [
@@ -311,7 +380,9 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         ("files, times plain FastAPI", ratio(files, "fastapi"), OF_SINGLE),
     ]
     if litserve:
-        results.append(("files, times LitServe with batching", ratio(files, "litserve"), OF_LITSERVE))
+        results.append(
+            ("files, times LitServe with batching", ratio(files, "litserve"), OF_LITSERVE)
+        )
     most = 1 / ratio(("fastapi", "fastapi"), "bare")
     names = {
         "bare": f"network alone, batches of {best}",
@@ -328,20 +399,33 @@ def measure(model: str, side: int, seconds: float, rounds: int) -> tuple[list[li
         clients = f" + {1e3 * client:.2f} of its client" if client else ""
         lines.append([names[kind], f"{rate:,.0f}/s, {1e3 * cpu:.2f} ms of CPU{clients}", ""])
     lines += [[what, f"{value:.2f}", f"≥ {target:g}"] for what, value, target in results]
-    lines += [["added median latency, one client", f"{1e3 * statistics.median(added):.1f} ms", "< 3 ms"]]
+    lines += [
+        ["added median latency, one client", f"{1e3 * statistics.median(added):.1f} ms", "< 3 ms"]
+    ]
     missed = [
-        f"{model}: {what}: {value:.2f} instead of {target:g}" for what, value, target in results if value < target
+        f"{model}: {what}: {value:.2f} instead of {target:g}"
+        for what, value, target in results
+        if value < target
     ]
     if most < OF_SINGLE:
-        missed.append(f"{model}: the bare model itself has {most:.2f} times the throughput of plain FastAPI, not 3")
+        missed.append(
+            f"{model}: the bare model itself has {most:.2f} times the throughput of plain FastAPI, not 3"
+        )
     if statistics.median(added) >= ADDED_SECONDS:
-        missed.append(f"{model}: one client waits {1e3 * statistics.median(added):.1f} ms longer, not 3 ms")
+        missed.append(
+            f"{model}: one client waits {1e3 * statistics.median(added):.1f} ms longer, not 3 ms"
+        )
     return [[model, *line] for line in lines], missed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["cifar10-ce:32", "torchvision:resnet18:224"], help="NAME:SIDE")
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["cifar10-ce:32", "torchvision:resnet18:224"],
+        help="NAME:SIDE",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--no-write", action="store_true", help="print only")

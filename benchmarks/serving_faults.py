@@ -1,8 +1,10 @@
-"""Load and faults on a real service: broken images, huge bodies, slow clients, disconnects, killed workers.
+"""Load and faults on a real service: broken images, huge bodies, slow clients, disconnects, killed
+workers.
 
-Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer equals the guard's,
-each request is answered (except on connections that a killed worker held: those are counted and repeated), and the
-memory of the service stays flat. It prints its verdict and its counts as JSON.
+Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer
+equals the guard's, each request is answered (except on connections that a killed worker held: those
+are counted and repeated), and the memory of the service stays flat. It prints its verdict and its
+counts as JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +43,17 @@ class Service:
     """`fdbd serve` with two workers, in separate processes."""
 
     def __init__(self, guard: Path) -> None:
-        command = [sys.executable, "-m", "fdbd", "serve", str(guard), "--port", "0", "--workers", str(WORKERS)]
+        command = [
+            sys.executable,
+            "-m",
+            "fdbd",
+            "serve",
+            str(guard),
+            "--port",
+            "0",
+            "--workers",
+            str(WORKERS),
+        ]
         command += ["--max-body", str(MAX_BODY), "--device", "cpu"]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(command, stderr=self.log, start_new_session=True)
@@ -57,13 +69,20 @@ class Service:
         return self.log.read()
 
     def workers(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in _read(f"/proc/{child}/cmdline")]
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        return [
+            int(child) for child in children if b"spawn_main" in _read(f"/proc/{child}/cmdline")
+        ]
 
     def memory(self) -> int:
         """Memory of the largest worker, in bytes."""
         lines = (_read(f"/proc/{pid}/status").decode() for pid in self.workers())
-        return max((1024 * int(m[1]) for text in lines if (m := re.search(r"VmRSS:\s+(\d+)", text))), default=0)
+        return max(
+            (1024 * int(m[1]) for text in lines if (m := re.search(r"VmRSS:\s+(\d+)", text))),
+            default=0,
+        )
 
     def end(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -91,16 +110,22 @@ class Load:
             Image.fromarray(generator.integers(0, 256, (40, 36, 3), np.uint8)).save(buffer, "PNG")
             image = buffer.getvalue()
             answers = backend.decide(backend.prepare(image)[None])
-            self.images.append((image, int(answers.labels[0]), float(answers.scores[0]), bool(answers.is_ood[0])))
+            self.images.append(
+                (image, int(answers.labels[0]), float(answers.scores[0]), bool(answers.is_ood[0]))
+            )
 
-    async def ask(self, body: bytes, kind: str = "image/png", *, pause: float = 0.0) -> tuple[int, Any]:
+    async def ask(
+        self, body: bytes, kind: str = "image/png", *, pause: float = 0.0
+    ) -> tuple[int, Any]:
         """One request on a new connection; status 0 if the connection broke."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return 0, None
         try:
-            head = f"POST /decide HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\n"
+            head = (
+                f"POST /decide HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\n"
+            )
             content = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
             for start in range(0, len(content), size := 2000 if pause else len(content)):
                 writer.write(content[start : start + size])
@@ -183,7 +208,9 @@ class Load:
                 await asyncio.sleep(1)
 
         clients = [self.honest() for _ in range(8)] + [self.honest(0.05) for _ in range(4)]
-        await asyncio.gather(*clients, self.broken(), self.leaving(), self.killing(service), watch())
+        await asyncio.gather(
+            *clients, self.broken(), self.leaving(), self.killing(service), watch()
+        )
         return memory
 
 
@@ -197,7 +224,9 @@ def make_guard(folder: Path) -> Path:
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
     given = ["fit", "cifar10-ce", str(folder / "fit"), "--calibration", str(folder / "calibration")]
     out = folder / "guard.safetensors"
-    subprocess.run([sys.executable, "-m", "fdbd", *given, "--out", str(out)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "fdbd", *given, "--out", str(out)], check=True, capture_output=True
+    )
     return out
 
 

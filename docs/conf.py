@@ -1,4 +1,5 @@
-"""The documentation site: `make docs` builds it in docs/_build/html, offline, with warnings as errors."""
+"""The documentation site: `make docs` builds it in docs/_build/html, offline, with warnings as
+errors."""
 
 from __future__ import annotations
 
@@ -33,21 +34,27 @@ exclude_patterns = ["_build", "paper/*.md"]
 nitpicky = True
 default_role = "py:obj"
 
-# ── pages ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── pages
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 REPOSITORY = "https://github.com/fdbd/fdbd/blob/main/"
 INCLUDED = {"benchmarks/RESULTS.md": "benchmarks.md", "CHANGELOG.md": "changelog.md"}
 """Files outside docs/ that are pages of the site; links to others lead to the repository."""
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 nb_execution_mode = "off" if os.environ.get("FDBD_DOCS_DRAFT") else "force"
-suppress_warnings = ["myst-nb.lexer"] if os.environ.get("FDBD_DOCS_DRAFT") else []  # without a kernel: no language
+suppress_warnings = (
+    ["myst-nb.lexer"] if os.environ.get("FDBD_DOCS_DRAFT") else []
+)  # without a kernel: no language
 nb_execution_timeout = 300
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tutorials are small: threads would only wait for each other
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # tutorials are small: threads would only wait for each other
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
 
-# ── reference ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reference
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────
 autosummary_generate = True
 autosummary_imported_members = True
 autodoc_default_options = {"members": True, "member-order": "bysource"}
@@ -60,9 +67,15 @@ napoleon_use_ivar = True
 python_maximum_signature_line_length = 100
 nitpick_ignore_regex = [
     # Types of other libraries: their sites are not asked, since the build is offline.
-    ("py:.*", r"(torch|numpy|np|collections|typing|typing_extensions|pathlib|os|sklearn|pandas|ray|onnx|nn|abc)\..*"),
+    (
+        "py:.*",
+        r"(torch|numpy|np|collections|typing|typing_extensions|pathlib|os|sklearn|pandas|ray|onnx|nn|abc)\..*",
+    ),
     # Type variables and aliases, and what passes through jobs without being asked for.
-    ("py:.*", r"fdbd\..*\.(S|G)|fdbd\.(jobs|data)\..*|fdbd\.bench\.cache\..*|Pixels|Inputs|Data|Names"),
+    (
+        "py:.*",
+        r"fdbd\..*\.(S|G)|fdbd\.(jobs|data)\..*|fdbd\.bench\.cache\..*|Pixels|Inputs|Data|Names",
+    ),
     ("py:.*", r"fdbd\..*\.(CalibrationScores|Target|Influences)|Images"),
     ("py:exc", r"\w+"),
     (
@@ -72,7 +85,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"(DataFrame|Collector|CollectorRegistry)"),
 ]
 
-# ── looks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── looks
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 html_theme = "pydata_sphinx_theme"
 html_title = f"fdbd {release}"
 html_static_path = ["_static"]
@@ -85,25 +99,31 @@ html_theme_options = {
     "header_links_before_dropdown": 3,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "icon_links": [{"name": "Repository", "url": "https://github.com/fdbd/fdbd", "icon": "fa-brands fa-github"}],
+    "icon_links": [
+        {"name": "Repository", "url": "https://github.com/fdbd/fdbd", "icon": "fa-brands fa-github"}
+    ],
 }
 
 
 def setup(app: Any) -> None:
-    """Generated pages and pictures first, then what makes our Markdown and docstrings those of Sphinx."""
+    """Generated pages and pictures first, then what makes our Markdown and docstrings those of
+    Sphinx."""
     (HERE / "cli.md").write_text(cli_reference.render(), encoding="utf-8")
     site_pictures.draw(HERE / "pictures")
     app.connect("source-read", _lead_links_outside)
     app.connect("source-read", _link_notebook)
     app.connect("build-finished", _copy_notebooks)
-    app.connect("include-read", lambda app, path, parent, source: _lead_links_outside(app, parent, source))
+    app.connect(
+        "include-read", lambda app, path, parent, source: _lead_links_outside(app, parent, source)
+    )
     app.connect("autodoc-process-docstring", _markdown_to_rst, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _keep_colons, priority=900)
     app.connect("missing-reference", _plain_code)
 
 
 def _lead_links_outside(app: Any, page: str, source: list[str]) -> None:
-    """Links such as ../benchmarks/RESULTS.md, which work in the repository, lead to the page or the repository."""
+    """Links such as ../benchmarks/RESULTS.md, which work in the repository, lead to the page or the
+    repository."""
 
     def lead(match: re.Match[str]) -> str:
         path = match[1]
@@ -117,7 +137,9 @@ def _link_notebook(app: Any, page: str, source: list[str]) -> None:
     if page.startswith("tutorials/") and not page.endswith("/index"):
         name = page.removeprefix("tutorials/")
         link = f'```{{raw}} html\n<p><a href="{name}.ipynb" download>This page as a notebook</a></p>\n```'
-        source[0] = re.sub(r"(?m)^(# .*)$", lambda match: f"{match[1]}\n\n{link}", source[0], count=1)
+        source[0] = re.sub(
+            r"(?m)^(# .*)$", lambda match: f"{match[1]}\n\n{link}", source[0], count=1
+        )
 
 
 def _copy_notebooks(app: Any, error: Exception | None) -> None:
@@ -132,9 +154,14 @@ _texts: dict[str, list[str]] = {}
 """Docstrings of attributes on their way around napoleon, by name."""
 
 
-def _markdown_to_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Formulas, which docstrings indent by four, become literal blocks; a detector's paper stands at its end."""
-    text = re.sub(r"\n\n((?:    .*(?:\n|$))+)", r"\n\n.. code-block:: text\n\n\1\n", "\n".join(lines))
+def _markdown_to_rst(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Formulas, which docstrings indent by four, become literal blocks; a detector's paper stands
+    at its end."""
+    text = re.sub(
+        r"\n\n((?:    .*(?:\n|$))+)", r"\n\n.. code-block:: text\n\n\1\n", "\n".join(lines)
+    )
     text = re.sub(r"(?<!`)(`[^`\n]+`)(?=[a-z])", r"\1\\ ", text)  # `Batch`es
     text = re.sub(r"(?m)^    (\w+(?:, \w+)+): ((?:.|\n     )*)", _one_by_one, text)
     lines[:] = text.split("\n")
@@ -150,8 +177,11 @@ def _one_by_one(match: re.Match[str]) -> str:
     return "\n".join(f"    {name}: {match[2]}" for name in match[1].split(", "))
 
 
-def _keep_colons(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """napoleon takes what stands before a colon in an attribute's docstring for its type; ours are sentences."""
+def _keep_colons(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """napoleon takes what stands before a colon in an attribute's docstring for its type; ours are
+    sentences."""
     if what in ("attribute", "property"):
         lines[:] = _texts.pop(name)
 

@@ -1,8 +1,10 @@
-"""A nightly job on Ray: fit and calibrate a guard on features in Parquet, score the day's rows, report the OOD rate.
+"""A nightly job on Ray: fit and calibrate a guard on features in Parquet, score the day's rows,
+report the OOD rate.
 
-``python examples/nightly_ray.py`` runs it with Ray on this machine; ``--address auto`` or ``--address head:6379`` runs
-it on a cluster, where FOLDER must be the same on every node. If FOLDER has no Parquet files, it writes some: features
-of a CIFAR-10 classifier from the package, and a day on which a fifth of the images are not from CIFAR-10.
+``python examples/nightly_ray.py`` runs it with Ray on this machine; ``--address auto`` or
+``--address head:6379`` runs it on a cluster, where FOLDER must be the same on every node. If FOLDER
+has no Parquet files, it writes some: features of a CIFAR-10 classifier from the package, and a day
+on which a fifth of the images are not from CIFAR-10.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import torch
 
 import fdbd
 from fdbd.bench.bundle import load_bundle
-from fdbd.deploy import ray as on_ray
-from fdbd.deploy.stream_monitor import wilson
+from fdbd.jobs import ray as on_ray
+from fdbd.monitor.stream import wilson
 
 EXPECTED_OOD = 0.05
 
@@ -37,7 +39,9 @@ def write_day(folder: Path) -> None:
     for name, (features, labels) in sets.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number, rows in enumerate(np.array_split(np.arange(len(features)), 4)):
-            column = pa.FixedSizeListArray.from_arrays(features[rows].numpy().ravel(), features.shape[1])
+            column = pa.FixedSizeListArray.from_arrays(
+                features[rows].numpy().ravel(), features.shape[1]
+            )
             table = pa.table({"id": rows, "features": column})
             if labels is not None:
                 table = table.append_column("y", pa.array(labels[rows].numpy()))
@@ -45,7 +49,9 @@ def write_day(folder: Path) -> None:
 
 
 def main() -> dict[str, float]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("nightly"))
     parser.add_argument("--address", help="of a Ray cluster; default: Ray on this machine")
     options = parser.parse_args()
@@ -64,7 +70,9 @@ def main() -> dict[str, float]:
     rows = scored.count()
     ood = scored.sum("is_ood")
     low, _ = wilson(ood, rows, 0.99)
-    print(f"{rows} rows, {ood} of them OOD ({ood / rows:.1%}, at least {low:.1%}); {EXPECTED_OOD:.0%} were expected")
+    print(
+        f"{rows} rows, {ood} of them OOD ({ood / rows:.1%}, at least {low:.1%}); {EXPECTED_OOD:.0%} were expected"
+    )
     return {"rows": rows, "rate": ood / rows, "low": low}
 
 

@@ -1,7 +1,9 @@
-"""Find documents on topics that the classifier was not trained on, with TF-IDF, logistic regression and fDBD.
+"""Find documents on topics that the classifier was not trained on, with TF-IDF, logistic regression
+and fDBD.
 
-The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one topic per
-submodule. Four topics are known, three are not. Run ``python examples/text_topics.py``; it takes about ten seconds.
+The texts ship with scipy (a dependency of scikit-learn): the documentation of its functions, one
+topic per submodule. Four topics are known, three are not. Run ``python examples/text_topics.py``;
+it takes about ten seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
 
 import fdbd
-from fdbd.deploy.sklearn import OODDetector
+from fdbd.integrations.sklearn import OODDetector
 
 KNOWN = ("stats", "signal", "linalg", "optimize")
 UNSEEN = ("ndimage", "interpolate", "spatial")
@@ -32,9 +34,13 @@ def main() -> dict[str, float]:
     known = [(text, topic) for topic in KNOWN for text in documents(topic)]
     unseen = [text for topic in UNSEEN for text in documents(topic)]
     texts, topics = zip(*known)
-    train, test, train_topics, test_topics = train_test_split(texts, topics, stratify=topics, random_state=0)
+    train, test, train_topics, test_topics = train_test_split(
+        texts, topics, stratify=topics, random_state=0
+    )
 
-    classifier = make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=10, max_iter=1000))
+    classifier = make_pipeline(
+        TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=10, max_iter=1000)
+    )
     model = OODDetector(classifier, detector="fdbd", tpr=0.9).fit(list(train), list(train_topics))
 
     result = {

@@ -1,7 +1,7 @@
 """What all tests share: repeatable property tests, and the program itself, run in this process.
 
-Property tests draw the same examples in every run, so that a run's result says something of the code alone;
-`pytest --hypothesis-profile=default` draws new ones.
+Property tests draw the same examples in every run, so that a run's result says something of the
+code alone; `pytest --hypothesis-profile=default` draws new ones.
 """
 
 from __future__ import annotations
@@ -58,11 +58,17 @@ def browser() -> Iterator[Any]:
 
     Of one module: Playwright keeps an event loop running in this thread until it ends.
     """
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs the Python package playwright"
+    )
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if chromium is None:
         pytest.skip("needs Chromium or Chrome on the path")
-    quiet = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    quiet = (
+        "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    )
     arguments = [*quiet.split(), "--disable-component-update", "--disable-sync"]
     with sync_api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=chromium, args=arguments)

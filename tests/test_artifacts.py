@@ -11,7 +11,9 @@ from torch import nn
 
 import fdbd
 
-RELEASES = sorted(folder for folder in (Path(__file__).parent / "artifacts").iterdir() if folder.is_dir())
+RELEASES = sorted(
+    folder for folder in (Path(__file__).parent / "artifacts").iterdir() if folder.is_dir()
+)
 EXPECTED = {folder: load_file(folder / "expected.safetensors") for folder in RELEASES}
 
 
@@ -26,7 +28,11 @@ def guards(of_images: bool) -> list:
 
 
 def assert_as_written(folder: Path, name: str, decision: fdbd.Decision) -> None:
-    expected = {key.split("/")[1]: value for key, value in EXPECTED[folder].items() if key.startswith(f"{name}/")}
+    expected = {
+        key.split("/")[1]: value
+        for key, value in EXPECTED[folder].items()
+        if key.startswith(f"{name}/")
+    }
     assert torch.equal(decision.labels, expected["labels"])
     assert torch.equal(decision.is_ood, expected["is_ood"])
     torch.testing.assert_close(decision.scores, expected["scores"], rtol=1e-4, atol=1e-4)
@@ -58,7 +64,9 @@ def test_a_guard_of_images_decides_as_when_it_was_written(folder: Path, name: st
 
 @pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
 def test_a_monitor_goes_on_where_it_was_saved(folder: Path) -> None:
-    monitor = fdbd.Monitor.load(folder / "monitor.safetensors", fdbd.load(folder / "monitored.safetensors"))
+    monitor = fdbd.Monitor.load(
+        folder / "monitor.safetensors", fdbd.load(folder / "monitored.safetensors")
+    )
     saved = json.loads((folder / "monitor-snapshot.json").read_text())
     snapshot = monitor.snapshot()
     for key, value in saved.items():

@@ -1,4 +1,5 @@
-"""Everything runs on the model's device: tried on a device on which any mixture with the CPU's memory is an error."""
+"""Everything runs on the model's device: tried on a device on which any mixture with the CPU's
+memory is an error."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ class Elsewhere(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor) -> Elsewhere:
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=DEVICE
+            cls,
+            inner.shape,
+            inner.stride(),
+            inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
         )
 
     def __init__(self, inner: Tensor) -> None:
@@ -51,10 +57,12 @@ class Elsewhere(Tensor):
 
 
 class StrictDevice(TorchDispatchMode):
-    """While it is active there is a device `DEVICE`, and an operation on tensors of it and of the CPU is refused."""
+    """While it is active there is a device `DEVICE`, and an operation on tensors of it and of the
+    CPU is refused."""
 
     has_float64 = True
-    """Without it no operation may read or give float64 there, nor cast to it on the way to the CPU, as on Apple's."""
+    """Without it no operation may read or give float64 there, nor cast to it on the way to the CPU,
+    as on Apple's."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -95,7 +103,9 @@ class StrictDevice(TorchDispatchMode):
 
 
 @pytest.fixture(params=["with float64", "without float64"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[torch.device]:
     monkeypatch.setattr(StrictDevice, "has_float64", request.param == "with float64")
     # Tensors written in Python know no inference mode.
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.set_grad_enabled(not mode))
@@ -128,7 +138,11 @@ def test_the_device_of_these_tests_refuses_a_mixture(device: torch.device) -> No
     with pytest.raises((RuntimeError, TypeError)):
         there.numpy()
     if not StrictDevice.has_float64:
-        for ask in (there.double, lambda: there.to("cpu", torch.float64), lambda: torch.ones(1).double().to(device)):
+        for ask in (
+            there.double,
+            lambda: there.to("cpu", torch.float64),
+            lambda: torch.ones(1).double().to(device),
+        ):
             with pytest.raises(TypeError, match="float64"):
                 ask()
         assert there.cpu().double().dtype == torch.float64
@@ -138,7 +152,9 @@ def test_a_device_by_its_name_is_taken_as_it_is(device: torch.device) -> None:
     assert choose_device(str(device)) == device
 
 
-@pytest.mark.parametrize("name", ["fdbd", "msp", "energy", "mds", "vim", "knn", "react+energy", "react+fdbd"])
+@pytest.mark.parametrize(
+    "name", ["fdbd", "msp", "energy", "mds", "vim", "knn", "react+energy", "react+fdbd"]
+)
 def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
     name: str, device: torch.device, tmp_path: Path
 ) -> None:
@@ -150,14 +166,18 @@ def test_a_guard_fits_calibrates_decides_and_explains_where_its_model_is(
     for there, here in zip(decision, expected(new)):
         torch.testing.assert_close(there.cpu(), here, rtol=1e-3, atol=1e-3)
     features = guard.classifier(new)
-    torch.testing.assert_close(guard.decide(fdbd.Batch(features.features.cpu())).scores.cpu(), decision.scores.cpu())
+    torch.testing.assert_close(
+        guard.decide(fdbd.Batch(features.features.cpu())).scores.cpu(), decision.scores.cpu()
+    )
     explanation = guard.explain(new)
     assert explanation.shares.device == device
     guard.save(tmp_path / "guard.safetensors")
     around = fdbd.load(tmp_path / "guard.safetensors", make_model().to(device))
     torch.testing.assert_close(around(new).scores.cpu(), decision.scores.cpu())
     loaded = fdbd.load(tmp_path / "guard.safetensors").to(device)
-    assert torch.equal(loaded.decide(fdbd.Batch(features.features)).is_ood.cpu(), decision.is_ood.cpu())
+    assert torch.equal(
+        loaded.decide(fdbd.Batch(features.features)).is_ood.cpu(), decision.is_ood.cpu()
+    )
 
 
 def test_a_guard_that_was_fitted_under_autocast_is_loaded_so(tmp_path: Path) -> None:
@@ -175,12 +195,18 @@ def test_a_guard_that_was_fitted_under_autocast_is_loaded_so(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["fdbd", "msp", "react+energy"])
-def test_features_too_large_for_float32_are_rescued_on_every_device(name: str, device: torch.device) -> None:
+def test_features_too_large_for_float32_are_rescued_on_every_device(
+    name: str, device: torch.device
+) -> None:
     guard = fdbd.Guard(make_model().to(device), name).fit([data(200, 1)])
     features = guard.classifier(data(3, 3)[0]).features * 1e38
     scores = guard.detector.score(fdbd.Batch(features))
     assert scores.device == device
-    expected = fdbd.Guard(make_model(), name).fit([data(200, 1)]).detector.score(fdbd.Batch(features.cpu()))
+    expected = (
+        fdbd.Guard(make_model(), name)
+        .fit([data(200, 1)])
+        .detector.score(fdbd.Batch(features.cpu()))
+    )
     torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -216,7 +242,9 @@ def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
         results = image_results(model, ["csi"], limit=20)
         assert benchmark.forward is not None
         assert benchmark.forward(4).median > 0
-        return benchmark.test.features, [float(row.evaluations["outside"].auroc) for row in results.rows]
+        return benchmark.test.features, [
+            float(row.evaluations["outside"].auroc) for row in results.rows
+        ]
 
     features, metrics = run(torch.device("cpu"))
     there_features, there_metrics = run(device)
@@ -224,9 +252,17 @@ def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
     assert there_metrics == pytest.approx(metrics, abs=1e-3)
 
 
-def test_the_cache_tells_features_under_autocast_from_others(config: Config, tmp_path: Path) -> None:
+def test_the_cache_tells_features_under_autocast_from_others(
+    config: Config, tmp_path: Path
+) -> None:
     plain, rounded = (
-        benchmark_of(config, FeatureCache(tmp_path / "both"), lambda line: None, device="cpu", autocast=precision)
+        benchmark_of(
+            config,
+            FeatureCache(tmp_path / "both"),
+            lambda line: None,
+            device="cpu",
+            autocast=precision,
+        )
         for precision in (None, torch.bfloat16)
     )
     assert rounded.test.features.dtype == torch.float32

@@ -41,7 +41,12 @@ print("done")
 def test_a_guard_is_fitted_saved_and_loaded_without_fork_locks_and_affinity(tmp_path: Path) -> None:
     settings = {**os.environ, "PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path, env=settings, check=False
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=settings,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["guard.safetensors"]
@@ -62,7 +67,9 @@ def test_several_workers_are_refused_where_processes_share_no_socket(monkeypatch
         run.run(run.Service("guard.safetensors", workers=2), "127.0.0.1", 0)
 
 
-def test_a_file_that_cannot_be_replaced_stays_and_the_command_says_so(tmp_path, monkeypatch, run) -> None:
+def test_a_file_that_cannot_be_replaced_stays_and_the_command_says_so(
+    tmp_path, monkeypatch, run
+) -> None:
     """Windows does not replace a file that another program has open."""
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "head.npz", weight=generator.standard_normal((3, 5)), bias=np.zeros(3))
@@ -97,9 +104,13 @@ def test_images_are_decoded_by_processes_that_are_spawned(tmp_path) -> None:
     settings = {**os.environ, "PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
     for method in ("fork", "spawn"):
         program = [sys.executable, "-c", code, method, *fit, f"{method}.safetensors"]
-        done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=settings, check=False)
+        done = subprocess.run(
+            program, capture_output=True, text=True, cwd=tmp_path, env=settings, check=False
+        )
         assert done.returncode == 0, done.stderr
-    forked, spawned = (fdbd.load(tmp_path / f"{method}.safetensors") for method in ("fork", "spawn"))
+    forked, spawned = (
+        fdbd.load(tmp_path / f"{method}.safetensors") for method in ("fork", "spawn")
+    )
     assert forked.threshold is not None
     assert spawned.threshold is not None
     assert torch.equal(forked.threshold.value, spawned.threshold.value)

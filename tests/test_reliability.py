@@ -22,4 +22,8 @@ def test_what_is_promised_holds_in_a_short_trial():
 
 def test_the_page_has_a_place_for_the_table():
     page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert page.count("<!-- the trial's table begins -->") == page.count("<!-- the trial's table ends -->") == 1
+    assert (
+        page.count("<!-- the trial's table begins -->")
+        == page.count("<!-- the trial's table ends -->")
+        == 1
+    )

@@ -1,5 +1,5 @@
-"""A stranger's path: a fresh virtual environment, an empty home, the wheel, what the README shows, word for word,
-and the site with its tutorials.
+"""A stranger's path: a fresh virtual environment, an empty home, the wheel, what the README shows,
+word for word, and the site with its tutorials.
 
 torch and the other packages are those of this environment; fdbd comes from the wheel.
 """
@@ -53,9 +53,21 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     python = tool.environment(tmp_path / "venv", below=sysconfig.get_path("purelib"))
-    tool.run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", wheel, folder=home)
+    tool.run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--force-reinstall",
+        wheel,
+        folder=home,
+    )
     code = "import fdbd; print(fdbd.__file__)"  # -I: as below, nothing of this process's Python is inherited
-    where = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True, cwd=home).stdout
+    where = subprocess.run(
+        [str(python), "-I", "-c", code], capture_output=True, text=True, check=True, cwd=home
+    ).stdout
     assert Path(where.strip()).is_relative_to(tmp_path / "venv")
 
     tool.use(python, home)
@@ -83,12 +95,18 @@ def test_from_an_empty_home_to_a_guard_in_production(tmp_path: Path) -> None:
     source = home / sdist.name.removesuffix(".tar.gz")
     shutil.rmtree(source / "src")  # the site is that of the wheel
     site = home / "site"
-    tool.run(python, "-m", "sphinx", "--fail-on-warning", "--quiet", source / "docs", site, folder=home)
+    tool.run(
+        python, "-m", "sphinx", "--fail-on-warning", "--quiet", source / "docs", site, folder=home
+    )
     tool.run(python, source / "tools" / "check_site.py", site, folder=home)
     notebooks = sorted((site / "tutorials").glob("*.ipynb"))
     assert len(notebooks) == 10
     for notebook in notebooks:  # the build has run them
-        cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        cells = [
+            cell
+            for cell in json.loads(notebook.read_text())["cells"]
+            if cell["cell_type"] == "code"
+        ]
         assert all(cell["execution_count"] for cell in cells), notebook
         outputs = [output for cell in cells for output in cell["outputs"]]
         assert outputs, notebook

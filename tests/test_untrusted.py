@@ -1,4 +1,5 @@
-"""Files from strangers: each ends in a clear error of one sentence or in a correct result, and none runs code."""
+"""Files from strangers: each ends in a clear error of one sentence or in a correct result, and none
+runs code."""
 
 from __future__ import annotations
 
@@ -23,16 +24,20 @@ import fdbd
 from fdbd import cli
 from fdbd.bench.config import Config
 from fdbd.core import artifact
-from fdbd.data.datasets.archive import extract
-from fdbd.data.images import decode
+from fdbd.core.pixels import decode
 from fdbd.networks.checkpoint import load_plain, read_weights
+from fdbd.util.archive import extract
 
 pytestmark = pytest.mark.timeout(240)  # a hang is a failure
-few = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+few = settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def settled(action: Callable[[], Any], name: str = "") -> Any:
-    """What the action returns, or None where it ends in a clear error: one line, that names the file."""
+    """What the action returns, or None where it ends in a clear error: one line, that names the
+    file."""
     try:
         return action()
     except (ValueError, OSError) as error:
@@ -75,7 +80,8 @@ class RunsCode:
         return open, (str(self.trace), "w")
 
 
-# ── guards and monitors ────────────────────────────────────────────────────────────────────────────────────────────
+# ── guards and monitors
+# ────────────────────────────────────────────────────────────────────────────────────────────
 
 PROBE = torch.randn(8, 6, generator=torch.Generator().manual_seed(3))
 
@@ -84,7 +90,9 @@ def make_guard(name: str = "react+fdbd") -> fdbd.Guard:
     generator = torch.Generator().manual_seed(0)
     head = fdbd.Head(torch.randn(3, 6, generator=generator), torch.zeros(3))
     features = torch.randn(80, 6, generator=generator)
-    guard = fdbd.Guard(head, name).fit([fdbd.Batch(features, None, torch.arange(80) % 3)], progress=False)
+    guard = fdbd.Guard(head, name).fit(
+        [fdbd.Batch(features, None, torch.arange(80) % 3)], progress=False
+    )
     return guard.calibrate([fdbd.Batch(torch.randn(40, 6, generator=generator))], progress=False)
 
 
@@ -101,7 +109,9 @@ def decisions(guard: fdbd.Guard) -> list[torch.Tensor]:
 
 @few
 @given(data=st.data())
-def test_a_mutated_guard_is_refused_or_decides_as_before(data: Any, guard_bytes: bytes, tmp_path: Path) -> None:
+def test_a_mutated_guard_is_refused_or_decides_as_before(
+    data: Any, guard_bytes: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "mutated.safetensors"
     path.write_bytes(data.draw(mutations(guard_bytes)))
     guard = settled(lambda: fdbd.load(path), path.name)
@@ -112,14 +122,22 @@ def test_a_mutated_guard_is_refused_or_decides_as_before(data: Any, guard_bytes:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Ways to every value inside JSON values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(way for key, inner in items for way in leaves(inner, (*path, key)))]
 
 
@@ -145,7 +163,10 @@ def test_any_edit_of_the_safetensors_header_is_refused_or_changes_nothing(
     (size,) = struct.unpack("<Q", guard_bytes[:8])
     header = json.loads(guard_bytes[8 : 8 + size])
     edits = (
-        st.sampled_from(["F16", "F64", "U8", "I64", "BOOL", [2**62], [-1], [0], [2**40, 2**40], 2**63]) | json_values
+        st.sampled_from(
+            ["F16", "F64", "U8", "I64", "BOOL", [2**62], [-1], [0], [2**40, 2**40], 2**63]
+        )
+        | json_values
     )
     text = json.dumps(changed(data.draw, header, edits)).encode()
     path = tmp_path / "edited.safetensors"
@@ -157,7 +178,9 @@ def test_any_edit_of_the_safetensors_header_is_refused_or_changes_nothing(
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
-def test_a_declared_header_of_any_size_is_refused(size: int, guard_bytes: bytes, tmp_path: Path) -> None:
+def test_a_declared_header_of_any_size_is_refused(
+    size: int, guard_bytes: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "huge.safetensors"
     path.write_bytes(struct.pack("<Q", size) + guard_bytes[8:])
     with pytest.raises(artifact.ArtifactError, match=r"huge\.safetensors"):
@@ -193,7 +216,9 @@ strange_tensors = st.sampled_from(
 
 @few
 @given(data=st.data(), name=st.sampled_from(["react+fdbd", "knn", "vim", "odin"]))
-def test_a_forged_guard_with_a_right_checksum_is_refused_or_works(data: Any, name: str, tmp_path: Path) -> None:
+def test_a_forged_guard_with_a_right_checksum_is_refused_or_works(
+    data: Any, name: str, tmp_path: Path
+) -> None:
     """The checksum guards against damage, not against people: they can compute it too."""
     path = tmp_path / "forged.safetensors"
     original = GUARDS[name]
@@ -231,14 +256,21 @@ GUARDS = {name: _parts_of(name) for name in ("react+fdbd", "knn", "vim", "odin")
 
 
 @pytest.mark.parametrize(
-    "fields", [{"size": 9000}, {"size": 8, "resize": 10**6}, {"size": 1e200}, {"size": float("nan")}]
+    "fields",
+    [{"size": 9000}, {"size": 8, "resize": 10**6}, {"size": 1e200}, {"size": float("nan")}],
 )
-def test_a_guard_cannot_ask_for_images_beyond_the_limit(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_a_guard_cannot_ask_for_images_beyond_the_limit(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
     from fdbd.decision.guard_file import open_guard
 
     description, tensors = GUARDS["react+fdbd"]
     path = tmp_path / "huge.safetensors"
-    artifact.write(path, {**description, "about": {"model": {"name": "cifar10-ce"}, "preprocess": fields}}, tensors)
+    artifact.write(
+        path,
+        {**description, "about": {"model": {"name": "cifar10-ce"}, "preprocess": fields}},
+        tensors,
+    )
     with pytest.raises(artifact.ArtifactError, match=r"huge.safetensors.*pixel"):
         open_guard(path)
 
@@ -247,14 +279,18 @@ def test_a_threshold_of_nan_is_refused(tmp_path: Path) -> None:
     description, tensors = GUARDS["react+fdbd"]
     calibration = tensors["threshold.calibration"].clone()
     calibration[0] = float("nan")
-    artifact.write(tmp_path / "nan.safetensors", description, {**tensors, "threshold.calibration": calibration})
+    artifact.write(
+        tmp_path / "nan.safetensors", description, {**tensors, "threshold.calibration": calibration}
+    )
     with pytest.raises(artifact.ArtifactError, match="finite"):
         fdbd.load(tmp_path / "nan.safetensors")
 
 
 @few
 @given(data=st.data(), forge=st.booleans())
-def test_a_mutated_monitor_is_refused_or_goes_on_as_before(data: Any, forge: bool, tmp_path: Path) -> None:
+def test_a_mutated_monitor_is_refused_or_goes_on_as_before(
+    data: Any, forge: bool, tmp_path: Path
+) -> None:
     guard = make_guard()
     monitor = fdbd.Monitor(guard, window=5, horizon=50)
     monitor(fdbd.Batch(PROBE))
@@ -273,14 +309,19 @@ def test_a_mutated_monitor_is_refused_or_goes_on_as_before(data: Any, forge: boo
             assert again == monitor.update(guard.score(fdbd.Batch(PROBE)))
 
 
-# ── images ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── images
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def encoded(file_format: str) -> bytes:
     image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 256, (9, 13, 3), dtype=np.uint8)
     file = io.BytesIO()
-    options = {"save_all": True, "append_images": [image.new("RGB", (13, 9))]} if file_format == "GIF" else {}
+    options = (
+        {"save_all": True, "append_images": [image.new("RGB", (13, 9))]}
+        if file_format == "GIF"
+        else {}
+    )
     image.fromarray(pixels).save(file, file_format, **options)
     return file.getvalue()
 
@@ -303,12 +344,15 @@ def test_a_mutated_image_is_refused_or_is_an_image(file_format: str) -> None:
     mutate()
 
 
-# ── checkpoints ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints
+# ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "weights.safetensors"])
 @pytest.mark.parametrize("how", ["torch", "legacy", "pickle", "state_dict"])
-def test_a_pickle_that_runs_code_is_refused_and_not_run(name: str, how: str, tmp_path: Path) -> None:
+def test_a_pickle_that_runs_code_is_refused_and_not_run(
+    name: str, how: str, tmp_path: Path
+) -> None:
     trace, path = tmp_path / "trace", tmp_path / name
     hostile: Any = {"state_dict": {"weight": torch.zeros(2)}, "extra": RunsCode(trace)}
     if how == "state_dict":
@@ -326,7 +370,9 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(name: str, how: str, tmp
 
 @few
 @given(data=st.data(), form=st.sampled_from(["zip", "legacy", "safetensors"]))
-def test_a_mutated_checkpoint_is_refused_or_holds_tensors(data: Any, form: str, tmp_path: Path) -> None:
+def test_a_mutated_checkpoint_is_refused_or_holds_tensors(
+    data: Any, form: str, tmp_path: Path
+) -> None:
     path = tmp_path / ("weights.safetensors" if form == "safetensors" else "weights.pt")
     state = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2)}
     if form == "safetensors":
@@ -338,14 +384,20 @@ def test_a_mutated_checkpoint_is_refused_or_holds_tensors(data: Any, form: str, 
     path.write_bytes(data.draw(mutations(path.read_bytes())))
     found = settled(lambda: read_weights(path), path.name)
     if found is not None:
-        assert all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items())
+        assert all(
+            isinstance(name, str) and isinstance(value, torch.Tensor)
+            for name, value in found.items()
+        )
     settled(lambda: load_plain(path), path.name)
 
 
-# ── configs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── configs
+# ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a.b." * 3000 + "c = 1", "model = 1e999"])
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "a.b." * 3000 + "c = 1", "model = 1e999"]
+)
 def test_toml_of_strangers_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text, encoding="utf-8")
@@ -353,7 +405,10 @@ def test_toml_of_strangers_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @few
-@given(content=st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace")))
+@given(
+    content=st.binary(max_size=60)
+    | st.text(max_size=60).map(lambda text: text.encode("utf-8", "replace"))
+)
 @example(content=b"\xff\xfe")
 def test_a_config_of_any_bytes_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
@@ -363,7 +418,11 @@ def test_a_config_of_any_bytes_is_refused_in_one_sentence(content: bytes, tmp_pa
 
 @pytest.mark.parametrize(
     "text",
-    ['model = "trap:spring"', 'model = "x.pt2"', 'model = "cifar10-ce"\ndetectors = ["trap:Detector"]'],
+    [
+        'model = "trap:spring"',
+        'model = "x.pt2"',
+        'model = "cifar10-ce"\ndetectors = ["trap:Detector"]',
+    ],
 )
 def test_a_config_runs_no_code_unasked(text: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
@@ -377,7 +436,8 @@ def test_a_config_runs_no_code_unasked(text: str, tmp_path: Path, monkeypatch: A
     assert not (tmp_path / "TRACE").exists()
 
 
-# ── archives ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── archives
+# ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def zipped(names: list[str], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -407,7 +467,9 @@ def assert_nothing_outside(folder: Path, allowed: set[str]) -> None:
 
 
 path_pieces = st.lists(
-    st.sampled_from(["..", ".", "", "a", "b.png", "~", "C:", "\\", "..\\..", "/", "con", "a\nb", "é", "\u202e"]),
+    st.sampled_from(
+        ["..", ".", "", "a", "b.png", "~", "C:", "\\", "..\\..", "/", "con", "a\nb", "é", "\u202e"]
+    ),
     min_size=1,
     max_size=5,
 ).map("/".join)
@@ -415,7 +477,9 @@ path_pieces = st.lists(
 
 @few
 @given(names=st.lists(path_pieces, min_size=1, max_size=3, unique=True), is_zip=st.booleans())
-def test_no_name_in_an_archive_leads_outside(names: list[str], is_zip: bool, tmp_path_factory: Any) -> None:
+def test_no_name_in_an_archive_leads_outside(
+    names: list[str], is_zip: bool, tmp_path_factory: Any
+) -> None:
     folder = tmp_path_factory.mktemp("names")
     archive = folder / "archive"
     archive.write_bytes(zipped(names) if is_zip else tarred(names))
@@ -425,16 +489,22 @@ def test_no_name_in_an_archive_leads_outside(names: list[str], is_zip: bool, tmp
 
 @few
 @given(data=st.data(), kind=st.sampled_from(["zip", "w:gz", "w:bz2", "w:xz", "w:"]))
-def test_a_mutated_archive_is_refused_or_unpacked_inside(data: Any, kind: str, tmp_path_factory: Any) -> None:
+def test_a_mutated_archive_is_refused_or_unpacked_inside(
+    data: Any, kind: str, tmp_path_factory: Any
+) -> None:
     folder = tmp_path_factory.mktemp("mutated")
     archive = folder / "archive"
     names = ["a/one.png", "a/two.png"]
-    archive.write_bytes(data.draw(mutations(zipped(names) if kind == "zip" else tarred(names, kind))))
+    archive.write_bytes(
+        data.draw(mutations(zipped(names) if kind == "zip" else tarred(names, kind)))
+    )
     settled(lambda: extract(archive, folder / "target", max_bytes=10_000), archive.name)
     assert_nothing_outside(folder, {"archive", "target"})
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
 def test_links_and_devices_in_archives_are_refused(kind: bytes, tmp_path: Path) -> None:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
@@ -447,7 +517,8 @@ def test_links_and_devices_in_archives_are_refused(kind: bytes, tmp_path: Path) 
     assert_nothing_outside(tmp_path, {"archive"})
 
 
-# ── features, ONNX ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── features, ONNX
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_features(path: Path) -> list[Any]:
@@ -468,12 +539,20 @@ def test_pickled_arrays_in_an_npz_are_refused_and_not_run(tmp_path: Path) -> Non
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize("shape", ["(10, 6)", "(10**12, 6)", "(-1, 6)", "(10, 10**18)", "(10, 0)", "'x'", "()"])
+@pytest.mark.parametrize(
+    "shape", ["(10, 6)", "(10**12, 6)", "(-1, 6)", "(10, 10**18)", "(10, 0)", "'x'", "()"]
+)
 def test_an_npz_header_that_claims_another_size_is_refused(shape: str, tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    header = (
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+        + b"\n"
+    )
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("features.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(48))
+        file.writestr(
+            "features.npy",
+            b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(48),
+        )
     assert settled(lambda: read_features(path), path.name) is None
 
 
@@ -482,7 +561,9 @@ def test_an_npz_header_that_is_no_python_is_refused(tmp_path: Path) -> None:
     for text in (b"{'descr': (((", b"{[]: 1}", b"  1\n 2", b"(" * 3000):
         header = text.ljust(117) + b"\n"
         with zipfile.ZipFile(path, "w") as file:
-            file.writestr("features.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+            file.writestr(
+                "features.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+            )
         with pytest.raises(ValueError, match="not a readable NPZ file"):
             read_features(path)
 
@@ -519,7 +600,9 @@ def test_sizes_in_an_npz_of_images_have_limits(tmp_path: Path, monkeypatch: Any)
 
 def test_a_zip_that_claims_more_than_its_bytes_can_stand_for_is_refused(tmp_path: Path) -> None:
     path, header = tmp_path / "features.npz", io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000, 6)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000, 6)}
+    )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("features.npy", header.getvalue() + bytes(48))
         file.getinfo("features.npy").file_size = len(header.getvalue()) + 40_000_000 * 24
@@ -535,9 +618,13 @@ def test_mutated_features_are_refused_or_read_as_rows(data: Any, form: str, tmp_
     if form == "parquet":
         pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         column = pa.FixedSizeListArray.from_arrays(features.ravel(), 6)
-        parquet.write_table(pa.table({"features": column, "label": np.arange(8)}), path, row_group_size=4)
+        parquet.write_table(
+            pa.table({"features": column, "label": np.arange(8)}), path, row_group_size=4
+        )
     else:
-        (np.savez if form == "npz" else np.savez_compressed)(path, features=features, label=np.arange(8))
+        (np.savez if form == "npz" else np.savez_compressed)(
+            path, features=features, label=np.arange(8)
+        )
     path.write_bytes(data.draw(mutations(path.read_bytes())))
     batches = settled(lambda: read_features(path), path.name)
     if batches is not None:
@@ -547,11 +634,13 @@ def test_mutated_features_are_refused_or_read_as_rows(data: Any, form: str, tmp_
 
 def test_a_mutated_onnx_file_is_refused_or_describes_itself(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    from fdbd.deploy.onnx import metadata
+    from fdbd.export.onnx import metadata
 
     graph = onnx.helper.make_graph([], "g", [], [])
     model = onnx.helper.make_model(graph)
-    onnx.helper.set_model_props(model, {"fdbd.version": '"0.1.0"', "fdbd.class_names": '["a", "b"]'})
+    onnx.helper.set_model_props(
+        model, {"fdbd.version": '"0.1.0"', "fdbd.class_names": '["a", "b"]'}
+    )
     original, path = model.SerializeToString(), tmp_path / "guard.onnx"
 
     @settings(max_examples=80)

@@ -1,8 +1,10 @@
-"""`make architecture`: the rooms (layers) of the library, with their modules and lines, and which imports which.
+"""`make architecture`: the packages (layers) of the library, with their modules and lines, and which
+imports which.
 
-Prints the rooms with their lines and writes docs/architecture.md and docs/architecture.svg from the code;
-tests/docs/test_architecture.py checks that they are up to date. The rule itself, that a room imports only from rooms
-below it, is the import-linter contract in pyproject.toml, from which the order of the rooms is read.
+Prints the packages with their lines and writes docs/architecture.md and docs/architecture.svg from the
+code; tests/docs/test_architecture.py checks that they are up to date. The rule itself, that a package
+imports only from packages below it, is the import-linter contract in pyproject.toml, from which the
+order of the packages is read.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ PACKAGE = ROOT / "src" / "fdbd"
 ROW, WIDTH, LEFT, TOP = 34, 560, 250, 24
 
 
-class Room(NamedTuple):
+class Package(NamedTuple):
     """One layer: a package such as `fdbd.core`, or a module at the top such as `fdbd.cli`."""
 
     name: str
@@ -36,37 +38,52 @@ class Room(NamedTuple):
     """Rooms that it imports from, from the ground up."""
 
 
-def rooms() -> list[Room]:
-    """All rooms, from the ground up."""
+def packages() -> list[Package]:
+    """All packages, from the ground up."""
     names = [name for layer in reversed(_layers()) for name in layer]
     graph = grimp.build_graph("fdbd", include_external_packages=False, cache_dir=None)
     found = []
     for name in names:
-        room = f"fdbd.{name}"
-        modules = sorted(module for module in graph.modules if module == room or module.startswith(f"{room}."))
-        targets = {target for module in modules for target in graph.find_modules_directly_imported_by(module)}
-        imports = tuple(
-            other for other in names if other != name and any(_inside(target, f"fdbd.{other}") for target in targets)
+        package = f"fdbd.{name}"
+        modules = sorted(
+            module
+            for module in graph.modules
+            if module == package or module.startswith(f"{package}.")
         )
-        lines = sum(len(_source(module).read_text(encoding="utf-8").splitlines()) for module in modules)
-        short = tuple(module.removeprefix(f"{room}.") for module in modules if module != room)
-        found.append(Room(name, _sentence(_source(room)), short, lines, imports))
+        targets = {
+            target
+            for module in modules
+            for target in graph.find_modules_directly_imported_by(module)
+        }
+        imports = tuple(
+            other
+            for other in names
+            if other != name and any(_inside(target, f"fdbd.{other}") for target in targets)
+        )
+        lines = sum(
+            len(_source(module).read_text(encoding="utf-8").splitlines()) for module in modules
+        )
+        short = tuple(module.removeprefix(f"{package}.") for module in modules if module != package)
+        found.append(Package(name, _sentence(_source(package)), short, lines, imports))
     return found
 
 
-def page(found: list[Room]) -> str:
+def page(found: list[Package]) -> str:
     """docs/architecture.md."""
-    rows = [f"| `{room.name}` | {room.what} | {', '.join(room.modules) or '-'} |" for room in reversed(found)]
+    rows = [
+        f"| `{package.name}` | {package.what} | {', '.join(package.modules) or '-'} |"
+        for package in reversed(found)
+    ]
     return "\n".join(
         [
-            "# The rooms of the library",
+            "# The packages of the library",
             "",
-            "Written by `make architecture` from the code. A room is one layer of the library and imports only from "
-            "rooms below it; `make lint` checks this.",
+            "Written by `make architecture` from the code. A package imports only from tiers "
+            "below its own; `make lint` checks this.",
             "",
-            "![Rooms and their imports](architecture.svg)",
+            "![Packages and their imports](architecture.svg)",
             "",
-            "| room | what is in it | modules |",
+            "| package | what is in it | modules |",
             "|---|---|---|",
             *rows,
             "",
@@ -74,48 +91,54 @@ def page(found: list[Room]) -> str:
     )
 
 
-def drawing(found: list[Room]) -> str:
-    """docs/architecture.svg: one row per room, an arc for each import, to the left of the names."""
-    place = {room.name: TOP + ROW * index for index, room in enumerate(reversed(found))}
+def drawing(found: list[Package]) -> str:
+    """docs/architecture.svg: one row per package, an arc for each import, to the left of the names."""
+    place = {package.name: TOP + ROW * index for index, package in enumerate(reversed(found))}
     arcs, boxes = [], []
-    for room in found:
-        y = place[room.name]
-        for other in room.imports:
+    for package in found:
+        y = place[package.name]
+        for other in package.imports:
             z = place[other]
             bend = LEFT - 12 - min(200, 26 * (abs(z - y) // ROW))
-            arcs.append(f'<path d="M{LEFT} {y + 11} C{bend} {y + 11} {bend} {z + 11} {LEFT} {z + 11}"/>')
+            arcs.append(
+                f'<path d="M{LEFT} {y + 11} C{bend} {y + 11} {bend} {z + 11} {LEFT} {z + 11}"/>'
+            )
         boxes.append(
             f'<rect x="{LEFT}" y="{y}" width="110" height="22" rx="4"/>'
-            f'<text x="{LEFT + 8}" y="{y + 15}">{room.name}</text>'
-            f'<text class="what" x="{LEFT + 122}" y="{y + 15}">{_size(room)}</text>'
+            f'<text x="{LEFT + 8}" y="{y + 15}">{package.name}</text>'
+            f'<text class="what" x="{LEFT + 122}" y="{y + 15}">{_size(package)}</text>'
         )
     height = TOP + ROW * len(found)
     style = (
         "path{fill:none;stroke:#4477aa;stroke-opacity:.45}rect{fill:#e8eef5;stroke:#4477aa}"
         "text{font:13px sans-serif;fill:#1b1f24}.what{fill:#57606a}"
     )
-    title = escape("Rooms of fdbd: each imports only from rooms below it")
+    title = escape("Packages of fdbd: each imports only from those below it")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
-        f"<title>{title}</title><style>{style}</style>" + "".join(arcs) + "".join(boxes) + "</svg>\n"
+        f"<title>{title}</title><style>{style}</style>"
+        + "".join(arcs)
+        + "".join(boxes)
+        + "</svg>\n"
     )
 
 
-def _size(room: Room) -> str:
-    count = len(room.modules) or 1
+def _size(package: Package) -> str:
+    count = len(package.modules) or 1
     return f"{count} module{'s' if count > 1 else ''}"
 
 
 def _layers() -> list[list[str]]:
-    """The layers of the contract, the highest first; rooms beside each other are joined by `|` there."""
+    """The layers of the contract, the highest first; packages beside each other are joined by `|`
+    there."""
     with open(ROOT / "pyproject.toml", "rb") as file:
         contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     return [[name.strip() for name in layer.replace(":", "|").split("|")] for layer in layers]
 
 
-def _inside(module: str, room: str) -> bool:
-    return module == room or module.startswith(f"{room}.")
+def _inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def _source(module: str) -> Path:
@@ -129,10 +152,10 @@ def _sentence(path: Path) -> str:
 
 
 def main() -> None:
-    found = rooms()
-    for room in reversed(found):
-        print(f"{room.name:<10} {room.lines:>6,} lines  {', '.join(room.modules) or '-'}")
-    print(f"{'in all':<10} {sum(room.lines for room in found):>6,} lines")
+    found = packages()
+    for package in reversed(found):
+        print(f"{package.name:<10} {package.lines:>6,} lines  {', '.join(package.modules) or '-'}")
+    print(f"{'in all':<10} {sum(package.lines for package in found):>6,} lines")
     (ROOT / "docs" / "architecture.md").write_text(page(found), encoding="utf-8")
     (ROOT / "docs" / "architecture.svg").write_text(drawing(found), encoding="utf-8")
 

@@ -17,7 +17,11 @@ import fdbd
 
 CLASSES, WIDTH = 4, 6
 FIELDS = ("labels", "scores", "p_values", "is_ood")
-THRESHOLDS: tuple[dict[str, float | bool], ...] = ({"tpr": 0.9}, {"alpha": 0.1}, {"tpr": 0.9, "per_class": True})
+THRESHOLDS: tuple[dict[str, float | bool], ...] = (
+    {"tpr": 0.9},
+    {"alpha": 0.1},
+    {"tpr": 0.9, "per_class": True},
+)
 
 
 def main() -> None:
@@ -39,9 +43,13 @@ def _features(folder: Path, generator: torch.Generator, expected: dict[str, Tens
 
     def sample(count: int) -> fdbd.Batch:
         labels = torch.arange(count) % CLASSES
-        return fdbd.Batch((centres[labels] + torch.randn(count, WIDTH, generator=generator)).relu(), None, labels)
+        return fdbd.Batch(
+            (centres[labels] + torch.randn(count, WIDTH, generator=generator)).relu(), None, labels
+        )
 
-    head = fdbd.Head(torch.randn(CLASSES, WIDTH, generator=generator), torch.randn(CLASSES, generator=generator))
+    head = fdbd.Head(
+        torch.randn(CLASSES, WIDTH, generator=generator), torch.randn(CLASSES, generator=generator)
+    )
     train, calibration, others = sample(80), sample(60), sample(60)
     far = 20 * torch.rand(3, WIDTH, generator=generator)
     probe = torch.cat([sample(6).features, far, torch.full((1, WIDTH), torch.nan)])
@@ -63,29 +71,48 @@ def _features(folder: Path, generator: torch.Generator, expected: dict[str, Tens
     monitor = fdbd.Monitor(guard)
     monitor.update(guard.decide(fdbd.Batch(sample(50).features)))
     monitor.save(folder / "monitor.safetensors")
-    (folder / "monitor-snapshot.json").write_text(json.dumps(monitor.snapshot(), indent=1) + "\n", encoding="utf-8")
+    (folder / "monitor-snapshot.json").write_text(
+        json.dumps(monitor.snapshot(), indent=1) + "\n", encoding="utf-8"
+    )
     guard.export_onnx(folder / "guard.onnx", fdbd.Batch(probe[:3]))
 
 
 def _images(folder: Path, generator: torch.Generator, expected: dict[str, Tensor]) -> None:
     """Guards around a small network: plain, with input noise, with views, with several layers."""
     torch.manual_seed(0)
-    backbone = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, WIDTH), nn.ReLU())
+    backbone = (
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, WIDTH),
+        nn.ReLU(),
+    )
     model = nn.Sequential(*backbone, nn.Linear(WIDTH, CLASSES)).eval()
     save_file(model.state_dict(), folder / "model-weights.safetensors")
-    images, fresh, asked = (torch.rand(count, 3, 8, 8, generator=generator) for count in (60, 40, 4))
+    images, fresh, asked = (
+        torch.rand(count, 3, 8, 8, generator=generator) for count in (60, 40, 4)
+    )
     expected["images"] = asked
     detectors = {name: fdbd.create(name) for name in ("fdbd", "odin", "adascale")}
     for name, detector in {**detectors, "mds-layers": fdbd.MDS(layers=("0", "4"))}.items():
-        guard = fdbd.Guard(model, detector).fit([(images, torch.arange(60) % CLASSES)]).calibrate([fresh], alpha=0.1)
+        guard = (
+            fdbd.Guard(model, detector)
+            .fit([(images, torch.arange(60) % CLASSES)])
+            .calibrate([fresh], alpha=0.1)
+        )
         decision = guard(asked)
         _keep(folder, f"images-{name}", guard, decision, expected)
         expected[f"images-{name}/logits"] = decision.logits.detach().contiguous()
 
 
-def _keep(folder: Path, name: str, guard: fdbd.Guard, decision: fdbd.Decision, expected: dict[str, Tensor]) -> None:
+def _keep(
+    folder: Path, name: str, guard: fdbd.Guard, decision: fdbd.Decision, expected: dict[str, Tensor]
+) -> None:
     guard.save(folder / f"{name}.safetensors")
-    expected |= {f"{name}/{field}": getattr(decision, field).detach().contiguous() for field in FIELDS}
+    expected |= {
+        f"{name}/{field}": getattr(decision, field).detach().contiguous() for field in FIELDS
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The page of all detectors and shapings, written from the classes themselves: ``python tools/catalog.py``."""
+"""The page of all detectors and shapings, written from the classes themselves: ``python
+tools/catalog.py``."""
 
 from __future__ import annotations
 
@@ -37,25 +38,42 @@ def render() -> str:
             combinations.append(kind)
         else:
             (detectors if issubclass(kind, Detector) else shapings).append(kind)
-    parts = [_INTRODUCTION, "## All detectors\n", _table(detectors), "## All shapings\n", _table(shapings)]
+    parts = [
+        _INTRODUCTION,
+        "## All detectors\n",
+        _table(detectors),
+        "## All shapings\n",
+        _table(shapings),
+    ]
     parts += [_section(kind) for kind in detectors + shapings]
     parts += ["## Combinations\n", *(_section(kind, "###") for kind in combinations)]
     return "\n".join(parts)
 
 
 def _registered() -> dict[str, type[Configured]]:
-    return {name: kind for name, kind in Configured.registry.items() if kind.__module__.startswith("fdbd.")}
+    return {
+        name: kind
+        for name, kind in Configured.registry.items()
+        if kind.__module__.startswith("fdbd.")
+    }
 
 
 def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(kind.__init__).parameters.items()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: parameter for name, parameter in parameters if name != "self" and parameter.kind in named}
+    return {
+        name: parameter
+        for name, parameter in parameters
+        if name != "self" and parameter.kind in named
+    }
 
 
 def _table(kinds: list[type[Configured]]) -> str:
     what = "what it scores" if issubclass(kinds[0], Detector) else "what it does to the activations"
-    lines = [f"| name | {what} | cost per sample | reads | fit | ONNX | paper |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"| name | {what} | cost per sample | reads | fit | ONNX | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for kind in kinds:
         paragraphs = _paragraphs(kind)
         needs = kind().needs
@@ -101,9 +119,17 @@ def _options(paragraph: str, kind: type[Configured]) -> str:
     lines = []
     for entry in re.split(r"\n(?=\S)", text):
         names, _, meaning = entry.partition(": ")
-        defaults = [parameter.default for name, parameter in _parameters(kind).items() if name in names.split(", ")]
-        shown = ", ".join(f"`{value!r}`" for value in defaults if value is not inspect.Parameter.empty)
-        lines.append(f"- `{names}`" + (f" ({shown})" if shown else "") + ": " + " ".join(meaning.split()))
+        defaults = [
+            parameter.default
+            for name, parameter in _parameters(kind).items()
+            if name in names.split(", ")
+        ]
+        shown = ", ".join(
+            f"`{value!r}`" for value in defaults if value is not inspect.Parameter.empty
+        )
+        lines.append(
+            f"- `{names}`" + (f" ({shown})" if shown else "") + ": " + " ".join(meaning.split())
+        )
     return "\n".join(lines) + "\n"
 
 

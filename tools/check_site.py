@@ -1,4 +1,5 @@
-"""Check a built site: every internal link leads somewhere, and no page loads anything from elsewhere.
+"""Check a built site: every internal link leads somewhere, and no page loads anything from
+elsewhere.
 
 `python tools/check_site.py docs/_build/html`
 """
@@ -10,7 +11,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("object", "data")}
+LOADED = {
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("object", "data"),
+}
 NOT_LOADED = {"next", "prev", "index", "search", "canonical", "author"}
 """Kinds of `<link>` that a browser does not follow by itself."""
 
@@ -37,7 +45,9 @@ class Page(HTMLParser):
 
 def faults_of(folder: Path) -> list[str]:
     """One sentence for each link without a target and each address that is loaded from outside."""
-    found = [path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts]  # the theme's own
+    found = [
+        path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts
+    ]  # the theme's own
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in found}
     faults = [] if pages else [f"{folder} holds no pages: build the site first"]
     for path, page in pages.items():
@@ -60,7 +70,9 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     if found := faults_of(folder):
         sys.exit("\n".join(found))
-    print(f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from outside")
+    print(
+        f"{folder / 'index.html'}: every internal link has its target, nothing is loaded from outside"
+    )
 
 
 if __name__ == "__main__":

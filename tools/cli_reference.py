@@ -1,4 +1,5 @@
-"""docs/cli.md, the reference of the command line, from the commands themselves: `python tools/cli_reference.py`."""
+"""docs/cli.md, the reference of the command line, from the commands themselves: `python
+tools/cli_reference.py`."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Parameter(NamedTuple):
             name = self.name.replace("_", "-")
             both = f"--{name} / --no-{name}" if self.default is True else f"--{name}"
             return ", ".join(self.info.param_decls or ()) or both
-        name = (self.info.metavar or self.name).upper() + ("..." if "list" in str(self.kind) else "")
+        name = (self.info.metavar or self.name).upper() + (
+            "..." if "list" in str(self.kind) else ""
+        )
         return name if self.is_required else f"[{name}]"
 
     @property
@@ -61,14 +64,25 @@ class Parameter(NamedTuple):
     @property
     def row(self) -> str:
         value = getattr(self.default, "value", self.default)
-        shown = "required" if self.is_required else "" if value in (None, False, ()) else f"`{value}`"
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in (f"`{self.usage}`", self.meaning, shown)) + " |"
+        shown = (
+            "required" if self.is_required else "" if value in (None, False, ()) else f"`{value}`"
+        )
+        return (
+            "| "
+            + " | ".join(
+                cell.replace("|", "\\|") for cell in (f"`{self.usage}`", self.meaning, shown)
+            )
+            + " |"
+        )
 
 
 def parameters(command: Callable[..., object]) -> list[Parameter]:
     """What a command takes, in its order."""
     hints = get_type_hints(command)
-    return [Parameter(name, hints[name], each.default) for name, each in inspect.signature(command).parameters.items()]
+    return [
+        Parameter(name, hints[name], each.default)
+        for name, each in inspect.signature(command).parameters.items()
+    ]
 
 
 def render() -> str:
@@ -89,7 +103,12 @@ def _section(command: Callable[..., object]) -> str:
     ]
     for title, rows in (("argument", arguments), ("option", options)):
         if rows:
-            parts += [f"| {title} | meaning | default |", "|---|---|---|", *(parameter.row for parameter in rows), ""]
+            parts += [
+                f"| {title} | meaning | default |",
+                "|---|---|---|",
+                *(parameter.row for parameter in rows),
+                "",
+            ]
     return "\n".join(parts)
 
 

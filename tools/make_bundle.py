@@ -1,8 +1,9 @@
 """Write the bundles: ``python tools/make_bundle.py [NAME]``, with the images below FDBD_DATA.
 
-ResNet-50 runs over a few ImageNet photographs per class and the OOD sets; its features are kept as 8-bit codes. Each
-zoo model runs over CIFAR-10 and five OOD sets; kept, in float16, are a class-balanced part of the training set with the
-moments of all of it, part of the test set, and the OOD sets.
+ResNet-50 runs over a few ImageNet photographs per class and the OOD sets; its features are kept as
+8-bit codes. Each zoo model runs over CIFAR-10 and five OOD sets; kept, in float16, are a
+class-balanced part of the training set with the moments of all of it, part of the test set, and the
+OOD sets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ Tensors = dict[str, Tensor]
 
 TRAIN_PER_CLASS = 500
 TEST_COUNT = 8000
-OOD = {"textures32": 1200, "tiny-imagenet": 2500, "flowers102": 819, "mnist": 1500, "fashion-mnist": 1500}
+OOD = {
+    "textures32": 1200,
+    "tiny-imagenet": 2500,
+    "flowers102": 819,
+    "mnist": 1500,
+    "fashion-mnist": 1500,
+}
 GROUPS = {"near": ["tiny-imagenet"], "far": ["textures32", "flowers102", "mnist", "fashion-mnist"]}
 IMAGENET_GROUPS = {"near": ["sun-near"], "far": ["textures", "sun"]}
 
@@ -50,7 +57,9 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
         return cache.features(classifier, images, preprocess)
 
     if name == DEFAULT:
-        about, fitted, scored = _imagenet(features, classifier.head, preprocess.size, str(named.weights))
+        about, fitted, scored = _imagenet(
+            features, classifier.head, preprocess.size, str(named.weights)
+        )
     else:
         about, fitted, scored = _cifar(name, features, classifier.head)
     folder.mkdir(exist_ok=True)
@@ -64,13 +73,19 @@ def make(name: str, folder: Path = FOLDER) -> list[Path]:
     return written
 
 
-def _imagenet(features: Features, head: Head, size: int, weights: str) -> tuple[Mapping[str, Any], Tensors, Tensors]:
+def _imagenet(
+    features: Features, head: Head, size: int, weights: str
+) -> tuple[Mapping[str, Any], Tensors, Tensors]:
     train = features(load("imagenet-sample", "train", for_size=size))
-    test, textures, sun = (load(name, "test", for_size=size) for name in ("imagenet-sample", "textures", "sun"))
+    test, textures, sun = (
+        load(name, "test", for_size=size) for name in ("imagenet-sample", "textures", "sun")
+    )
     found = {images.name: features(images) for images in (test, textures, sun)}
     inside, scenes = found[test.name], found[sun.name]
     assert sun.paths is not None
-    near = torch.tensor([sun.paths[row].name.startswith(NEAR_SCENES) for row in scenes.positions.tolist()])
+    near = torch.tensor(
+        [sun.paths[row].name.startswith(NEAR_SCENES) for row in scenes.positions.tolist()]
+    )
     kept = {name: part.features.float() for name, part in found.items()}
     kept |= {"sun": scenes.features[~near].float(), "sun-near": scenes.features[near].float()}
     assert inside.labels is not None
@@ -120,7 +135,10 @@ def _cifar(name: str, features: Features, head: Head) -> tuple[Mapping[str, Any]
     }
     fitted = {"features": train.features[part].half(), "labels": train.labels[part].to(torch.uint8)}
     fitted |= {"head_weight": head.weight, "head_bias": head.bias, **moment_tensors(moments)}
-    sets = {dataset: load(dataset, "test", limit=limit) for dataset, limit in {"cifar10": TEST_COUNT, **OOD}.items()}
+    sets = {
+        dataset: load(dataset, "test", limit=limit)
+        for dataset, limit in {"cifar10": TEST_COUNT, **OOD}.items()
+    }
     whole = load("cifar10", "test")
     others = np.setdiff1d(np.arange(len(whole)), spread_evenly(TEST_COUNT, len(whole)))
     scored: Tensors = {}

@@ -1,7 +1,8 @@
-"""docs/paper.md from the results, the scales side by side: ``python tools/paper_page.py [SMALL] [PUBLIC] [PAGE]``.
+"""docs/paper.md from the results, the scales side by side: ``python tools/paper_page.py [SMALL]
+[PUBLIC] [PAGE]``.
 
-SMALL and PUBLIC are the folders that ``fdbd paper all --out SMALL`` and ``fdbd paper all --scale public --out PUBLIC``
-wrote.
+SMALL and PUBLIC are the folders that ``fdbd paper all --out SMALL`` and ``fdbd paper all --scale
+public --out PUBLIC`` wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _MODEL = re.compile(r" \(([^()]*)\)$")  # the model that a statement is about st
 
 def render(small: Sequence[Record], public: Sequence[Record], figures: str = "paper") -> str:
     """The page, as Markdown; figures are looked for in the folder `figures` beside it."""
-    rows = [[f"[`{a['name']}`](#{a['name']})", a["place"], _verdict(a), _verdict(b)] for a, b in zip(small, public)]
+    rows = [
+        [f"[`{a['name']}`](#{a['name']})", a["place"], _verdict(a), _verdict(b)]
+        for a, b in zip(small, public)
+    ]
     introduction, slips = (
         Path(__file__).with_suffix("").joinpath(f"{name}.md").read_text(encoding="utf-8")
         for name in ("introduction", "slips")
@@ -54,7 +58,12 @@ def _about_run(records: Sequence[Record]) -> str:
 
 def _section(small: Record, public: Record, figures: str) -> str:
     shown = public if public["checks"] else small
-    lines = [f"## {small['name']}", "", f"{small['title']} ({small['place']}); `fdbd paper {small['name']}`.", ""]
+    lines = [
+        f"## {small['name']}",
+        "",
+        f"{small['title']} ({small['place']}); `fdbd paper {small['name']}`.",
+        "",
+    ]
     lines += [f"**The paper says**: {small['claim']}", ""]
     lines += [f"**Small**: {_verdict(small)}. **Public**: {_verdict(public)}.", ""]
     notes = [(record["scale"], note) for record in (small, public) for note in record["notes"]]
@@ -62,10 +71,15 @@ def _section(small: Record, public: Record, figures: str) -> str:
     lines += [*(f"{note} ({scale})  " for scale, note in first), ""] if first else []
     lines += [_statements(small, public)]
     chosen = shown["tables"][: 2 if shown["kind"] == "distance-quality" else 1]
-    lines += [Table(**{**table, "title": ""}).markdown() for table in chosen if len(table["rows"]) <= 90]
+    lines += [
+        Table(**{**table, "title": ""}).markdown() for table in chosen if len(table["rows"]) <= 90
+    ]
     if shown["checks"]:
         lines += [f"![{shown['title']}]({figures}/{shown['name']}.svg)", ""]
-    lines += [f"{note}  " for note in dict.fromkeys(note for pair in notes if pair not in first for note in pair[1:])]
+    lines += [
+        f"{note}  "
+        for note in dict.fromkeys(note for pair in notes if pair not in first for note in pair[1:])
+    ]
     for record in (small, public):
         lines += [f"Missing at the scale {record['scale']}: {line}  " for line in record["missing"]]
     return "\n".join(lines).rstrip() + "\n"
@@ -79,14 +93,20 @@ def _statements(*records: Record) -> str:
             found = _MODEL.search(item["statement"])
             statement = item["statement"][: found.start()] if found else item["statement"]
             cell = cells.setdefault(statement, {}).setdefault(record["scale"], [])
-            cell.append(f"{SIGNS[item['verdict']]} {f'{found[1]}: ' if found else ''}{item['measured']}")
+            cell.append(
+                f"{SIGNS[item['verdict']]} {f'{found[1]}: ' if found else ''}{item['measured']}"
+            )
     scales = ("small", "public")
-    rows = [[text, *("<br>".join(part.get(scale, ["not tested"])) for scale in scales)] for text, part in cells.items()]
+    rows = [
+        [text, *("<br>".join(part.get(scale, ["not tested"])) for scale in scales)]
+        for text, part in cells.items()
+    ]
     return Table("", ["statement", *scales], rows).markdown() if rows else ""
 
 
 def read(results: Path, scale: str = "small") -> list[Record]:
-    """The records of a folder, in the paper's order; an experiment without results has one that says so."""
+    """The records of a folder, in the paper's order; an experiment without results has one that
+    says so."""
     records = []
     for name in list_experiments():
         path, experiment = results / f"{name}.json", find(name, scale)
@@ -106,10 +126,14 @@ def main() -> None:
     small, public, page = (*given, *_DEFAULTS[len(given) :])
     records = read(small), read(public, "public")
     if not any(record["checks"] for part in records for record in part):
-        raise FileNotFoundError(f"{small} and {public} have no results; run: fdbd paper all --out {small}")
+        raise FileNotFoundError(
+            f"{small} and {public} have no results; run: fdbd paper all --out {small}"
+        )
     figures = page.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
-    for folder, part in zip((small, public), records):  # public figures take the place of small ones
+    for folder, part in zip(
+        (small, public), records
+    ):  # public figures take the place of small ones
         for record in part:
             source = folder / f"{record['name']}.svg"
             if record["checks"] and source.is_file():

@@ -1,8 +1,9 @@
-"""`make release-check`: build wheel and sdist, check what is in them, and use them as a new user would.
+"""`make release-check`: build wheel and sdist, check what is in them, and use them as a new user
+would.
 
-The wheel is installed without extras into a fresh environment with an empty home, where the README's quickstart and
-`fdbd bench` run. Each extra is then installed alone, in an environment on top of that one, and what needs it is
-tested. Nothing of this checkout is on the path.
+The wheel is installed without extras into a fresh environment with an empty home, where the
+README's quickstart and `fdbd bench` run. Each extra is then installed alone, in an environment on
+top of that one, and what needs it is tested. Nothing of this checkout is on the path.
 """
 
 from __future__ import annotations
@@ -16,39 +17,12 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 LARGEST_WHEEL, LARGEST_SDIST, LARGEST_FILE = 40_000_000, 45_000_000, 10_000_000
 """Bytes, at most."""
-CONTENTS = (
-    "fdbd/*.py",
-    "fdbd/py.typed",
-    "fdbd/bench/*.toml",
-    "fdbd/bench/data/*.safetensors",
-    "fdbd/bench/data/imagenet-classes.txt",
-    "fdbd/networks/weights/*.safetensors",
-    "fdbd/networks/weights/*.md",
-    "fdbd/paper/*.md",
-    "fdbd/data/datasets/datasets.toml",
-    "fdbd/decision/card.md",
-    "fdbd/paper/*.toml",
-    "fdbd/train/*.toml",
-    "fdbd/report/assets/*.html",
-    "fdbd/report/assets/*.js",
-    "fdbd/report/assets/*.css",
-    "fdbd/serve/assets/*.html",
-    "fdbd/serve/assets/openapi.json",
-    "fdbd-*.dist-info/METADATA",
-    "fdbd-*.dist-info/WHEEL",
-    "fdbd-*.dist-info/RECORD",
-    "fdbd-*.dist-info/entry_points.txt",
-    "fdbd-*.dist-info/licenses/LICENSE",
-    "fdbd-*.dist-info/licenses/NOTICE",
-)
-"""What the wheel holds: at least one file of each kind, and nothing else."""
 SOURCES = (
     "pyproject.toml",
     "README.md",
@@ -67,19 +41,19 @@ EXTRAS = {
     "report": "found = fdbd.bench.load_bundle('cifar10-ce').run(['fdbd', 'msp'], latency=False)\n"
     "found.to_pandas(), found.to_html('extra.html')",
     "onnx": "guard.export_onnx('guard.onnx', images)",
-    "ray": "import ray.data\nfrom fdbd.deploy import ray as on_ray\non_ray.connect()\n"
+    "ray": "import ray.data\nfrom fdbd.export import ray as on_ray\non_ray.connect()\n"
     "rows = ray.data.from_items([{'features': row.tolist()} for row in z])\n"
     "by_ray = on_ray.calibrate(on_ray.fit(fdbd.Guard(head), rows), rows, alpha=0.1)\n"
     "assert on_ray.score(by_ray, rows).count() == len(z)",
     "monitor": "import prometheus_client as p\nfdbd.Monitor(guard).prometheus(p.CollectorRegistry())",
     "serve": "from fdbd.serve.run import Service, application\napplication(Service('features.safetensors'))",
-    "openvino": "from fdbd.deploy.openvino import export_openvino\nexport_openvino(guard, 'guard.xml', images)",
+    "openvino": "from fdbd.export.openvino import export_openvino\nexport_openvino(guard, 'guard.xml', images)",
     "hub": "import os, pathlib\nfrom fdbd.decision import hub\nos.environ['HF_HUB_OFFLINE'] = '1'\n"
     "cache = pathlib.Path.home() / '.cache' / 'huggingface' / 'hub' / 'models--me--guard'\n"
     "hub.write_folder(by_features, cache / 'snapshots' / 'abc')\n"
     "(cache / 'refs').mkdir()\n(cache / 'refs' / 'main').write_text('abc')\nfdbd.from_hub('me/guard')",
-    "mlflow": "import fdbd.deploy.mlflow, mlflow.pyfunc\n"
-    "fdbd.deploy.mlflow.save_model('features.safetensors', 'logged')\n"
+    "mlflow": "import fdbd.integrations.mlflow, mlflow.pyfunc\n"
+    "fdbd.integrations.mlflow.save_model('features.safetensors', 'logged')\n"
     "assert len(mlflow.pyfunc.load_model('logged').predict(z.numpy())) == len(z)",
     "onnx-runtime": "from fdbd.serve.backend import OnnxBackend\nOnnxBackend('guard.onnx')",  # of the extra onnx
 }
@@ -129,36 +103,58 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def run(*command: object, folder: Path | None = None) -> None:
-    """Where a folder is given, it is the home, too, and nothing of this process's Python is inherited."""
+    """Where a folder is given, it is the home, too, and nothing of this process's Python is
+    inherited."""
     print("$", *(str(part).partition("\n")[0] for part in command), flush=True)
     settings = dict(os.environ)
     if folder is not None:
-        settings = {name: value for name, value in settings.items() if not name.startswith(("PYTHON", "FDBD"))}
+        settings = {
+            name: value
+            for name, value in settings.items()
+            if not name.startswith(("PYTHON", "FDBD"))
+        }
         settings |= {"HOME": str(folder), "USERPROFILE": str(folder)}
         settings = {name: value for name, value in settings.items() if not name.startswith("XDG_")}
     subprocess.run([str(part) for part in command], check=True, cwd=folder, env=settings)
 
 
 def check_wheel(wheel: Path) -> None:
-    """Size, contents against the list, and a word in NOTICE about each file of weights and features."""
+    """Size, contents against the list, and a word in NOTICE about each file of weights and
+    features."""
     with zipfile.ZipFile(wheel) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-        notice = next((archive.read(name).decode() for name in sizes if name.endswith("licenses/NOTICE")), "")
+        notice = next(
+            (archive.read(name).decode() for name in sizes if name.endswith("licenses/NOTICE")), ""
+        )
     check_size(wheel, LARGEST_WHEEL)
-    missing = [kind for kind in CONTENTS if not any(fnmatch(name, kind) for name in sizes)]
-    if missing:
+    expected = package_files()
+    found = {name for name in sizes if not name.split("/")[0].endswith(".dist-info")}
+    if missing := sorted(expected - found):
         raise SystemExit(f"the wheel lacks {', '.join(missing)}")
-    odd = [name for name in sizes if not any(fnmatch(name, kind) for kind in CONTENTS)]
-    if odd:
-        raise SystemExit(f"the wheel holds what no user needs: {', '.join(odd)}; or add it to CONTENTS")
+    if unexpected := sorted(found - expected):
+        raise SystemExit(f"the wheel holds what git does not: {', '.join(unexpected)}")
     large = [name for name, size in sizes.items() if size > LARGEST_FILE]
     if large:
         raise SystemExit(f"more than {LARGEST_FILE:,} bytes: {', '.join(large)}")
-    stems = {re.sub(r"-(train|test)$", "", Path(name).stem) for name in sizes if name.endswith(".safetensors")}
+    stems = {
+        re.sub(r"-(train|test)$", "", Path(name).stem)
+        for name in sizes
+        if name.endswith(".safetensors")
+    }
     unnamed = sorted(stem for stem in stems if stem not in notice)
     if unnamed:
-        raise SystemExit(f"NOTICE does not say where these weights or features come from: {', '.join(unnamed)}")
+        raise SystemExit(
+            f"NOTICE does not say where these weights or features come from: {', '.join(unnamed)}"
+        )
     print(f"{wheel.name}: {len(sizes)} files, {wheel.stat().st_size / 1e6:.1f} MB")
+
+
+def package_files() -> set[str]:
+    """The package's files as git knows them, by their names in a wheel: what a wheel is to hold."""
+    listed = subprocess.run(
+        ["git", "ls-files", "src/fdbd"], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.splitlines()
+    return {name.removeprefix("src/") for name in listed}
 
 
 def check_sdist(sdist: Path) -> None:
@@ -173,11 +169,14 @@ def check_sdist(sdist: Path) -> None:
 
 def check_size(path: Path, largest: int) -> None:
     if path.stat().st_size > largest:
-        raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes, at most {largest:,} are meant to be")
+        raise SystemExit(
+            f"{path.name} has {path.stat().st_size:,} bytes, at most {largest:,} are meant to be"
+        )
 
 
 def environment(folder: Path, below: str | None = None) -> Path:
-    """The interpreter of a fresh virtual environment; what is in the folder `below` can be imported, too."""
+    """The interpreter of a fresh virtual environment; what is in the folder `below` can be
+    imported, too."""
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     if below is not None:
@@ -188,14 +187,20 @@ def environment(folder: Path, below: str | None = None) -> Path:
 def packages(python: Path) -> str:
     """The folder of an interpreter's packages."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    return subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [str(python), "-c", code], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def extras() -> list[str]:
     """Extras for users."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
-    return [name for name in re.findall(r"^([a-z-]+) = \[", block, re.MULTILINE) if name not in ("dev", "docs")]
+    return [
+        name
+        for name in re.findall(r"^([a-z-]+) = \[", block, re.MULTILINE)
+        if name not in ("dev", "docs")
+    ]
 
 
 def try_extra(extra: str, wheel: Path, plain: Path, folder: Path) -> None:
@@ -210,7 +215,9 @@ def try_extra(extra: str, wheel: Path, plain: Path, folder: Path) -> None:
 
 def use(python: Path, folder: Path) -> None:
     """The README's quickstart and the benchmark."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     script = folder / "quickstart.py"
     script.write_text(SETUP + "\n".join(blocks), encoding="utf-8")
     run(python, script, folder=folder)

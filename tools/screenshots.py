@@ -1,6 +1,7 @@
 """Screenshots of the report and the gallery for the documentation: `python tools/screenshots.py`.
 
-Writes docs/screenshots/report.png and gallery.png. Needs playwright and Chromium, and says so if they are missing.
+Writes docs/screenshots/report.png and gallery.png. Needs playwright and Chromium, and says so if
+they are missing.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ DETECTORS = ["fdbd", "energy", "knn", "vim", "msp", "ash-b+energy"]
 
 def write_report(folder: Path) -> Path:
     """The report of a short benchmark on the features in the package."""
-    return load_bundle().run(DETECTORS, latency=False, progress=False).to_html(folder / "report.html")
+    return (
+        load_bundle().run(DETECTORS, latency=False, progress=False).to_html(folder / "report.html")
+    )
 
 
 def write_gallery(folder: Path) -> Path:
-    """The gallery of digits, colour fields and noise, as the CIFAR-10 network of the package sees them."""
+    """The gallery of digits, colour fields and noise, as the CIFAR-10 network of the package sees
+    them."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -39,7 +43,11 @@ def write_gallery(folder: Path) -> Path:
             picture = generator.integers(0, 255, (32, 32, 3), np.uint8)
         (folder / group).mkdir(exist_ok=True)
         Image.fromarray(picture).save(folder / group / f"{number:04d}.png")
-    guard, scores, page = folder / "guard.safetensors", folder / "scores.csv", folder / "gallery.html"
+    guard, scores, page = (
+        folder / "guard.safetensors",
+        folder / "scores.csv",
+        folder / "gallery.html",
+    )
     images = folder / "inbox"
     _fdbd("fit", "cifar10-ce", folder / "photos", "--calibration", folder / "fresh", "--out", guard)
     _fdbd("score", guard, images, "--out", scores)
@@ -60,13 +68,18 @@ def main() -> None:
         from playwright.sync_api import sync_playwright
     except ImportError:
         sys.exit("no screenshots: they need the Python package playwright")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if chromium is None:
         sys.exit("no screenshots: they need Chromium or Chrome on the path")
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        for name, page in (("report", write_report(Path(folder))), ("gallery", write_gallery(Path(folder)))):
+        for name, page in (
+            ("report", write_report(Path(folder))),
+            ("gallery", write_gallery(Path(folder))),
+        ):
             view = browser.new_page(viewport={"width": 1100, "height": 800})
             view.goto(page.as_uri())
             view.wait_for_timeout(500)

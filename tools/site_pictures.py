@@ -27,7 +27,8 @@ def draw(folder: Path) -> None:
 
 
 def guarded_model() -> Figure:
-    """What runs when a guard is asked: the model as it was, and beside its head the score and the threshold."""
+    """What runs when a guard is asked: the model as it was, and beside its head the score and the
+    threshold."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlim=(0, 9), ylim=(0, 3.4))
@@ -43,24 +44,34 @@ def guarded_model() -> Figure:
         "decision": (7.4, 0.5, 1.5, "is_ood\n(N,)", "white"),
     }
     for x, y, width, text, colour in boxes.values():
-        axes.add_patch(FancyBboxPatch((x, y), width, 0.8, boxstyle="round,pad=0.04", fc=colour, ec=BLUE))
+        axes.add_patch(
+            FancyBboxPatch((x, y), width, 0.8, boxstyle="round,pad=0.04", fc=colour, ec=BLUE)
+        )
         axes.text(x + width / 2, y + 0.4, text, ha="center", va="center")
 
     def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
         axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color=GREY))
 
-    for left, right in (("input", "network"), ("network", "features"), ("features", "head"), ("head", "logits")):
+    for left, right in (
+        ("input", "network"),
+        ("network", "features"),
+        ("features", "head"),
+        ("head", "logits"),
+    ):
         arrow((sum(boxes[left][::2][:2]) + 0.05, 2.5), (boxes[right][0] - 0.05, 2.5))
     for left, right in (("detector", "threshold"), ("threshold", "decision")):
         arrow((sum(boxes[left][::2][:2]) + 0.05, 0.9), (boxes[right][0] - 0.05, 0.9))
     arrow((4.3, 2.05), (4.3, 1.35))
     arrow((7.6, 2.05), (4.95, 1.35))
-    axes.text(0.1, 0.9, "fitted on training data,\ncalibrated on fresh data", color=GREY, va="center")
+    axes.text(
+        0.1, 0.9, "fitted on training data,\ncalibrated on fresh data", color=GREY, va="center"
+    )
     return figure
 
 
 def geometry() -> Figure:
-    """Three classes in two dimensions: distances to the boundaries of one sample, and the score over the plane."""
+    """Three classes in two dimensions: distances to the boundaries of one sample, and the score
+    over the plane."""
     generator = torch.Generator().manual_seed(0)
     angles = torch.tensor([90.0, 210.0, 330.0]).deg2rad()
     centers = 2.2 * torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -69,7 +80,9 @@ def geometry() -> Figure:
     features = centers[labels] + 0.35 * torch.randn(180, 2, generator=generator)
     detector = fdbd.FDBD().fit(fdbd.Batch(features), head)
     side = np.linspace(-4, 4, 200)
-    grid = torch.tensor(np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2), dtype=torch.float32)
+    grid = torch.tensor(
+        np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2), dtype=torch.float32
+    )
     scores = detector.score(fdbd.Batch(grid)).reshape(200, 200)
 
     figure = Figure(figsize=(9, 4.2), layout="constrained")
@@ -90,7 +103,9 @@ def geometry() -> Figure:
     left.plot(*zip(sample[0].tolist(), mean.tolist()), color="black", lw=1, ls="--")
     left.scatter(*sample[0].tolist(), color=RED, zorder=3)
     left.scatter(*mean.tolist(), color="black", marker="x", zorder=3)
-    left.set_title("distances to the boundaries (red),\ndeviation from the training mean (dashed)", fontsize=11)
+    left.set_title(
+        "distances to the boundaries (red),\ndeviation from the training mean (dashed)", fontsize=11
+    )
     image = right.pcolormesh(side, side, scores, cmap="RdBu", shading="auto", rasterized=True)
     right.set_title("fDBD score: mean distance / deviation", fontsize=11)
     figure.colorbar(image, ax=right, shrink=0.8)

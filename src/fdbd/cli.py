@@ -22,7 +22,21 @@ from fdbd.commands.train import train
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts, one_line
 from fdbd.util.version import __version__
 
-COMMANDS = (bench, compare, fit, score, gallery, explain, export, serve, paper, data, cache, train, doctor)
+COMMANDS = (
+    bench,
+    compare,
+    fit,
+    score,
+    gallery,
+    explain,
+    export,
+    serve,
+    paper,
+    data,
+    cache,
+    train,
+    doctor,
+)
 """In the order of `fdbd --help`."""
 FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a linear head
 
@@ -49,7 +63,8 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _options(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
     if version or context.invoked_subcommand is None:
         typer.echo(__version__ if version else FIRST_STEPS)
@@ -61,8 +76,8 @@ for _command in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program. Bad input and warnings are a line each on standard error, the former with exit code 2;
-    FDBD_DEBUG=1 shows where."""
+    """Run the program. Bad input and warnings are a line each on standard error, the former with
+    exit code 2; FDBD_DEBUG=1 shows where."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         warnings.simplefilter("default", UserWarning)
@@ -76,19 +91,27 @@ def main(arguments: list[str] | None = None) -> None:
                 raise
             code = _explain(error)
     if arguments is None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the work is done: Ctrl-C ends the rest without a traceback
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # the work is done: Ctrl-C ends the rest without a traceback
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _explain(error: Exception) -> int:
     """One line for what went wrong; what cannot be the user's doing is raised."""
-    if (show := getattr(error, "show", None)) is not None:  # click's own usage errors know how to print themselves
+    if (
+        show := getattr(error, "show", None)
+    ) is not None:  # click's own usage errors know how to print themselves
         show(file=sys.stderr)
-    elif isinstance(error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)):
+    elif isinstance(
+        error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)
+    ):
         note(one_line(error))
     elif isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
-        note(f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data")
+        note(
+            f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data"
+        )
     elif type(error).__name__ == "Abort":
         note("aborted")
     else:

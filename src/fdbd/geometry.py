@@ -1,3 +1,309 @@
-"""`fdbd.geometry`: the geometry of a linear head, under its documented name (the code is `fdbd.core.geometry`)."""
+"""The decision boundaries of a linear head: distances to them, their folded form with one vector
+per class, and the exact projection on a decision region. Pure functions of a Head and features."""
 
-from fdbd.core.geometry import *  # noqa: F403
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fdbd import kernels
+from fdbd.core.batch import Head
+from fdbd.core.configuration import one_of
+
+Normalizer = Literal["deviation", "norm"] | None
+_Array = NDArray[np.float64]
+_BLOCK_BYTES = 64 << 20
+
+
+def pairwise_norms(head: Head) -> Tensor:
+    """(C, C) float64 distances ‖w_k − w_c‖ between the rows of the head; exactly 0 for equal rows.
+
+    >>> pairwise_norms(Head([[0.0, 0.0], [3.0, 4.0]])).tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
+    """
+    norms = np.empty((head.num_classes, head.num_classes))
+    for start, block in _norm_blocks(_float64(head.weight).numpy()):
+        norms[start : start + len(block)] = block
+    return torch.from_numpy(norms)
+
+
+def _norm_blocks(weight: Any) -> Iterator[tuple[int, Any]]:
+    """Rows [start, start + B) of the pairwise norms, block by block, so that C × C is never held.
+    In numpy, whose calls take less time than torch's for a small head."""
+    centred = weight - weight.mean(axis=0)  # differences stay the same, cancellation shrinks
+    squares = np.einsum("cp,cp->c", centred, centred)
+    rows = max(1, _BLOCK_BYTES // (8 * weight.shape[0]))
+    at_a_time = max(1, _BLOCK_BYTES // (16 * weight.shape[1]))
+    for start in range(0, weight.shape[0], rows):
+        block = (-2 * centred[start : start + rows]) @ centred.T
+        scale = squares[start : start + rows, None] + squares
+        block += scale
+        row, column = np.nonzero(block <= 1e-3 * scale)  # three digits were lost: recomputed below
+        np.sqrt(np.maximum(block, 0, out=block), out=block)
+        for first in range(0, len(row), at_a_time):
+            i, j = row[first : first + at_a_time], column[first : first + at_a_time]
+            block[i, j] = np.linalg.norm(weight[start + i] - weight[j], axis=1)
+        if not np.isfinite(block).all():
+            largest = np.abs(weight).max()
+            raise ValueError(
+                f"the head's weights reach {largest:.3g}, too large for float64: scale them down"
+            )
+        yield start, block
+
+
+def _float64(values: Tensor) -> Tensor:
+    """On the CPU: not every device has float64."""
+    return values.detach().cpu().to(torch.float64)
+
+
+def distances(
+    features: Tensor,
+    head: Head,
+    *,
+    logits: Tensor | None = None,
+    predicted: Tensor | None = None,
+    norms: Tensor | None = None,
+) -> Tensor:
+    """(N, C) closed-form distance of each feature to each class's boundary (Theorem 3.2 of the fDBD
+    paper):
+
+        D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖,   k = predicted class of z
+
+    NaN at the predicted class; +inf for a class with the same weights, since no boundary lies
+    between.
+
+    Args:
+        features: (N, P).
+        logits: (N, C); None: the head's.
+        predicted: (N,) classes k; None: the argmax of the logits.
+        norms: (C, C) from `pairwise_norms`; None: computed for the predicted classes.
+
+    >>> distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
+    tensor([[nan, 3.]])
+    """
+    logits = head(features) if logits is None else logits
+    predicted = logits.argmax(dim=1) if predicted is None else predicted
+    row = predicted
+    if norms is None:
+        classes, row = predicted.unique(return_inverse=True)
+        weight, without_products = (
+            _float64(head.weight),
+            "donot_use_mm_for_euclid_dist",
+        )  # which would cancel
+        norms = torch.cdist(weight[classes.cpu()], weight, compute_mode=without_products)
+    norm = norms.to(logits.dtype).to(features.device)[row]
+    none, own = norm == 0, predicted[:, None]
+    gap = (logits.gather(1, own) - logits) / norm.masked_fill(
+        none, 1
+    )  # 0/0 would make the gradient NaN, masked or not
+    return gap.masked_fill(none, torch.inf).scatter(1, own, torch.nan)
+
+
+def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance (N,) to the nearest boundary and its class (N,), from the (N, C) output of
+    `distances`.
+
+    >>> nearest_boundary(distances(torch.tensor([[3.0, 0.0]]), Head([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])))
+    (tensor([2.1213]), tensor([2]))
+    """
+    nearest = torch.where(distance.isnan(), torch.inf, distance).min(dim=1)
+    return nearest.values, nearest.indices
+
+
+def mean_of_nearest(distance: Tensor, k: int) -> Tensor:
+    """(N,) mean of the k smallest boundary distances of each row of (N, C) `distances`; fewer where
+    fewer exist.
+
+    >>> mean_of_nearest(torch.tensor([[torch.nan, 3.0, 1.0]]), 2)
+    tensor([2.])
+    """
+    reachable = torch.where(distance.isnan(), torch.inf, distance)
+    smallest = reachable.topk(min(k, distance.shape[1] - 1), dim=1, largest=False).values
+    finite = torch.isfinite(smallest)
+    return torch.where(finite, smallest, 0).sum(dim=1) / finite.sum(dim=1).clamp_min(1)
+
+
+class Folded:
+    """The boundaries of a head, folded into one vector and one number per class:
+
+        U_k = 1/n_k Σ_c (w_k − w_c)/‖w_k − w_c‖        γ_k = 1/n_k Σ_c (b_k − b_c)/‖w_k − w_c‖
+
+    so that the average distance of z to the boundaries of its predicted class k is U_k·z + γ_k, and
+
+        regDistDB(z) = (U_k·(z − μ) + U_k·μ + γ_k) / ‖z − μ‖
+
+    costs O(P) per sample. Pairs of classes with equal weights are left out of the sum and the count
+    n_k. Folding is done in float64, block by block. Attributes: `normals` U (C, P), `offsets`
+    U·center + γ (C,), `center` μ or zeros (P,) and `floor`, the smallest denominator, eps·max(1,
+    ‖μ‖).
+
+    Args:
+        head: the linear head, at least two distinct classes. mean: (P,) training mean μ; needed by
+        the "deviation" normalizer. normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm"
+        by ‖z‖ (OpenOOD), None not at all (avgDistDB). dtype: of the folded tensors; default the
+        head's.
+
+    >>> folded = Folded(Head([[1.0, 0.0], [-1.0, 0.0]]), mean=torch.zeros(2))
+    >>> folded.score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
+    tensor([0.6000])
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        mean: Tensor | None = None,
+        normalizer: Normalizer = "deviation",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        one_of("normalizer", normalizer, "deviation", "norm", None)
+        dtype = head.weight.dtype if dtype is None else dtype
+        normals, gammas = fold(head)
+        center = torch.zeros(head.num_features, dtype=torch.float64, device="cpu")
+        if normalizer == "deviation":
+            if mean is None:
+                raise ValueError(
+                    "the 'deviation' normalizer needs the mean of the training features"
+                )
+            if mean.shape != (head.num_features,):
+                raise ValueError(
+                    f"mean has shape {tuple(mean.shape)}, expected ({head.num_features},) like the head"
+                )
+            # Rounded to the dtype first, so that the offsets fit the center that is subtracted.
+            center = mean.cpu().to(dtype).to(torch.float64)
+        self.normals = normals.to(dtype)
+        self.offsets = (self.normals.to(torch.float64) @ center + gammas).to(dtype)
+        self.center = center.to(dtype)
+        self.floor = torch.finfo(dtype).eps * torch.linalg.vector_norm(center).clamp_min(1).to(
+            dtype
+        )
+        self.divide = normalizer is not None
+
+    def score(
+        self, features: Tensor, predicted: Tensor | None = None, *, logits: Tensor | None = None
+    ) -> Tensor:
+        """(N,) scores of (N, P) features whose classes are `predicted` (N,) or the argmax of
+        `logits` (N, C). Rows with a NaN or an infinity, or whose norm overflows, score NaN or −inf:
+        `FDBD.score` decides on those."""
+        if features.dtype not in (torch.float32, torch.float64):
+            features = features.to(self.normals.dtype)  # from half precision or integers: exact
+        if logits is not None and logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.to(self.normals.dtype)
+        folded = (self.normals, self.offsets, self.center, self.floor)
+        return kernels.folded_score(
+            features, folded, self.divide, predicted=predicted, logits=logits
+        )
+
+
+def fold(head: Head) -> tuple[Tensor, Tensor]:
+    """Folded normals U (C, P) and offsets γ (C,) of a head, in float64; see `Folded`.
+
+    >>> fold(Head([[1.0, 0.0], [-1.0, 0.0]]))[0].tolist()
+    [[1.0, 0.0], [-1.0, 0.0]]
+    """
+    weight, bias = _float64(head.weight).numpy(), _float64(head.bias).numpy()
+    normals, gammas = np.empty_like(weight), np.empty_like(bias)
+    for start, norms in _norm_blocks(weight):
+        stop = start + len(norms)
+        is_apart = norms > 0
+        count = is_apart.sum(axis=1)
+        if not count.all():
+            rows = f"{head.num_classes} rows of weights, all equal"
+            raise ValueError(
+                f"the head has fewer than two distinct classes ({rows}), so it has no decision boundary"
+            )
+        # Equal rows have no boundary between them, and are left out.
+        inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)
+        share = inverse.sum(axis=1)
+        normals[start:stop] = weight[start:stop] * share[:, None] - inverse @ weight
+        gammas[start:stop] = bias[start:stop] * share - inverse @ bias
+    return torch.from_numpy(normals), torch.from_numpy(gammas)
+
+
+def exact_distances(features: Tensor, head: Head, *, predicted: Tensor | None = None) -> Tensor:
+    """(N, C) float64 true distances of Definition 3.1: how far a feature must move to be classified
+    as c.
+
+    The projection on the polyhedron {z' : class c wins} is Lawson and Hanson's least-distance
+    programme (Solving Least Squares Problems, 1974, chapter 23). NaN at the predicted class, +inf
+    for a class that is never predicted. Never below `distances`, and equal to it at the nearest
+    boundary.
+
+    >>> exact_distances(torch.tensor([[3.0, 7.0]]), Head([[1.0, 0.0], [-1.0, 0.0]]))
+    tensor([[nan, 3.]], dtype=torch.float64)
+    """
+    z, head = _float64(features), Head(_float64(head.weight), _float64(head.bias))
+    logits = head(z)
+    predicted = logits.argmax(dim=1) if predicted is None else predicted.cpu()
+    closed = distances(z, head, logits=logits, predicted=predicted)
+    weight, bias, outputs = head.weight.numpy(), head.bias.numpy(), logits.numpy()
+    # (C, r) coordinates of the rows in an orthonormal basis of their span
+    left, values, _ = np.linalg.svd(weight - weight.mean(axis=0), full_matrices=False)
+    rank = max(1, int((values > values[:1] * 1e-12).sum()))
+    coordinates = left[:, :rank] * values[:rank]
+    # Classes of equal weights differ by their biases alone; their logits differ by rounding too.
+    twins = np.unique(weight, axis=0, return_inverse=True)[1].reshape(-1)
+    out = closed.clone()  # already right at the predicted class and where there is no boundary
+    for i, c in torch.isfinite(closed).nonzero().tolist():
+        is_twin = twins == twins[c]
+        if (bias[is_twin] > bias[c]).any():
+            out[i, c] = torch.inf  # a twin wins wherever c could
+            continue
+        others, own = outputs[i][~is_twin], outputs[i, c]
+        hyperplane = coordinates[c] - coordinates[predicted[i]]
+        sides, sizes = coordinates[c] - coordinates[~is_twin], np.abs(others) + abs(own)
+        out[i, c] = _project(sides, others - own, sizes, hyperplane, closed[i, c].item())
+    return out
+
+
+def _project(
+    others: _Array, gaps: _Array, sizes: _Array, hyperplane: _Array, closed: float
+) -> float:
+    """min ‖y‖ subject to others (M, r) · y ≥ gaps (M,), where `sizes` (M,) is the magnitude of the
+    logits behind each gap; `closed` is the distance to the hyperplane against the predicted class,
+    whose normal is `hyperplane` (r,)."""
+    from scipy.optimize import lsq_linear  # takes time to import
+
+    # Step to that hyperplane: if all constraints hold there, the closed form is exact.
+    step = others @ hyperplane * (closed / np.linalg.norm(hyperplane))
+    if (step - gaps >= -1e-12 * (sizes + np.abs(step))).all():
+        return closed
+    scale = closed if closed > 0 else 1.0
+    columns = np.column_stack([others, gaps / scale]) / np.linalg.norm(
+        others, axis=1, keepdims=True
+    )
+    target = np.zeros(columns.shape[1])
+    target[-1] = 1
+    # The residual's last entry is −‖residual‖², and the step is y = residual[:r] / −residual[r]. By
+    # bounded-variable least squares: `scipy.optimize.nnls` is wrong on some of these problems
+    # before scipy 1.16.
+    solution = lsq_linear(
+        columns.T, target, (0, np.inf), "bvls", tol=1e-14, max_iter=30 * len(columns) + 100
+    ).x
+    residual = columns.T @ solution - target
+    squares = float(residual @ residual)
+    # In units of the closed form, which bounds the distance from below, 1e-14 stands for a region
+    # ten million times as far away as its hyperplane, which float64 cannot tell from an empty one.
+    if squares < 1e-14:
+        return np.inf
+    return max(float(np.linalg.norm(residual[:-1])) / squares * scale, closed)
+
+
+def nearest_squared_distance(rows: Tensor, points: Tensor) -> Tensor:
+    """(N,) squared Euclidean distance from each row (N, D) to the nearest point (M, D). A matrix
+    product finds the point; the distance is computed by subtraction, since the product cancels for
+    points far from the origin."""
+    return (rows - points[squared_distances(rows, points).argmin(dim=1)]).square().sum(dim=1)
+
+
+def squared_distances(rows: Tensor, points: Tensor, squares: Tensor | None = None) -> Tensor:
+    """(N, M) squared Euclidean distances from rows (N, D) to points (M, D), by one matrix product;
+    `squares` (M,) are the points' squared norms, if known."""
+    squares = points.square().sum(dim=1) if squares is None else squares
+    return (
+        torch.addmm(squares, rows, points.T, alpha=-2)
+        .add_(rows.square().sum(dim=1, keepdim=True))
+        .clamp_min_(0)
+    )

@@ -1,3 +1,6 @@
-"""`fdbd.models`: networks by name, under their documented name (the code is `fdbd.networks`)."""
+"""Deprecated: use `fdbd.networks`."""
 
 from fdbd.networks import *  # noqa: F403
+from fdbd.util.deprecation import warn_of_move
+
+warn_of_move("fdbd.models", "fdbd.networks")

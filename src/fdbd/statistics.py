@@ -1,3 +1,6 @@
-"""`fdbd.statistics`: mergeable statistics, under their documented name (the code is `fdbd.fitting.statistics`)."""
+"""Deprecated: use `fdbd.fitting.statistics`."""
 
 from fdbd.fitting.statistics import *  # noqa: F403
+from fdbd.util.deprecation import warn_of_move
+
+warn_of_move("fdbd.statistics", "fdbd.fitting.statistics")

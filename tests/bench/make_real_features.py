@@ -1,4 +1,5 @@
-"""Write the stored samples of real features: ``FDBD_DATA=FOLDER python tests/bench/make_real_features.py [NETWORK …]``.
+"""Write the stored samples of real features: ``FDBD_DATA=FOLDER python
+tests/bench/make_real_features.py [NETWORK …]``.
 
 Of each public network: a few fitted, ID and OOD features in float16, and a part of its head.
 """
@@ -35,7 +36,10 @@ def main() -> None:
             "bias": spread(head.bias, CLASSES),
             "fit": spread(benchmark.train.features, ROWS),
             "inside": spread(benchmark.test.features, ROWS),
-            **{f"outside {samples.name}": spread(samples.features, ROWS) for samples in benchmark.ood[:2]},
+            **{
+                f"outside {samples.name}": spread(samples.features, ROWS)
+                for samples in benchmark.ood[:2]
+            },
         }
         path = FOLDER / f"{name}.safetensors"
         save_file({key: value.half().contiguous() for key, value in tensors.items()}, path)

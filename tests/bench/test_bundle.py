@@ -1,4 +1,5 @@
-"""The features in the package: small files, whole numbers of codes, and what they say of the paper."""
+"""The features in the package: small files, whole numbers of codes, and what they say of the
+paper."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from fdbd.metrics import auroc
 
 
 def test_codes_keep_features_to_half_a_step_and_zeros_to_zero() -> None:
-    features = torch.rand(50, 300, generator=torch.Generator().manual_seed(0)) ** 4 * torch.logspace(-3, 3, 50)[:, None]
+    features = (
+        torch.rand(50, 300, generator=torch.Generator().manual_seed(0)) ** 4
+        * torch.logspace(-3, 3, 50)[:, None]
+    )
     features[:, :20] = 0
     features[7] = 0
     codes, scales = encode(features)
@@ -34,7 +38,9 @@ def test_the_package_has_real_networks_in_small_files() -> None:
     assert sum(size for name, size in sizes.items() if name.startswith(DEFAULT)) < 20e6
 
 
-def test_resnet50_comes_with_a_thousand_classes_fitted_on_other_photographs_than_it_is_tested_on() -> None:
+def test_resnet50_comes_with_a_thousand_classes_fitted_on_other_photographs_than_it_is_tested_on() -> (
+    None
+):
     bundle = load_bundle()
     assert (bundle.head.num_classes, bundle.head.num_features) == (1000, 2048)
     assert bundle.train.labels is not None
@@ -43,7 +49,9 @@ def test_resnet50_comes_with_a_thousand_classes_fitted_on_other_photographs_than
     assert bundle.test.labels.bincount().tolist() == [1] * 1000
     for row in bundle.test.features[::97]:
         assert (bundle.train.features - row).abs().amax(dim=1).min() > 0.1
-    accuracy = (bundle.head(bundle.test.features).argmax(dim=1) == bundle.test.labels).float().mean()
+    accuracy = (
+        (bundle.head(bundle.test.features).argmax(dim=1) == bundle.test.labels).float().mean()
+    )
     assert 0.72 < accuracy < 0.79
     assert [samples.name for samples in bundle.ood] == ["textures", "sun", "sun-near"]
 
@@ -60,7 +68,9 @@ def test_on_resnet50_the_division_and_shaping_help_as_the_paper_says() -> None:
     averages = {}
     for name, detector in detectors.items():
         detector.fit(fit, bundle.head)
-        inside, *outside = (detector.score(s.rows(slice(None))) for s in (bundle.test, *bundle.ood[:2]))
+        inside, *outside = (
+            detector.score(s.rows(slice(None))) for s in (bundle.test, *bundle.ood[:2])
+        )
         averages[name] = sum(float(auroc(inside, scores)) for scores in outside) / 2
     assert averages["avgDistDB"] < averages["fdbd"] < averages["react"]
     assert averages["energy"] < averages["fdbd"]

@@ -27,7 +27,8 @@ PREPROCESS = Preprocess(8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
 
 
 class Network:
-    """The smallest thing the cache takes for a classifier; counts the images that pass, and can be slow."""
+    """The smallest thing the cache takes for a classifier; counts the images that pass, and can be
+    slow."""
 
     def __init__(self, seed: int = 0, log: Path | None = None, delay: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -54,7 +55,11 @@ class Network:
 
 def pictures(count: int = 100, seed: int = 0) -> Images:
     rng = np.random.default_rng(seed)
-    return Images(rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8), rng.integers(0, 4, count), name="pictures")
+    return Images(
+        rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8),
+        rng.integers(0, 4, count),
+        name="pictures",
+    )
 
 
 def direct(images: Images, network: Network) -> Tensor:
@@ -126,7 +131,10 @@ def test_features_and_labels_are_the_networks(cache: FeatureCache) -> None:
     batches = list(found.batches(30))
     assert [len(batch.features) for batch in batches] == [30, 30, 30, 10]
     assert torch.equal(torch.cat([batch.features for batch in batches]), found.features)
-    assert torch.cat([b.labels for b in batches if b.labels is not None]).tolist() == images.labels.tolist()  # type: ignore[union-attr]
+    assert (
+        torch.cat([b.labels for b in batches if b.labels is not None]).tolist()
+        == images.labels.tolist()
+    )  # type: ignore[union-attr]
 
 
 def test_the_second_time_nothing_is_computed(cache: FeatureCache) -> None:
@@ -185,7 +193,9 @@ def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
     from fdbd.networks.classifier import Classifier
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 4)
+    )
     classifier, images = Classifier(model, layers=["0"]), pictures(40)
     found = cache.features(classifier, images, PREPROCESS)
     with torch.no_grad():
@@ -194,12 +204,16 @@ def test_a_real_classifier_brings_its_layers(cache: FeatureCache) -> None:
     assert found.layers is not None
     torch.testing.assert_close(found.layers["0"], expected.layers["0"])
     assert next(found.batches(7)).layers["0"].shape == (7, 5)  # type: ignore[index]
-    assert cache.features(Classifier(model), images, PREPROCESS).num_computed == 40  # other layers, other entry
+    assert (
+        cache.features(Classifier(model), images, PREPROCESS).num_computed == 40
+    )  # other layers, other entry
 
 
 def test_progress_counts_to_the_end(cache: FeatureCache) -> None:
     seen: list[tuple[int, int]] = []
-    cache.features(Network(), pictures(), PREPROCESS, batch_size=8, progress=lambda *args: seen.append(args))
+    cache.features(
+        Network(), pictures(), PREPROCESS, batch_size=8, progress=lambda *args: seen.append(args)
+    )
     assert seen[0] == (8, 100)
     assert seen[-1] == (100, 100)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -212,7 +226,9 @@ def test_progress_counts_to_the_end(cache: FeatureCache) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this platform")
-def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(cache: FeatureCache, tmp_path: Path) -> None:
+def test_a_killed_extraction_resumes_and_repeats_no_finished_shard(
+    cache: FeatureCache, tmp_path: Path
+) -> None:
     process = start_extraction(cache.root, tmp_path / "log")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -285,14 +301,18 @@ def test_features_of_the_wrong_shape_are_refused(cache: FeatureCache) -> None:
         def __call__(self, inputs: Tensor) -> Batch:
             return Batch(inputs)
 
-    with pytest.raises(ValueError, match=r"gives features \(16, 3, 8, 8\) for 16 images, expected \(N, P\)"):
+    with pytest.raises(
+        ValueError, match=r"gives features \(16, 3, 8, 8\) for 16 images, expected \(N, P\)"
+    ):
         cache.features(Wrong(), pictures(), PREPROCESS)
 
 
 # Damaged.
 
 
-def test_a_damaged_part_is_found_by_verify_and_only_it_is_computed_again(cache: FeatureCache) -> None:
+def test_a_damaged_part_is_found_by_verify_and_only_it_is_computed_again(
+    cache: FeatureCache,
+) -> None:
     images = pictures()
     before = cache.features(Network(), images, PREPROCESS, batch_size=8).features.clone()
     assert cache.verify() == ()
@@ -370,7 +390,9 @@ def write_folder(folder: Path, count: int = 20) -> Images:
     image = pytest.importorskip("PIL.Image")
     for number in range(count):
         (folder / f"{number % 2}").mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (8 + number % 3, 9, 3), dtype=np.uint8)
+        pixels = np.random.default_rng(number).integers(
+            0, 256, (8 + number % 3, 9, 3), dtype=np.uint8
+        )
         image.fromarray(pixels).save(folder / f"{number % 2}" / f"{number:02d}.png")
     return from_folder(folder)
 
@@ -407,10 +429,14 @@ def test_an_undecodable_image_is_reported_counted_and_left_out(
         assert "1 of 20 images are left out" in caplog.text
 
 
-def test_a_shard_with_no_good_image_does_not_stop_the_others(cache: FeatureCache, tmp_path: Path) -> None:
+def test_a_shard_with_no_good_image_does_not_stop_the_others(
+    cache: FeatureCache, tmp_path: Path
+) -> None:
     write_folder(tmp_path / "set", 40)
     for number in range(0, 40, 2):
-        (tmp_path / "set" / "0" / f"{number:02d}.png").write_bytes(b"")  # rows 0 to 19: all of the first shard
+        (tmp_path / "set" / "0" / f"{number:02d}.png").write_bytes(
+            b""
+        )  # rows 0 to 19: all of the first shard
     found = cache.features(Network(), from_folder(tmp_path / "set"), PREPROCESS)
     assert len(found.failures) == 20
     assert found.features.shape == (20, 6)

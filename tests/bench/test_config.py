@@ -1,4 +1,5 @@
-"""Benchmark configs: what they may say, what is said of a slip in one, and the benchmark that they become."""
+"""Benchmark configs: what they may say, what is said of a slip in one, and the benchmark that they
+become."""
 
 from __future__ import annotations
 
@@ -53,19 +54,30 @@ def test_the_example_is_a_valid_config() -> None:
         ('model = 3\nid = "cifar10"\nood = ["mnist"]', "expected a text"),
         (BASE + 'ood = ["mnist"]\nholdout = 1.5', "'holdout' is 1.5"),
         (BASE + 'ood = ["mnist"]\nvalidation = 0', "'validation' is 0"),
-        ('model = "m"\nid = "a"\ntrain = "b"\nood = ["c"]\nholdout = 0.5', "leave out 'train', or 'holdout'"),
+        (
+            'model = "m"\nid = "a"\ntrain = "b"\nood = ["c"]\nholdout = 0.5',
+            "leave out 'train', or 'holdout'",
+        ),
         (BASE + 'ood = ["a/test", "b/test"]', "two OOD sets would both be called 'test'"),
-        (BASE + 'ood = ["flowers", "flowers102"]', "two OOD sets would both be called 'flowers102'"),
+        (
+            BASE + 'ood = ["flowers", "flowers102"]',
+            "two OOD sets would both be called 'flowers102'",
+        ),
         (BASE + 'ood = ["mnist"]\n[groups]\nfar = ["nmist"]', "group 'far' has 'nmist'"),
         (BASE + 'ood = ["mnist"]\ndetectors = ["fdbdd"]', "unknown detector 'fdbdd'"),
-        (BASE + 'ood = ["mnist"]\ndetectors = [{name = "react+fdbd", percent = 3}]', "no option 'percent'"),
+        (
+            BASE + 'ood = ["mnist"]\ndetectors = [{name = "react+fdbd", percent = 3}]',
+            "no option 'percent'",
+        ),
         (BASE + 'ood = ["mnist"]\ndetectors = [{percentile = 3}]', "expected a name"),
         (BASE + 'ood = ["mnist"]\ndetectors = ["knn", "knn"]', "both be called 'knn'"),
         (BASE + 'ood = ["mnist"]\npreprocess = "nothing"', "nothing"),
         ("model = ", "no valid TOML"),
     ],
 )
-def test_a_slip_is_answered_in_one_sentence_before_any_work(text: str, message: str, tmp_path: Path) -> None:
+def test_a_slip_is_answered_in_one_sentence_before_any_work(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message) as error:
         Config.from_file(written(tmp_path, text))
     assert "bench.toml" in str(error.value)
@@ -91,8 +103,12 @@ def test_detectors_have_options_titles_and_rows_of_their_own() -> None:
     assert found["avgDistDB"].normalizer is None
 
 
-def test_a_detector_of_the_users_own_is_found_in_the_current_folder(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "own_scores.py").write_text("from fdbd import MSP\n\nclass Mine(MSP):\n    name = ''\n\nnumber = 3\n")
+def test_a_detector_of_the_users_own_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "own_scores.py").write_text(
+        "from fdbd import MSP\n\nclass Mine(MSP):\n    name = ''\n\nnumber = 3\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     found = detectors_from([{"name": "own_scores:Mine", "temperature": 2.0}], trust=True)
@@ -109,7 +125,9 @@ def test_parts_of_the_id_images_share_none(holdout: float, scored: int, tmp_path
     data = images_file(tmp_path / "id.npz", 20)
     config = Config("cifar10-ce", data, {"mnist": "mnist"}, holdout=holdout, validation=0.4)
     parts = _id_images(config, 32)
-    numbers = {part: {int(image[0, 0, 0]) for image in images.images} for part, images in parts.items()}
+    numbers = {
+        part: {int(image[0, 0, 0]) for image in images.images} for part, images in parts.items()
+    }
     assert len(numbers["test"]) + len(numbers["validation"]) == scored
     assert set.union(*numbers.values()) == set(range(20))
     assert sum(map(len, numbers.values())) == 20
@@ -126,13 +144,16 @@ def test_the_configs_of_the_project_are_valid() -> None:
 
 @pytest.fixture
 def own_data(tmp_path: Path) -> Path:
-    """An ID set in class folders called 0 to 9, behind links, and two OOD folders of the same name."""
+    """An ID set in class folders called 0 to 9, behind links, and two OOD folders of the same
+    name."""
     rng = np.random.default_rng(0)
 
     def draw(folder: Path, count: int) -> None:
         folder.mkdir(parents=True)
         for number in range(count):
-            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+                folder / f"{number}.png"
+            )
 
     for label in range(10):
         draw(tmp_path / "store" / f"class {label}", 3)
@@ -168,7 +189,9 @@ def test_two_sets_of_one_name_are_refused_before_the_network_runs(own_data: Path
     assert not (own_data / "cache").exists()
 
 
-def test_untrained_weights_are_said_in_capitals_above_every_table(own_data: Path, capsys, monkeypatch) -> None:
+def test_untrained_weights_are_said_in_capitals_above_every_table(
+    own_data: Path, capsys, monkeypatch
+) -> None:
     monkeypatch.setenv("FDBD_CACHE", str(own_data / "cache"))
     text = f'id = "{own_data}/id"\nholdout = 0.5\nood = ["{own_data}/a/test"]\npreprocess = "cifar10"\n'
     text += 'model = "resnet20"\nnum_classes = 10\n'
@@ -195,7 +218,9 @@ def test_untrained_weights_are_said_in_capitals_above_every_table(own_data: Path
     assert json.loads((out / "results.json").read_text())["setting"]["warnings"]
 
 
-def test_a_reduced_copy_is_not_handed_to_a_network_of_larger_images(tmp_path: Path, monkeypatch) -> None:
+def test_a_reduced_copy_is_not_handed_to_a_network_of_larger_images(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "ood32").mkdir()
     images_file(tmp_path / "ood32" / "tiny_imagenet_val.npz", 12)
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))

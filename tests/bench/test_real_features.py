@@ -1,4 +1,5 @@
-"""On stored features of real networks, AUROCs equal those of plain numpy and of pytorch-ood to 0.1 points."""
+"""On stored features of real networks, AUROCs equal those of plain numpy and of pytorch-ood to 0.1
+points."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def samples() -> list[pytest.param]:
 def separation(inside: object, outside: object) -> float:
     """AUROC, ID positive, by scikit-learn."""
     scores = np.concatenate([np.asarray(inside, float), np.asarray(outside, float)])
-    return float(roc_auc_score(np.repeat([1, 0], [len(np.asarray(inside)), len(np.asarray(outside))]), scores))
+    return float(
+        roc_auc_score(
+            np.repeat([1, 0], [len(np.asarray(inside)), len(np.asarray(outside))]), scores
+        )
+    )
 
 
 def ours(name: str, sample: Sample, **options: object) -> float:
@@ -69,7 +74,9 @@ def boundary_score(z: Floats, weight: Floats, bias: Floats, mean: Floats) -> Flo
         logits = weight @ row + bias
         k = int(logits.argmax())
         others = [c for c in range(len(bias)) if c != k]
-        distances = [(logits[k] - logits[c]) / np.linalg.norm(weight[k] - weight[c]) for c in others]
+        distances = [
+            (logits[k] - logits[c]) / np.linalg.norm(weight[k] - weight[c]) for c in others
+        ]
         scores.append(np.mean(distances) / np.linalg.norm(row - mean))
     return np.array(scores)
 
@@ -101,12 +108,16 @@ def by_numpy(name: str, sample: Sample) -> float:
 
     scores: dict[str, Callable[[Floats], Floats]] = {
         "fdbd": lambda z: boundary_score(z, weight, bias, mean),
-        "react+fdbd": lambda z: boundary_score(np.minimum(z, clip), weight, bias, np.minimum(mean, clip)),
+        "react+fdbd": lambda z: boundary_score(
+            np.minimum(z, clip), weight, bias, np.minimum(mean, clip)
+        ),
         "ash-s+fdbd": lambda z: boundary_score(ash(z), weight, bias, ash(mean[None])[0]),
         "energy": lambda z: energy(z, weight, bias),
         "react+energy": lambda z: energy(np.minimum(z, clip), weight, bias),
         # In float32 many probabilities are 1, and equal.
-        "msp": lambda z: np.exp((z @ weight.T + bias).max(axis=1) - energy(z, weight, bias)).astype(np.float32),
+        "msp": lambda z: np.exp((z @ weight.T + bias).max(axis=1) - energy(z, weight, bias)).astype(
+            np.float32
+        ),
         "maxlogit": lambda z: (z @ weight.T + bias).max(axis=1),
         "knn": neighbour,
     }
@@ -125,12 +136,15 @@ NAMES = ("fdbd", "react+fdbd", "ash-s+fdbd", "energy", "react+energy", "msp", "m
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sample", samples())
 def test_the_auroc_is_that_of_the_definition_in_numpy(name: str, sample: Sample) -> None:
-    assert ours(name, sample, **OPTIONS.get(name, {})) == pytest.approx(by_numpy(name, sample), abs=1e-3)
+    assert ours(name, sample, **OPTIONS.get(name, {})) == pytest.approx(
+        by_numpy(name, sample), abs=1e-3
+    )
 
 
 def untied(z: Tensor) -> Tensor:
-    """Stored features are rounded to float16, so that two may share the last place that ASH keeps. Ours keeps the lower
-    index, torch's topk either, and neither the paper nor its code says which: here no two are equal."""
+    """Stored features are rounded to float16, so that two may share the last place that ASH keeps.
+    Ours keeps the lower index, torch's topk either, and neither the paper nor its code says which:
+    here no two are equal."""
     return z - 1e-5 * torch.linspace(0, 1, z.shape[1])
 
 
@@ -146,15 +160,21 @@ def test_the_auroc_is_that_of_pytorch_ood(sample: Sample) -> None:
         "energy": lambda z: peer.EnergyBased(None).predict_logits(linear(z)),
         "msp": lambda z: peer.MaxSoftmax(None).predict_logits(linear(z)),
         "knn": peer.KNN(None, k=5).fit_features(sample.fit, labels).predict_features,
-        "ash-s+energy": lambda z: peer.ASH(None, lambda m: linear(m.flatten(1)), "ash-s", 0.9).predict_feature_maps(
-            z.clone()[:, :, None, None]
-        ),
-        "scale+energy": lambda z: peer.SCALE(None, lambda m: linear(m.flatten(1)), 0.85).predict_feature_maps(
-            z.clone()[:, :, None, None]
-        ),
+        "ash-s+energy": lambda z: peer.ASH(
+            None, lambda m: linear(m.flatten(1)), "ash-s", 0.9
+        ).predict_feature_maps(z.clone()[:, :, None, None]),
+        "scale+energy": lambda z: peer.SCALE(
+            None, lambda m: linear(m.flatten(1)), 0.85
+        ).predict_feature_maps(z.clone()[:, :, None, None]),
     }
-    options = {"knn": {"k": 5}, "ash-s+energy": {"percentile": 90}, "scale+energy": {"percentile": 85}}
+    options = {
+        "knn": {"k": 5},
+        "ash-s+energy": {"percentile": 90},
+        "scale+energy": {"percentile": 85},
+    }
     for name, score in theirs.items():
         with torch.no_grad():
             expected = separation(*(-score(z).numpy() for z in (sample.inside, sample.outside)))
-        assert ours(name, sample, **options.get(name, {})) == pytest.approx(expected, abs=1e-3), name
+        assert ours(name, sample, **options.get(name, {})) == pytest.approx(expected, abs=1e-3), (
+            name
+        )

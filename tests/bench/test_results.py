@@ -14,9 +14,9 @@ from rich.console import Console
 
 import fdbd
 from fdbd.bench import Benchmark, FeatureSet, load_bundle
+from fdbd.bench.rows import Latency
 from fdbd.core.batch import Head
 from fdbd.fitting.statistics import ClassMoments
-from fdbd.results.rows import Latency
 
 OLD = Path(__file__).parents[1] / "artifacts" / "0.1.0" / "results.json"
 
@@ -42,7 +42,11 @@ def part() -> Benchmark:
     moments = ClassMoments(4, 8)
     moments.update(full.rows(slice(None)))
     bank = FeatureSet("train", full.features[:100], full.labels[:100])
-    ood = [data(2, 90, "near", 1.0), data(3, 80, "far away", 0.0), data(4, 70, "a/rather-long_name", 0.5)]
+    ood = [
+        data(2, 90, "near", 1.0),
+        data(3, 80, "far away", 0.0),
+        data(4, 70, "a/rather-long_name", 0.5),
+    ]
     return Benchmark(
         head,
         bank,
@@ -63,7 +67,10 @@ def results(part: Benchmark) -> fdbd.Results:
 
 @pytest.mark.parametrize("name", ["fdbd", "mds", "vim", "neco"])
 def test_a_detector_behind_an_identity_shaping_is_that_detector(part: Benchmark, name: str) -> None:
-    plain, shaped = (part.run([d], latency=False).rows[0] for d in (name, fdbd.Shaped(Nothing(), fdbd.create(name))))
+    plain, shaped = (
+        part.run([d], latency=False).rows[0]
+        for d in (name, fdbd.Shaped(Nothing(), fdbd.create(name)))
+    )
     torch.testing.assert_close(shaped.id_scores, plain.id_scores)
     assert shaped.from_bank == plain.from_bank
 
@@ -85,9 +92,13 @@ def test_rows_that_rest_on_the_bank_say_so(results: fdbd.Results) -> None:
     assert "the 100 of these samples" in " ".join(text.split())
 
 
-def test_a_temperature_comes_from_held_out_data_or_not_at_all(part: Benchmark, results: fdbd.Results) -> None:
+def test_a_temperature_comes_from_held_out_data_or_not_at_all(
+    part: Benchmark, results: fdbd.Results
+) -> None:
     detector = fdbd.TemperatureScaling().fit(part.validation.rows(slice(None)), part.head)
-    torch.testing.assert_close(results.row("tempscale").id_scores, detector.score(part.test.rows(slice(None))))
+    torch.testing.assert_close(
+        results.row("tempscale").id_scores, detector.score(part.test.rows(slice(None)))
+    )
     without = Benchmark(part.head, part.train, part.test, part.ood)
     assert "validation" in str(without.run(["tempscale"], latency=False).row("tempscale").error)
     full = without.run(latency=False, progress=False)
@@ -107,7 +118,9 @@ def rendered(results: fdbd.Results, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [24, 36, 50, 64, 80, 100, 120, 160, 300])
-def test_at_any_width_each_column_is_whole_or_named_as_left_out(results: fdbd.Results, width: int) -> None:
+def test_at_any_width_each_column_is_whole_or_named_as_left_out(
+    results: fdbd.Results, width: int
+) -> None:
     text = rendered(results, width)
     lines = text.splitlines()
     rows = [line for line in lines if line.startswith("│")]
@@ -120,14 +133,18 @@ def test_at_any_width_each_column_is_whole_or_named_as_left_out(results: fdbd.Re
     for name in ("average", "hard", "near", "far away", "a/rather-long_name", "µs per sample"):
         assert name in head or name in left_out or name in left_out.replace(" ", "")
     named = left_out.partition(".")[0]
-    assert named.count("µs per sample") == named.count("µs per sample at batch ")  # which of the two it is
+    assert named.count("µs per sample") == named.count(
+        "µs per sample at batch "
+    )  # which of the two it is
 
 
 def test_results_come_back_from_their_file(results: fdbd.Results, tmp_path: Path) -> None:
     again = fdbd.Results.from_json(results.to_json(tmp_path / "r.json"))
     assert again.setting == results.setting
     assert again.records() == results.records()
-    torch.testing.assert_close(again.row("fdbd").ood_scores["near"], results.row("fdbd").ood_scores["near"])
+    torch.testing.assert_close(
+        again.row("fdbd").ood_scores["near"], results.row("fdbd").ood_scores["near"]
+    )
     assert again.compare("fdbd", "msp") == results.compare("fdbd", "msp")
     assert again.to_markdown() == results.to_markdown()
     again.to_html(tmp_path / "again.html")
@@ -144,7 +161,9 @@ def test_results_of_version_0_1_0_load_and_show_their_numbers(tmp_path: Path) ->
         results.compare(results.rows[0].name, results.rows[1].name)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"setting": {}, "detectors": [3]}', '{"detectors": []', "[" * 9999])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"setting": {}, "detectors": [3]}', '{"detectors": []', "[" * 9999]
+)
 def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ValueError, match=r"is not a results\.json"):
@@ -189,7 +208,9 @@ def test_results_changed_by_hand_are_refused(
         fdbd.Results.from_json(tmp_path / "r.json")
 
 
-def test_latex_tables_have_few_columns_each_and_escape_what_tex_reads(results: fdbd.Results) -> None:
+def test_latex_tables_have_few_columns_each_and_escape_what_tex_reads(
+    results: fdbd.Results,
+) -> None:
     text = results.to_latex()
     assert text.count(r"\begin{table}") == 2
     assert max(line.count(" & ") for line in text.splitlines()) <= 6

@@ -10,22 +10,33 @@ import torch
 
 import fdbd
 from fdbd.bench import Benchmark, FeatureSet, default_detectors
+from fdbd.bench.rows import Latency
 from fdbd.fitting.statistics import ClassMoments
-from fdbd.results.rows import Latency
 
 
-def cluster_data(seed: int = 0, classes: int = 4, width: int = 12) -> tuple[fdbd.Head, FeatureSet, FeatureSet, list]:
+def cluster_data(
+    seed: int = 0, classes: int = 4, width: int = 12
+) -> tuple[fdbd.Head, FeatureSet, FeatureSet, list]:
     """Classes along the axes, OOD features that are mixtures (near) or noise (far)."""
     generator = torch.Generator().manual_seed(seed)
     centers = 4 * torch.eye(classes, width)
 
     def draw(count: int, name: str) -> FeatureSet:
         labels = torch.arange(count) % classes
-        return FeatureSet(name, (centers[labels] + torch.randn(count, width, generator=generator)).relu(), labels)
+        return FeatureSet(
+            name, (centers[labels] + torch.randn(count, width, generator=generator)).relu(), labels
+        )
 
-    near = (0.5 * (centers[:1] + centers[1:2]) + torch.randn(150, width, generator=generator)).relu()
+    near = (
+        0.5 * (centers[:1] + centers[1:2]) + torch.randn(150, width, generator=generator)
+    ).relu()
     far = torch.randn(120, width, generator=generator).relu()
-    return fdbd.Head(centers), draw(400, "train"), draw(200, "test"), [FeatureSet("near", near), FeatureSet("far", far)]
+    return (
+        fdbd.Head(centers),
+        draw(400, "train"),
+        draw(200, "test"),
+        [FeatureSet("near", near), FeatureSet("far", far)],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +59,17 @@ def benchmark() -> Benchmark:
 def test_a_run_agrees_with_fitting_and_scoring_by_hand(benchmark: Benchmark) -> None:
     results = benchmark.run(["energy", "mds"], latency=False)
     detector = fdbd.MDS().fit(benchmark.train.rows(slice(None)), benchmark.head)
-    inside, outside = (detector.score(s.rows(slice(None))) for s in (benchmark.test, benchmark.ood[0]))
+    inside, outside = (
+        detector.score(s.rows(slice(None))) for s in (benchmark.test, benchmark.ood[0])
+    )
     expected = fdbd.metrics.evaluate(inside, outside)
     assert results.row("mds").evaluations["near"].auroc == pytest.approx(float(expected.auroc))
     assert results.row("mds").evaluations["near"].fpr95 == pytest.approx(float(expected.fpr95))
-    accuracy = (benchmark.head(benchmark.test.features).argmax(dim=1) == benchmark.test.labels).double().mean()
+    accuracy = (
+        (benchmark.head(benchmark.test.features).argmax(dim=1) == benchmark.test.labels)
+        .double()
+        .mean()
+    )
     assert results.setting.accuracy == pytest.approx(float(accuracy))
 
 
@@ -125,7 +142,10 @@ def test_json_csv_and_pandas_hold_the_same_values(benchmark: Benchmark, tmp_path
     with results.to_csv(tmp_path / "r.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4
-    assert float(next(r for r in rows if (r["detector"], r["dataset"]) == ("fdbd", "far"))["auroc"]) == auroc
+    assert (
+        float(next(r for r in rows if (r["detector"], r["dataset"]) == ("fdbd", "far"))["auroc"])
+        == auroc
+    )
     frame = pytest.importorskip("pandas") and results.to_pandas()
     assert frame.set_index(["detector", "dataset"]).loc[("fdbd", "far"), "auroc"] == auroc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.json"]
@@ -143,7 +163,9 @@ def test_tables_name_the_convention_and_bold_the_best(benchmark: Benchmark, tmp_
     assert r"A <title> \& more" in latex
     assert latex.count(r"\textbf{") >= 8
     assert best in str(results)
-    benchmark_ood = Benchmark(benchmark.head, benchmark.train, benchmark.test, benchmark.ood, positive="ood")
+    benchmark_ood = Benchmark(
+        benchmark.head, benchmark.train, benchmark.test, benchmark.ood, positive="ood"
+    )
     assert "OOD positive" in benchmark_ood.run(["fdbd"], latency=False).to_markdown()
 
 

@@ -33,7 +33,12 @@ def test_help_cuts_off_no_option_in_80_columns(command: str, capsys, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run(capsys, command, "--help")
     program: Any = get_command(cli.app)
-    options = [name for each in program.commands[command].params for name in each.opts if name.startswith("--")]
+    options = [
+        name
+        for each in program.commands[command].params
+        for name in each.opts
+        if name.startswith("--")
+    ]
     assert [name for name in options if name not in out.split()] == []
 
 
@@ -125,7 +130,9 @@ def make_config(folder) -> str:
     return str(path)
 
 
-def test_a_config_runs_from_files_to_a_report_and_skips_what_is_missing(capsys, tmp_path, monkeypatch) -> None:
+def test_a_config_runs_from_files_to_a_report_and_skips_what_is_missing(
+    capsys, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setenv("FDBD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))
     monkeypatch.setenv("FDBD_OFFLINE", "1")
@@ -134,7 +141,15 @@ def test_a_config_runs_from_files_to_a_report_and_skips_what_is_missing(capsys, 
     torch.manual_seed(0)
     config = make_config(tmp_path)
     code, out, err = run(
-        capsys, "bench", config, "--trust-model", "--format", "html,json,csv,md,tex", "--out", "results", "--json"
+        capsys,
+        "bench",
+        config,
+        "--trust-model",
+        "--format",
+        "html,json,csv,md,tex",
+        "--out",
+        "results",
+        "--json",
     )
     assert code == 0, err
     assert "svhn is left out" in err
@@ -166,7 +181,9 @@ def test_the_list_says_which_datasets_are_here(capsys, tmp_path, monkeypatch) ->
     assert here == ["mnist"]
 
 
-def test_the_lists_of_datasets_and_features_fit_80_columns_and_cut_no_key(capsys, tmp_path, monkeypatch) -> None:
+def test_the_lists_of_datasets_and_features_fit_80_columns_and_cut_no_key(
+    capsys, tmp_path, monkeypatch
+) -> None:
     from fdbd.data.datasets import list_datasets
 
     monkeypatch.setenv("COLUMNS", "80")
@@ -194,7 +211,9 @@ def test_the_module_is_the_program() -> None:
     import fdbd
 
     environment = {"PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-m", "fdbd", "--version"], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "fdbd", "--version"], capture_output=True, text=True, env=environment
+    )
     assert (done.returncode, done.stdout) == (0, f"{fdbd.__version__}\n")
 
 
@@ -217,7 +236,9 @@ def test_the_doctor_names_versions_devices_and_what_is_missing(capsys, monkeypat
     assert found["Kernels"]["compiled"] == "yes"
 
 
-def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(capsys, tmp_path, monkeypatch) -> None:
+def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(
+    capsys, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
     chosen = "energy,react+energy,gen,maxlogit,knn,fdbd,msp,mds"
@@ -227,7 +248,9 @@ def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(capsys, tm
     assert "8,000 ID and 7,519 OOD samples" in err
     assert max(map(len, lines)) <= 80
     found = json.loads((tmp_path / "results.json").read_text())
-    by_quality = sorted(found["detectors"], key=lambda entry: -entry["groups"]["average"]["auroc"]["value"])
+    by_quality = sorted(
+        found["detectors"], key=lambda entry: -entry["groups"]["average"]["auroc"]["value"]
+    )
     said = " ".join(out.partition("┏")[0].split())
     assert f"{by_quality[0]['name']} separates ID from OOD best" in said
     assert f"{by_quality[1]['name']} is next" in said
@@ -239,7 +262,16 @@ def test_a_benchmark_says_first_what_matters_and_shows_all_on_request(capsys, tm
     assert [line.split()[1] for line in lines if line.startswith("│")] == shown
     assert f"{8 - len(shown)} further detectors" in out
     code, out, _ = run(
-        capsys, "bench", "--model", "cifar10-ce", "--detectors", chosen, "--all", "--no-latency", "--format", "json"
+        capsys,
+        "bench",
+        "--model",
+        "cifar10-ce",
+        "--detectors",
+        chosen,
+        "--all",
+        "--no-latency",
+        "--format",
+        "json",
     )
     assert code == 0
     assert sum(line.startswith("│") for line in out.splitlines()) == 8

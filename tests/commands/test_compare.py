@@ -1,4 +1,5 @@
-"""fdbd compare: paired where the samples agree, and what is said where two results have nothing in common."""
+"""fdbd compare: paired where the samples agree, and what is said where two results have nothing in
+common."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ import torch
 import fdbd
 from fdbd import cli
 from fdbd.bench import Benchmark, FeatureSet
+from fdbd.bench.table import compare_results
 from fdbd.core.batch import Head
 from fdbd.metrics import delong_test
-from fdbd.results.table import compare_results
 
 
 def make(noise: float, samples: str = "", names: tuple[str, ...] = ("one", "two")) -> fdbd.Results:
@@ -22,11 +23,15 @@ def make(noise: float, samples: str = "", names: tuple[str, ...] = ("one", "two"
     generator = torch.Generator().manual_seed(7)
 
     def draw(name: str, count: int, strength: float) -> FeatureSet:
-        clean = strength * torch.eye(4, 6)[torch.arange(count) % 4] + torch.randn(count, 6, generator=generator)
+        clean = strength * torch.eye(4, 6)[torch.arange(count) % 4] + torch.randn(
+            count, 6, generator=generator
+        )
         other = torch.randn(count, 6, generator=torch.Generator().manual_seed(count))
         return FeatureSet(name, clean + noise * other, samples=samples and f"{samples} {name}")
 
-    sets = [draw(name, count, strength) for name, count, strength in zip(names, (90, 70), (1.0, 0.5))]
+    sets = [
+        draw(name, count, strength) for name, count, strength in zip(names, (90, 70), (1.0, 0.5))
+    ]
     return Benchmark(Head(torch.eye(4, 6)), draw("train", 80, 3), draw("id", 120, 3), sets).run(
         ["msp", "energy"], latency=False, progress=False
     )
@@ -45,10 +50,14 @@ def test_two_models_on_the_same_images_are_compared_in_pairs(tmp_path: Path, cap
     assert sets == ["one", "two"]
     assert all(each.paired for each in found)
     msp = next(each for each in found if each.detector == "msp")
-    mean = [float(results.value(results.row("msp"), "average", "auroc")) for results in (first, second)]
+    mean = [
+        float(results.value(results.row("msp"), "average", "auroc")) for results in (first, second)
+    ]
     assert msp.comparison.difference == pytest.approx(mean[1] - mean[0])
     assert msp.comparison.verdict() == "lower"
-    code, out, _ = run(capsys, "compare", first.to_json(tmp_path / "a.json"), second.to_json(tmp_path / "b.json"))
+    code, out, _ = run(
+        capsys, "compare", first.to_json(tmp_path / "a.json"), second.to_json(tmp_path / "b.json")
+    )
     assert code == 0
     assert "the samples are the same" in " ".join(out.split())
     code, out, _ = run(capsys, "compare", tmp_path / "a.json", tmp_path / "b.json", "--json")
@@ -83,7 +92,10 @@ def test_results_without_scores_are_compared_by_their_intervals() -> None:
 
 
 def test_results_with_nothing_in_common_are_refused_in_one_line(tmp_path: Path, capsys) -> None:
-    paths = [make(0.0, names=names).to_json(tmp_path / f"{names[0]}.json") for names in (("a", "b"), ("c", "d"))]
+    paths = [
+        make(0.0, names=names).to_json(tmp_path / f"{names[0]}.json")
+        for names in (("a", "b"), ("c", "d"))
+    ]
     code, _, err = run(capsys, "compare", *paths)
     assert code == 2
     assert "no OOD set in common: a, b against c, d" in err

@@ -6,7 +6,13 @@ import torch
 from fdbd import Batch
 
 FEATURES = torch.arange(12.0).reshape(4, 3)
-WHOLE = Batch(FEATURES, FEATURES[:, :2], torch.arange(4), {"a": FEATURES[:, :1]}, torch.stack([FEATURES, -FEATURES]))
+WHOLE = Batch(
+    FEATURES,
+    FEATURES[:, :2],
+    torch.arange(4),
+    {"a": FEATURES[:, :1]},
+    torch.stack([FEATURES, -FEATURES]),
+)
 
 
 def test_rows_are_taken_from_every_part() -> None:
@@ -21,7 +27,9 @@ def test_rows_are_taken_from_every_part() -> None:
 
 def test_a_cast_leaves_labels_as_they_are() -> None:
     cast = WHOLE.to(dtype=torch.float64)
-    assert {part.dtype for part in (cast.features, cast.logits, cast.views, cast.layers["a"])} == {torch.float64}
+    assert {part.dtype for part in (cast.features, cast.logits, cast.views, cast.layers["a"])} == {
+        torch.float64
+    }
     assert cast.labels.dtype == torch.int64
 
 
@@ -35,6 +43,8 @@ def test_arrays_become_tensors_and_missing_parts_stay_missing() -> None:
 
 
 def test_a_detached_batch_has_no_gradient() -> None:
-    batch = Batch(FEATURES.clone().requires_grad_(), views=FEATURES[None].clone().requires_grad_()).detach()
+    batch = Batch(
+        FEATURES.clone().requires_grad_(), views=FEATURES[None].clone().requires_grad_()
+    ).detach()
     assert not batch.features.requires_grad
     assert not batch.views.requires_grad

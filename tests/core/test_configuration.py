@@ -13,10 +13,15 @@ from fdbd import Batch, Detector, Head, Shaping
 from fdbd.core.configuration import Configured, from_config
 
 HEAD = Head(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
-DATA = Batch(torch.randn(60, 4, generator=torch.Generator().manual_seed(1)).relu(), labels=torch.arange(60) % 3)
+DATA = Batch(
+    torch.randn(60, 4, generator=torch.Generator().manual_seed(1)).relu(),
+    labels=torch.arange(60) % 3,
+)
 
 
-@pytest.mark.parametrize(("base", "name"), [(Detector, "energy"), (Shaping, "react"), (Detector, "react")])
+@pytest.mark.parametrize(
+    ("base", "name"), [(Detector, "energy"), (Shaping, "react"), (Detector, "react")]
+)
 def test_a_name_that_is_taken_is_refused(base: type, name: str) -> None:
     with pytest.raises(ValueError, match=f"the name '{name}' of .*Mine is taken by fdbd"):
         type("Mine", (base,), {"name": name})
@@ -25,7 +30,9 @@ def test_a_name_that_is_taken_is_refused(base: type, name: str) -> None:
 
 def test_the_same_class_defined_again_replaces_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Configured, "registry", dict(Configured.registry))
-    first, second = (type("Mine", (Detector,), {"name": "mine", "__module__": "notebook"}) for _ in range(2))
+    first, second = (
+        type("Mine", (Detector,), {"name": "mine", "__module__": "notebook"}) for _ in range(2)
+    )
     assert first is not second
     assert Configured.registry["mine"] is second
 
@@ -40,23 +47,38 @@ def test_buffers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("detector", "buffer"), [(fdbd.SHE(), "offsets"), (fdbd.FDBD(), "offsets"), (fdbd.ViM(), "shift")]
+    ("detector", "buffer"),
+    [(fdbd.SHE(), "offsets"), (fdbd.FDBD(), "offsets"), (fdbd.ViM(), "shift")],
 )
 def test_a_buffer_of_another_length_is_refused(detector: Detector, buffer: str) -> None:
     state = detector.fit(DATA, HEAD).state_dict()
     state[buffer] = state[buffer][:1].clone()
-    with pytest.raises(ValueError, match=rf"{buffer} of {type(detector).__name__} has shape \(1,\), expected"):
+    with pytest.raises(
+        ValueError, match=rf"{buffer} of {type(detector).__name__} has shape \(1,\), expected"
+    ):
         type(detector)().load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "knn", "options": {"k": 10**9}}, "k is 1000000000, expected .* at most 1,000,000"),
+        (
+            {"name": "knn", "options": {"k": 10**9}},
+            "k is 1000000000, expected .* at most 1,000,000",
+        ),
         ({"name": "openmax", "options": {"tail": 10**12}}, "tail is .* at most 1,000,000"),
-        ({"name": "ensemble", "options": {"detectors": ["energy"] * 200_000}}, "more than 2,000 entries"),
-        ({"name": "ensemble", "options": {"detectors": ["energy"] * 200}}, "detectors is 200, expected at most 100"),
-        ({"name": "ensemble", "options": {"detectors": ["react+" * 10**5 + "energy", "msp"]}}, "100001 parts"),
+        (
+            {"name": "ensemble", "options": {"detectors": ["energy"] * 200_000}},
+            "more than 2,000 entries",
+        ),
+        (
+            {"name": "ensemble", "options": {"detectors": ["energy"] * 200}},
+            "detectors is 200, expected at most 100",
+        ),
+        (
+            {"name": "ensemble", "options": {"detectors": ["react+" * 10**5 + "energy", "msp"]}},
+            "100001 parts",
+        ),
     ],
 )
 def test_absurd_options_are_refused_before_anything_is_built(config: dict, message: str) -> None:
@@ -80,7 +102,11 @@ def test_options_that_did_not_exist_yet_have_the_meaning_of_their_time() -> None
 def test_a_row_too_large_for_float64_is_never_in_distribution(name: str) -> None:
     head = Head(HEAD.weight.double(), HEAD.bias.double())
     data = DATA._replace(features=DATA.features.double())
-    scores = fdbd.create(name).fit(data, head).score(Batch(torch.full((2, 4), sys.float_info.max, dtype=torch.float64)))
+    scores = (
+        fdbd.create(name)
+        .fit(data, head)
+        .score(Batch(torch.full((2, 4), sys.float_info.max, dtype=torch.float64)))
+    )
     assert not (scores == math.inf).any()
     assert not scores.isnan().any()
 

@@ -1,4 +1,5 @@
-"""Distances to decision boundaries against float64 definitions, and exact projections against optimality conditions."""
+"""Distances to decision boundaries against float64 definitions, and exact projections against
+optimality conditions."""
 
 import itertools
 import math
@@ -10,13 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, nnls
 
-from fdbd import Head
-from fdbd.core import geometry
+from fdbd import Head, geometry
 
 
 def random_head(classes, width, seed=0, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
-    return Head(torch.randn(classes, width, generator=g, dtype=dtype), torch.randn(classes, generator=g, dtype=dtype))
+    return Head(
+        torch.randn(classes, width, generator=g, dtype=dtype),
+        torch.randn(classes, generator=g, dtype=dtype),
+    )
 
 
 def random_features(rows, width, seed=1, dtype=torch.float64):
@@ -38,7 +41,11 @@ def prediction(z, weight, bias):
 
 
 def average_distance(z, weight, bias, k):
-    distances = [boundary_distance(z, weight, bias, k, c) for c in range(len(weight)) if weight[c] != weight[k]]
+    distances = [
+        boundary_distance(z, weight, bias, k, c)
+        for c in range(len(weight))
+        if weight[c] != weight[k]
+    ]
     return sum(distances) / len(distances)
 
 
@@ -126,15 +133,22 @@ def test_an_empty_batch_has_no_distances():
 @given(heads, st.sampled_from(["deviation", "norm", None]), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_the_folded_score_is_the_average_over_all_boundaries(head, normalizer, seed):
-    features, mean = random_features(6, head.num_features, seed), random_features(1, head.num_features, seed + 1)[0]
+    features, mean = (
+        random_features(6, head.num_features, seed),
+        random_features(1, head.num_features, seed + 1)[0],
+    )
     predicted = head(features).argmax(dim=1)
     scores = geometry.Folded(head, mean, normalizer).score(features, predicted)
-    assert torch.equal(scores, geometry.Folded(head, mean, normalizer).score(features, logits=head(features)))
+    assert torch.equal(
+        scores, geometry.Folded(head, mean, normalizer).score(features, logits=head(features))
+    )
     weight, bias = head.weight.tolist(), head.bias.tolist()
     for z, k, score in zip(features.tolist(), predicted.tolist(), scores.tolist()):
         center = {"deviation": mean.tolist(), "norm": [0.0] * len(z), None: None}[normalizer]
         size = 1.0 if center is None else math.sqrt(sum((a - b) ** 2 for a, b in zip(z, center)))
-        assert score == pytest.approx(average_distance(z, weight, bias, k) / size, rel=1e-9, abs=1e-12)
+        assert score == pytest.approx(
+            average_distance(z, weight, bias, k) / size, rel=1e-9, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("block_bytes", [1, 200, 1000])
@@ -167,7 +181,9 @@ def test_pairs_of_equal_weights_leave_sum_and_count_whatever_their_biases():
 @pytest.mark.parametrize("scale", [1.0, 1e5])
 def test_a_head_of_equal_rows_has_no_boundary_and_says_so(scale):
     row = random_features(1, 30)[0] * scale
-    with pytest.raises(ValueError, match=r"fewer than two distinct classes \(4 rows of weights, all equal\)"):
+    with pytest.raises(
+        ValueError, match=r"fewer than two distinct classes \(4 rows of weights, all equal\)"
+    ):
         geometry.Folded(Head(row.expand(4, 30), torch.arange(4.0)), row)
 
 
@@ -214,14 +230,19 @@ def test_bad_arguments_are_named():
 
 
 def enumerated_distance(z, weight, bias, c):
-    """min ‖y‖ with class c winning at z + y, by trying every set of active constraints; inf when none is feasible."""
+    """min ‖y‖ with class c winning at z + y, by trying every set of active constraints; inf when
+    none is feasible."""
     others = [j for j in range(len(weight)) if j != c]
     rows = weight[c] - weight[others]
     needs = (weight[others] - weight[c]) @ z + bias[others] - bias[c]
     best = math.inf
     for size in range(len(others) + 1):
         for active in itertools.combinations(range(len(others)), size):
-            step = np.linalg.pinv(rows[list(active)]) @ needs[list(active)] if active else np.zeros_like(z)
+            step = (
+                np.linalg.pinv(rows[list(active)]) @ needs[list(active)]
+                if active
+                else np.zeros_like(z)
+            )
             if (rows @ step >= needs - 1e-9 * (1 + np.abs(needs))).all():
                 best = min(best, float(np.linalg.norm(step)))
     return best
@@ -247,7 +268,8 @@ def test_exact_distances_are_those_of_the_best_active_set(classes, width, seed):
 
 
 def optimal_step(rows, needs):
-    """(step, multipliers) of: minimise |y|²/2 subject to rows @ y ≥ needs, by the dual problem of Lawson and Hanson."""
+    """(step, multipliers) of: minimise |y|²/2 subject to rows @ y ≥ needs, by the dual problem of
+    Lawson and Hanson."""
     width = rows.shape[1]
     dual, _ = nnls(np.vstack([rows.T, needs]), np.eye(width + 1)[width])
     residual = np.vstack([rows.T, needs]) @ dual - np.eye(width + 1)[width]
@@ -269,7 +291,8 @@ def test_exact_distances_meet_the_conditions_of_optimality(seed):
         if linprog(np.zeros(6), A_ub=-rows, b_ub=-needs, bounds=(None, None)).status == 2:
             assert exact[c] == math.inf
             continue
-        # However the step was found, these four conditions prove that it is the shortest (Karush, Kuhn and Tucker).
+        # However the step was found, these four conditions prove that it is the shortest (Karush,
+        # Kuhn and Tucker).
         step, multipliers = optimal_step(rows, needs)
         slack, scale = rows @ step - needs, np.abs(needs).max()
         assert (slack >= -1e-9 * scale).all()
@@ -282,7 +305,9 @@ def test_exact_distances_meet_the_conditions_of_optimality(seed):
 def test_a_class_that_is_never_predicted_is_infinitely_far():
     head = random_head(6, 4, 3)
     head.weight[5] = (head.weight[0] + head.weight[1]) / 2
-    head.bias[5] = (head.bias[0] + head.bias[1]) / 2 - 1  # its logit lies 1 below the mean of two others, everywhere
+    head.bias[5] = (
+        head.bias[0] + head.bias[1]
+    ) / 2 - 1  # its logit lies 1 below the mean of two others, everywhere
     features = random_features(30, 4)
     exact, closed = geometry.exact_distances(features, head), geometry.distances(features, head)
     assert (exact[:, 5] == math.inf).all()
@@ -316,7 +341,9 @@ def test_exact_distances_do_not_depend_on_the_units_of_the_logits(seed, scale, s
     assume(not (exact > 1e5).logical_and(exact < math.inf).any())
     common = random_features(1, 5, seed + 2)[0] * shift  # added to every row: no difference changes
     moved = Head((head.weight + common) * scale, head.bias * scale)
-    torch.testing.assert_close(geometry.exact_distances(features, moved), exact, rtol=1e-6, atol=1e-8, equal_nan=True)
+    torch.testing.assert_close(
+        geometry.exact_distances(features, moved), exact, rtol=1e-6, atol=1e-8, equal_nan=True
+    )
 
 
 def test_a_sample_on_a_boundary_is_at_distance_zero_of_it():
@@ -345,7 +372,9 @@ def test_squared_distances_are_those_of_the_differences():
     rows, points = random_features(7, 5), random_features(4, 5, 2)
     expected = (rows[:, None] - points).square().sum(dim=2)
     torch.testing.assert_close(geometry.squared_distances(rows, points), expected)
-    torch.testing.assert_close(geometry.squared_distances(rows, points, points.square().sum(dim=1)), expected)
+    torch.testing.assert_close(
+        geometry.squared_distances(rows, points, points.square().sum(dim=1)), expected
+    )
     assert (geometry.squared_distances(rows, rows).diagonal() >= 0).all()
 
 

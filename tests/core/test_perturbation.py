@@ -1,4 +1,5 @@
-"""Perturbation raises its objective by one signed step, image by image, and leaves the network alone."""
+"""Perturbation raises its objective by one signed step, image by image, and leaves the network
+alone."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ def _one_thread():
 def classifier() -> Classifier:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 5),
     )
     model[1].running_mean.normal_()
     return Classifier(model.double().eval())
@@ -51,7 +57,9 @@ def finite_difference_signs(images: Tensor, objective) -> Tensor:
             step = torch.zeros_like(images[n : n + 1])
             step.view(-1)[pixel] = 1e-5
             image = images[n : n + 1]
-            signs[n].view(-1)[pixel] = (objective(image + step) - objective(image - step)).sign().item()
+            signs[n].view(-1)[pixel] = (
+                (objective(image + step) - objective(image - step)).sign().item()
+            )
     return signs
 
 
@@ -60,7 +68,9 @@ def test_odin_step_agrees_with_finite_differences(classifier: Classifier, images
     images = images[:2]
     signs = finite_difference_signs(images, lambda x: 1000 * msp(classifier.model(x), 1000))
     expected = images + 0.0014 * signs / torch.tensor(STD).double().view(1, 3, 1, 1)
-    torch.testing.assert_close(InputPerturbation(0.0014, std=STD)(images, classifier), expected, atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        InputPerturbation(0.0014, std=STD)(images, classifier), expected, atol=1e-9, rtol=0
+    )
 
 
 def test_odin_step_agrees_with_pytorch_ood(classifier: Classifier, images: Tensor) -> None:
@@ -68,7 +78,9 @@ def test_odin_step_agrees_with_pytorch_ood(classifier: Classifier, images: Tenso
     for options in [{}, {"temperature": 1.0}, {"std": STD}]:
         theirs = {"norm_std" if name == "std" else name: value for name, value in options.items()}
         expected = odin.odin_preprocessing(classifier.model, images, eps=0.0014, **theirs)
-        torch.testing.assert_close(InputPerturbation(0.0014, **options)(images, classifier), expected)
+        torch.testing.assert_close(
+            InputPerturbation(0.0014, **options)(images, classifier), expected
+        )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1000.0])
@@ -93,7 +105,9 @@ def test_a_score_as_objective_is_raised(classifier: Classifier, images: Tensor) 
 
 def test_the_score_may_read_earlier_layers(classifier: Classifier, images: Tensor) -> None:
     classifier = Classifier(classifier.model, layers=("0",))
-    moved = InputPerturbation(0.01, objective="score")(images, classifier, lambda batch: batch.layers["0"].sum(1))
+    moved = InputPerturbation(0.01, objective="score")(
+        images, classifier, lambda batch: batch.layers["0"].sum(1)
+    )
     assert (classifier(moved).layers["0"].sum(1) > classifier(images).layers["0"].sum(1)).all()
 
 
@@ -104,7 +118,9 @@ def test_images_do_not_influence_each_other(classifier: Classifier, images: Tens
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_any_grad_mode_of_the_caller_gives_the_same(classifier: Classifier, images: Tensor, mode) -> None:
+def test_any_grad_mode_of_the_caller_gives_the_same(
+    classifier: Classifier, images: Tensor, mode
+) -> None:
     expected = InputPerturbation(0.0014)(images, classifier)
     with mode():
         moved = InputPerturbation(0.0014)(images + 0, classifier)
@@ -135,7 +151,9 @@ def test_a_frozen_network_is_perturbed_through(classifier: Classifier, images: T
     assert torch.equal(InputPerturbation(0.0014)(images, classifier), expected)
 
 
-def test_adversarial_images_raise_the_loss_of_their_labels(classifier: Classifier, images: Tensor) -> None:
+def test_adversarial_images_raise_the_loss_of_their_labels(
+    classifier: Classifier, images: Tensor
+) -> None:
     labels = torch.tensor([0, 1, 2, 4])
 
     def loss(x: Tensor) -> Tensor:
@@ -156,7 +174,9 @@ def test_half_precision_gradients_do_not_vanish(classifier: Classifier, images: 
     assert (moved != images.bfloat16()).double().mean() > 0.9
 
 
-def test_zero_epsilon_and_empty_batches_come_back_as_they_are(classifier: Classifier, images: Tensor) -> None:
+def test_zero_epsilon_and_empty_batches_come_back_as_they_are(
+    classifier: Classifier, images: Tensor
+) -> None:
     assert InputPerturbation(0.0)(images, classifier) is images
     assert InputPerturbation(0.1)(images[:0], classifier).shape == (0, 3, 6, 6)
 

@@ -1,4 +1,5 @@
-"""Corruptions: deterministic, of the published strength, and equal to the definitions written out for one image."""
+"""Corruptions: deterministic, of the published strength, and equal to the definitions written out
+for one image."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_severity_five_is_farther_from_the_original_than_one(images: np.ndarray,
 
 
 def test_another_seed_gives_other_noise(images: np.ndarray) -> None:
-    assert not np.array_equal(corrupt(images, "gaussian_noise", 1), corrupt(images, "gaussian_noise", 1, seed=1))
+    assert not np.array_equal(
+        corrupt(images, "gaussian_noise", 1), corrupt(images, "gaussian_noise", 1, seed=1)
+    )
 
 
 def test_numpys_global_generator_is_not_touched(images: np.ndarray) -> None:
@@ -60,14 +63,18 @@ def test_numpys_global_generator_is_not_touched(images: np.ndarray) -> None:
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
-@pytest.mark.parametrize(("severity", "sigma"), [(1, 0.04), (2, 0.06), (3, 0.08), (4, 0.09), (5, 0.10)])
+@pytest.mark.parametrize(
+    ("severity", "sigma"), [(1, 0.04), (2, 0.06), (3, 0.08), (4, 0.09), (5, 0.10)]
+)
 def test_gaussian_noise_has_the_published_deviation(severity: int, sigma: float) -> None:
     grey = np.full((20, 32, 32, 3), 128, np.uint8)
     assert corrupt(grey, "gaussian_noise", severity).std() / 255 == pytest.approx(sigma, rel=0.02)
 
 
 def test_shot_noise_has_the_variance_of_photon_counts() -> None:
-    grey = np.full((20, 32, 32, 3), 102, np.uint8)  # 0.4 of full scale; at severity 5 that is 20 photons
+    grey = np.full(
+        (20, 32, 32, 3), 102, np.uint8
+    )  # 0.4 of full scale; at severity 5 that is 20 photons
     assert corrupt(grey, "shot_noise", 5).std() / 255 == pytest.approx(math.sqrt(20) / 50, rel=0.02)
 
 
@@ -95,7 +102,9 @@ def test_brightness_adds_to_the_value_of_hsv(images: np.ndarray) -> None:
         hue, saturation, value = colorsys.rgb_to_hsv(*(images[1, row, column] / 255.0))
         expected = np.array(colorsys.hsv_to_rgb(hue, saturation, min(value + 0.2, 1))) * 255
         np.testing.assert_allclose(out[1, row, column], expected, atol=1)
-    assert corrupt(np.zeros((1, 32, 32, 3), np.uint8), "brightness", 4).max() == 51  # black has no hue to keep
+    assert (
+        corrupt(np.zeros((1, 32, 32, 3), np.uint8), "brightness", 4).max() == 51
+    )  # black has no hue to keep
 
 
 def test_motion_blur_is_half_a_gaussian_along_a_line() -> None:
@@ -119,7 +128,9 @@ def test_zoom_equals_scipys_linear_zoom_of_the_centre() -> None:
     for factor in (1.0, 1.07, 1.25, 1.75, 2.25):
         inner = math.ceil(32 / factor)
         top = (32 - inner) // 2
-        whole = ndimage.zoom(x[0, top : top + inner, top : top + inner], (factor, factor, 1), order=1)
+        whole = ndimage.zoom(
+            x[0, top : top + inner, top : top + inner], (factor, factor, 1), order=1
+        )
         trim = (whole.shape[0] - 32) // 2
         np.testing.assert_allclose(
             corruptions._zoom(x, factor)[0], whole[trim : trim + 32, trim : trim + 32], atol=1e-9
@@ -143,7 +154,8 @@ def test_sampling_equals_scipys_linear_interpolation(border: str, mode: str) -> 
 
 
 def test_an_elastic_map_sends_the_moved_corners_back() -> None:
-    # Severity 1 is the affine part alone: a picture of its own coordinates shows where each pixel came from.
+    # Severity 1 is the affine part alone: a picture of its own coordinates shows where each pixel
+    # came from.
     axis = np.arange(32) / 31.0
     picture = np.stack([*np.meshgrid(axis, axis), np.zeros((32, 32))], axis=2)[None]
     draw = corruptions._draws(5)
@@ -163,10 +175,14 @@ def test_an_elastic_map_sends_the_moved_corners_back() -> None:
 def test_glass_blur_takes_every_pixel_from_its_neighbourhood() -> None:
     # At severity 1 the Gaussians are too narrow to matter: values move, none is invented.
     image = np.arange(32 * 32, dtype=np.int64).reshape(1, 32, 32, 1).repeat(3, axis=3)
-    colours = np.concatenate([image[..., :1] % 256, image[..., :1] // 256, image[..., :1] * 0], axis=3).astype(np.uint8)
+    colours = np.concatenate(
+        [image[..., :1] % 256, image[..., :1] // 256, image[..., :1] * 0], axis=3
+    ).astype(np.uint8)
     out = corrupt(colours, "glass_blur", 1)
     assert not np.array_equal(out, colours)
-    assert (np.abs(out.astype(int) - colours)[..., 1] <= 1).all()  # 256 pixels are 8 rows: nothing moves that far
+    assert (
+        np.abs(out.astype(int) - colours)[..., 1] <= 1
+    ).all()  # 256 pixels are 8 rows: nothing moves that far
 
 
 def test_fog_is_a_cloud_from_nought_to_one() -> None:
@@ -199,7 +215,9 @@ def test_mixed_gives_each_family_a_quarter_and_each_corruption_its_share() -> No
         (("fog", 6), "severity is 6"),
     ],
 )
-def test_bad_names_and_severities_are_refused(images: np.ndarray, args: tuple[str, int], message: str) -> None:
+def test_bad_names_and_severities_are_refused(
+    images: np.ndarray, args: tuple[str, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         corrupt(images, *args)
 

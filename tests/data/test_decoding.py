@@ -1,4 +1,5 @@
-"""Images decoded by processes: all rows, in order, whatever a file does to the process that reads it."""
+"""Images decoded by processes: all rows, in order, whatever a file does to the process that reads
+it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.decoding import prepare
-from fdbd.data.preprocessing import Preprocess
 
 
 class Hostile(Sequence):
@@ -57,7 +58,9 @@ class Awkward(Sequence):
 def test_an_image_that_resizing_would_blow_up_is_a_failure_and_costs_no_other_row() -> None:
     [batch] = prepare(Awkward(), Preprocess(32), [range(4)], workers=1)
     assert [failure.row for failure in batch.failures] == [1, 2]
-    assert batch.failures[0].reason.startswith("the image has 3000000 × 1 pixels and, resized to a short side of 32,")
+    assert batch.failures[0].reason.startswith(
+        "the image has 3000000 × 1 pixels and, resized to a short side of 32,"
+    )
     assert batch.failures[1].reason == "there is not enough memory to prepare it"
     assert (batch.inputs[:, 0, 0, 0] * 255).round().tolist() == [0, 3]
 
@@ -92,7 +95,7 @@ SLEEPER = """
 import os, sys, time
 from collections.abc import Sequence
 from fdbd.data.decoding import prepare
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 
 class Sleeper(Sequence):
     def __len__(self):
@@ -105,9 +108,13 @@ list(prepare(Sleeper(), Preprocess(4), [range(1)], workers=1, processes=True))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="processes are looked up in Linux's /proc"
+)
 def test_a_process_that_decodes_apart_leaves_soon_after_a_parent_that_was_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fdbd.core.pixels import ImageError, decode
 from fdbd.data.datasets import from_folder
-from fdbd.data.images import CHANGED, ImageError, ImageFiles, decode, find_images
+from fdbd.data.images import CHANGED, ImageFiles, find_images
 from fdbd.data.inputs import open_images
 from fdbd.data.labels import Agreement, as_classes, class_order
 
@@ -105,7 +106,9 @@ def test_an_image_that_was_replaced_since_it_was_listed_cannot_be_read(tmp_path)
         (["3", "7"], 3, (), None),
     ],
 )
-def test_class_folders_are_classes_by_one_rule(classes, num_classes, class_names, expected, tmp_path) -> None:
+def test_class_folders_are_classes_by_one_rule(
+    classes, num_classes, class_names, expected, tmp_path
+) -> None:
     for name in classes:
         write(tmp_path / name / "1.png")
     rows = open_images(str(tmp_path))
@@ -122,7 +125,9 @@ def test_class_folders_are_classes_by_one_rule(classes, num_classes, class_names
 
 
 def test_numbers_are_sorted_as_numbers_and_text_as_text() -> None:
-    assert class_order([str(number) for number in range(1000)]) == [str(number) for number in range(1000)]
+    assert class_order([str(number) for number in range(1000)]) == [
+        str(number) for number in range(1000)
+    ]
     assert class_order(["b10", "b9"]) == ["b10", "b9"]
 
 
@@ -138,7 +143,9 @@ def test_numbers_are_sorted_as_numbers_and_text_as_text() -> None:
         (500, 1000, 2, True),
     ],
 )
-def test_an_accuracy_no_better_than_guessing_is_named_with_mismatches(right, count, num_classes, warns) -> None:
+def test_an_accuracy_no_better_than_guessing_is_named_with_mismatches(
+    right, count, num_classes, warns
+) -> None:
     labels = torch.arange(count) % num_classes
     predicted = labels.clone()
     predicted[right:] = (labels[right:] + 1) % num_classes
@@ -149,7 +156,10 @@ def test_an_accuracy_no_better_than_guessing_is_named_with_mismatches(right, cou
     text = agreement.warning("photos", ["ant", "bee"])
     assert (text is not None) == warns
     if warns and right == 0:
-        assert "label 0 (ant), predicted 1 (bee); label 1 (bee), predicted 2; label 2, predicted 3" in text
+        assert (
+            "label 0 (ant), predicted 1 (bee); label 1 (bee), predicted 2; label 2, predicted 3"
+            in text
+        )
 
 
 def test_files_may_be_given_as_paths(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Decoding: every kind of pixel becomes upright RGB, and what is broken or too large is refused in one sentence."""
+"""Decoding: every kind of pixel becomes upright RGB, and what is broken or too large is refused in
+one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdbd.data.images import ImageError, centre_square, decode
+from fdbd.core.pixels import ImageError, centre_square, decode
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -31,11 +32,15 @@ def huge_png(width: int, height: int) -> bytes:
     """A PNG of a few hundred bytes whose header claims any size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = zlib.compress(b"\0" * 100_000)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 def test_rgb_survives_unchanged(tmp_path: Path) -> None:
@@ -47,7 +52,9 @@ def test_rgb_survives_unchanged(tmp_path: Path) -> None:
 
 def test_grey_becomes_three_equal_channels() -> None:
     grey = gradient()[..., 0]
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(grey))), np.stack([grey] * 3, axis=2))
+    np.testing.assert_array_equal(
+        decode(encoded(Image.fromarray(grey))), np.stack([grey] * 3, axis=2)
+    )
 
 
 def test_one_bit_images_become_black_and_white() -> None:
@@ -65,7 +72,9 @@ def test_palette_images_take_their_colours() -> None:
 def test_alpha_is_left_out() -> None:
     pixels = gradient()
     alpha = np.full((*pixels.shape[:2], 1), 7, np.uint8)
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(np.concatenate([pixels, alpha], axis=2)))), pixels)
+    np.testing.assert_array_equal(
+        decode(encoded(Image.fromarray(np.concatenate([pixels, alpha], axis=2)))), pixels
+    )
 
 
 def test_cmyk_becomes_rgb() -> None:
@@ -78,14 +87,18 @@ def test_cmyk_becomes_rgb() -> None:
 
 def test_sixteen_bit_grey_is_scaled_to_eight() -> None:
     values = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(values)))[0, :, 0], [0, 1, 128, 255])
+    np.testing.assert_array_equal(
+        decode(encoded(Image.fromarray(values)))[0, :, 0], [0, 1, 128, 255]
+    )
 
 
 def test_exif_orientation_is_applied() -> None:
     pixels = gradient()
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned: rotate by 270° to see it upright
-    np.testing.assert_array_equal(decode(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, k=3))
+    np.testing.assert_array_equal(
+        decode(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, k=3)
+    )
 
 
 def test_an_animation_gives_its_first_frame() -> None:

@@ -1,4 +1,5 @@
-"""Decisions of a guard on features: rows that cannot be trusted, strided memory, subclasses, perturbed images."""
+"""Decisions of a guard on features: rows that cannot be trusted, strided memory, subclasses,
+perturbed images."""
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ def fitted() -> FDBD:
 
 
 def batch_of(detector: Detector, rows: int, seed: int = 1) -> Batch:
-    features = torch.randn(rows, 7, generator=torch.Generator().manual_seed(seed), dtype=detector.head.weight.dtype)
+    features = torch.randn(
+        rows, 7, generator=torch.Generator().manual_seed(seed), dtype=detector.head.weight.dtype
+    )
     return Batch(features, detector.head(features))
 
 
@@ -54,13 +57,19 @@ def test_strided_and_negated_memory_is_read_right() -> None:
     assert imaginary.is_neg()
     strided = torch.stack([batch.features, batch.features], dim=2)[..., 0]
     for features in (imaginary, strided):
-        for ours, theirs in zip(guard_of(detector, threshold)(Batch(features, batch.logits)), expected):
+        for ours, theirs in zip(
+            guard_of(detector, threshold)(Batch(features, batch.logits)), expected
+        ):
             torch.testing.assert_close(ours, theirs)
 
 
 def test_perturbed_images_are_scored_apart_from_their_labels() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
-    guard = Guard(model, perturb=fdbd.InputPerturbation(0.2)).fit(torch.randn(60, 4)).calibrate(torch.randn(60, 4))
+    guard = (
+        Guard(model, perturb=fdbd.InputPerturbation(0.2))
+        .fit(torch.randn(60, 4))
+        .calibrate(torch.randn(60, 4))
+    )
     images = torch.randn(9, 4)
     decision = guard(images)
     assert torch.equal(decision.logits, model(images))
@@ -90,7 +99,13 @@ def test_a_folded_head_whose_shapes_disagree_is_refused(part: str) -> None:
 
 def decided(p_values: torch.Tensor) -> Decision:
     count = len(p_values)
-    return Decision(torch.zeros(count, 2), torch.zeros(count).long(), torch.zeros(count), p_values, p_values < 0.05)
+    return Decision(
+        torch.zeros(count, 2),
+        torch.zeros(count).long(),
+        torch.zeros(count),
+        p_values,
+        p_values < 0.05,
+    )
 
 
 @pytest.mark.parametrize("q", [0.05, 0.1, 0.3])
@@ -116,11 +131,15 @@ def test_the_false_discovery_rate_is_kept_on_exchangeable_data() -> None:
         scores = torch.randn(100, generator=generator)
         scores[80:] -= 3.5
         p_values, is_ood = threshold.decide(scores, None)
-        named = Decision(torch.zeros(100, 2), torch.zeros(100).long(), scores, p_values, is_ood).discoveries(q)
+        named = Decision(
+            torch.zeros(100, 2), torch.zeros(100).long(), scores, p_values, is_ood
+        ).discoveries(q)
         wrong.append(named[:80].sum().item() / max(1, named.sum().item()))
         power.append(named[80:].double().mean().item())
     error = np.std(wrong) / len(wrong) ** 0.5
-    assert np.mean(wrong) - 3 * error <= 0.8 * q  # Bates et al. 2023: at most q times the share of in-distribution
+    assert (
+        np.mean(wrong) - 3 * error <= 0.8 * q
+    )  # Bates et al. 2023: at most q times the share of in-distribution
     assert np.mean(power) > 0.5, "the procedure finds something"
 
 

@@ -46,7 +46,9 @@ def test_a_guarded_model_decides_in_three_lines() -> None:
     assert torch.equal(decision.labels, decision.logits.argmax(dim=1))
 
 
-@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")])
+@pytest.mark.parametrize(
+    "name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")]
+)
 def test_mixed_precision_is_for_the_network_not_for_the_score(name: str) -> None:
     head = fdbd.Head(torch.randn(20, 12, generator=torch.Generator().manual_seed(0)))
     features = torch.randn(400, 12, generator=torch.Generator().manual_seed(1)).relu()
@@ -62,7 +64,11 @@ def test_mixed_precision_is_for_the_network_not_for_the_score(name: str) -> None
 @pytest.mark.parametrize("name", ["fdbd", "energy", "mds", "knn", "nnguide", "vim", "react+energy"])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_model_on_a_gpu_is_guarded_there(name: str) -> None:
-    guard = fdbd.Guard(make_model().cuda(), name).fit(make_loader(200, 1)).calibrate(make_loader(100, 2))
+    guard = (
+        fdbd.Guard(make_model().cuda(), name)
+        .fit(make_loader(200, 1))
+        .calibrate(make_loader(100, 2))
+    )
     images = torch.randn(9, 3, 2, 2)
     here = fdbd.Guard(make_model(), name).fit(make_loader(200, 1)).score(images)
     assert guard(images.cuda()).scores.is_cuda
@@ -78,7 +84,9 @@ def test_the_score_is_the_detectors_score_on_the_heads_input(guard: fdbd.Guard) 
     model, images = make_model(), torch.randn(9, 3, 2, 2)
     train = torch.cat([x for x, _ in make_loader(200, 1)])
     head = fdbd.Head.of(model[3])
-    expected = fdbd.FDBD().fit(fdbd.Batch(model[:3](train)), head).score(fdbd.Batch(model[:3](images)))
+    expected = (
+        fdbd.FDBD().fit(fdbd.Batch(model[:3](train)), head).score(fdbd.Batch(model[:3](images)))
+    )
     torch.testing.assert_close(guard(images).scores, expected.detach())
     torch.testing.assert_close(guard.score(images), expected.detach())
 
@@ -97,7 +105,9 @@ def test_conformal_false_alarms_stay_below_alpha_on_average() -> None:
     rates = []
     for seed in range(30):
         guard.calibrate(make_loader(99, 100 + seed), alpha=0.1)
-        rates.append(guard(torch.cat([x for x, _ in make_loader(200, 200 + seed)])).is_ood.double().mean())
+        rates.append(
+            guard(torch.cat([x for x, _ in make_loader(200, 200 + seed)])).is_ood.double().mean()
+        )
     assert torch.stack(rates).mean() <= 0.1 + 0.02
 
 
@@ -106,7 +116,10 @@ def test_per_class_thresholds_hold_for_each_predicted_class() -> None:
     calibration = make_loader(800, 2)
     guard.calibrate(calibration, tpr=0.9, per_class=True)
     decisions = [guard(images) for images, _ in calibration]
-    labels, is_ood = torch.cat([d.labels for d in decisions]), torch.cat([d.is_ood for d in decisions])
+    labels, is_ood = (
+        torch.cat([d.labels for d in decisions]),
+        torch.cat([d.is_ood for d in decisions]),
+    )
     for label in labels.unique():
         assert (~is_ood[labels == label]).double().mean() >= 0.9
 
@@ -133,7 +146,11 @@ def test_a_detector_of_several_passes_runs_the_network_once() -> None:
     guard = fdbd.Guard(model, "vim").fit(loader)
     assert len(calls) == len(loader)
     features = torch.cat([make_model()[:3](images) for images, _ in loader]).detach()
-    expected = fdbd.create("vim").fit(fdbd.Batch(features), fdbd.Head.of(model[3])).score(fdbd.Batch(features))
+    expected = (
+        fdbd.create("vim")
+        .fit(fdbd.Batch(features), fdbd.Head.of(model[3]))
+        .score(fdbd.Batch(features))
+    )
     torch.testing.assert_close(guard.detector.score(fdbd.Batch(features)), expected)
 
 
@@ -165,7 +182,9 @@ def test_guards_that_read_more_than_features_are_loaded(tmp_path) -> None:
     guard = fdbd.Guard(head, "csi").fit([views])
     guard.save(path)
     torch.testing.assert_close(fdbd.load(path).score(views), guard.score(views))
-    fdbd.Guard(head, fdbd.Ensemble(["energy", "fdbd"])).fit([fdbd.Batch(torch.randn(30, 5))]).save(path)
+    fdbd.Guard(head, fdbd.Ensemble(["energy", "fdbd"])).fit([fdbd.Batch(torch.randn(30, 5))]).save(
+        path
+    )
     with pytest.raises(RuntimeError, match="not calibrated"):
         fdbd.load(path).score(fdbd.Batch(torch.randn(2, 5)))
 
@@ -191,7 +210,12 @@ class Saturating(nn.Module):
         super().__init__()
         self.fc = nn.Linear(12, 4)
 
-    def forward(self, pixels: torch.Tensor, extra: torch.Tensor | None = None, mask: torch.Tensor | None = None):
+    def forward(
+        self,
+        pixels: torch.Tensor,
+        extra: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ):
         pixels = pixels if extra is None else pixels + extra.view_as(pixels)
         return self.fc(pixels.nan_to_num(0.0).tanh().flatten(1))
 
@@ -201,7 +225,11 @@ class Saturating(nn.Module):
 def test_non_finite_inputs_are_ood_even_if_the_network_hides_them(bad: float, part: str) -> None:
     torch.manual_seed(0)
     images = torch.randn(100, 3, 2, 2)
-    inputs = {"pixels": images, "extra": torch.randn(100, 12).half(), "mask": torch.full((100, 4), -torch.inf)}
+    inputs = {
+        "pixels": images,
+        "extra": torch.randn(100, 12).half(),
+        "mask": torch.full((100, 4), -torch.inf),
+    }
     given = inputs if part in inputs else images
     guard = fdbd.Guard(Saturating()).fit([given]).calibrate([given], alpha=0.02)
     spoilt = copy.deepcopy(given)
@@ -243,7 +271,9 @@ def test_a_score_of_plus_infinity_is_ood() -> None:
 def test_one_labelled_batch_and_numpy_arrays_are_taken_as_they_are() -> None:
     torch.manual_seed(0)
     images, labels = torch.randn(100, 3, 2, 2), torch.arange(100) % 4
-    expected = fdbd.Guard(make_model(), "mds").fit([(images, labels)]).calibrate([images])(images[:5])
+    expected = (
+        fdbd.Guard(make_model(), "mds").fit([(images, labels)]).calibrate([images])(images[:5])
+    )
     arrays = images.double().numpy(), labels.numpy()
     for data in ((images, labels), [images, labels], arrays, [arrays]):
         guard = fdbd.Guard(make_model(), "mds").fit(data).calibrate(images.numpy())
@@ -268,10 +298,15 @@ def test_raw_pixels_are_refused_in_one_sentence() -> None:
     [
         (fdbd.Batch(torch.zeros(2, 3)), r"features have shape \(2, 3\), expected \(N, 16\)"),
         (fdbd.Batch(torch.zeros(16)), r"features have shape \(16,\), expected \(N, 16\)"),
-        (fdbd.Batch(torch.zeros(2, 16), torch.zeros(2, 3)), r"logits have shape \(2, 3\), expected \(N, 4\)"),
+        (
+            fdbd.Batch(torch.zeros(2, 16), torch.zeros(2, 3)),
+            r"logits have shape \(2, 3\), expected \(N, 4\)",
+        ),
     ],
 )
-def test_features_of_another_width_are_one_sentence(guard: fdbd.Guard, batch: fdbd.Batch, message: str) -> None:
+def test_features_of_another_width_are_one_sentence(
+    guard: fdbd.Guard, batch: fdbd.Batch, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         guard.decide(batch)
     with pytest.raises(ValueError, match=message):
@@ -299,7 +334,9 @@ def test_asking_before_calibrating_says_what_to_do() -> None:
 
 def test_asking_before_fitting_says_what_to_do() -> None:
     for ask in (fdbd.Guard.calibrate, fdbd.Guard.score, fdbd.Guard.explain, fdbd.Guard.__call__):
-        with pytest.raises(fdbd.NotFittedError, match=r"the guard is not fitted: call guard.fit\(loader\)"):
+        with pytest.raises(
+            fdbd.NotFittedError, match=r"the guard is not fitted: call guard.fit\(loader\)"
+        ):
             ask(fdbd.Guard(make_model()), torch.randn(3, 3, 2, 2))
 
 
@@ -317,7 +354,11 @@ def test_explanations_agree_with_a_loop_over_the_boundaries(guard: fdbd.Guard) -
     images = torch.randn(6, 3, 2, 2)
     model = make_model()
     explanation = guard.explain(images)
-    features, weight, bias = model[:3](images).double(), model[3].weight.double(), model[3].bias.double()
+    features, weight, bias = (
+        model[:3](images).double(),
+        model[3].weight.double(),
+        model[3].bias.double(),
+    )
     calibration = torch.cat([guard.score(x) for x, _ in make_loader(100, 2)])
     for i in range(6):
         logits = weight @ features[i] + bias
@@ -327,9 +368,13 @@ def test_explanations_agree_with_a_loop_over_the_boundaries(guard: fdbd.Guard) -
         ).detach()
         others = [c for c in range(4) if c != k]
         assert explanation.distances[i, k].isnan()
-        torch.testing.assert_close(explanation.distances[i, others].double(), distance, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            explanation.distances[i, others].double(), distance, rtol=1e-4, atol=1e-5
+        )
         assert int(explanation.nearest[i]) == others[int(distance.argmin())]
-        torch.testing.assert_close(explanation.nearest_distance[i].double(), distance.min(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            explanation.nearest_distance[i].double(), distance.min(), rtol=1e-4, atol=1e-5
+        )
         torch.testing.assert_close(
             explanation.shares[i, others].double(), distance / distance.sum(), rtol=1e-4, atol=1e-5
         )
@@ -352,16 +397,25 @@ def test_a_saved_guard_decides_the_same(guard: fdbd.Guard, tmp_path) -> None:
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("kind", [{"tpr": 0.8}, {"alpha": 0.2}])
 @pytest.mark.parametrize("name", ["fdbd", "react+energy", "mds", "vim", "knn", "ash-s+fdbd"])
-def test_every_kind_of_guard_survives_saving(name: str, kind: dict, per_class: bool, tmp_path) -> None:
-    guard = fdbd.Guard(make_model(), fdbd.create(name, k=5) if name == "knn" else name).fit(make_loader(300, 1))
+def test_every_kind_of_guard_survives_saving(
+    name: str, kind: dict, per_class: bool, tmp_path
+) -> None:
+    guard = fdbd.Guard(make_model(), fdbd.create(name, k=5) if name == "knn" else name).fit(
+        make_loader(300, 1)
+    )
     guard.calibrate(make_loader(400, 2), **kind, per_class=per_class)
     guard.save(tmp_path / "guard.safetensors")
-    loaded, images = fdbd.load(tmp_path / "guard.safetensors", make_model()), torch.randn(8, 3, 2, 2)
+    loaded, images = (
+        fdbd.load(tmp_path / "guard.safetensors", make_model()),
+        torch.randn(8, 3, 2, 2),
+    )
     for ours, theirs in zip(guard(images), loaded(images)):
         assert torch.equal(ours, theirs)
 
 
-def test_a_model_with_another_head_is_refused_with_both_fingerprints(guard: fdbd.Guard, tmp_path) -> None:
+def test_a_model_with_another_head_is_refused_with_both_fingerprints(
+    guard: fdbd.Guard, tmp_path
+) -> None:
     guard.save(tmp_path / "guard.safetensors")
     other = make_model(seed=9)
     with pytest.raises(artifact.ArtifactError) as error:
@@ -416,7 +470,12 @@ def test_a_file_that_names_an_unknown_detector_is_refused(guard: fdbd.Guard, tmp
     path = tmp_path / "guard.safetensors"
     guard.save(path)
     description, tensors = artifact.read(path)
-    for detector in ({"name": "os.system", "options": {}}, "fdbd", {"name": "fdbd", "options": {"surprise": 1}}, None):
+    for detector in (
+        {"name": "os.system", "options": {}},
+        "fdbd",
+        {"name": "fdbd", "options": {"surprise": 1}},
+        None,
+    ):
         artifact.write(path, {**description, "detector": detector}, tensors)
         with pytest.raises(artifact.ArtifactError):
             fdbd.load(path)
@@ -427,7 +486,9 @@ def test_a_file_with_missing_or_misshapen_tensors_is_refused(guard: fdbd.Guard, 
     guard.save(path)
     description, tensors = artifact.read(path)
     for name in [name for name in tensors if name.startswith("detector.")]:
-        artifact.write(path, description, {key: value for key, value in tensors.items() if key != name})
+        artifact.write(
+            path, description, {key: value for key, value in tensors.items() if key != name}
+        )
         with pytest.raises(artifact.ArtifactError):
             fdbd.load(path)
         artifact.write(path, description, {**tensors, name: torch.zeros(3, 5, 7)})
@@ -483,7 +544,11 @@ def assert_same_decision(found: tuple, expected: fdbd.Decision) -> None:
 
 
 def guard_and_images(name: str, threshold: dict) -> tuple[fdbd.Guard, torch.Tensor]:
-    guard = fdbd.Guard(make_model(), name).fit(make_loader(200, 1)).calibrate(make_loader(400, 2), **threshold)
+    guard = (
+        fdbd.Guard(make_model(), name)
+        .fit(make_loader(200, 1))
+        .calibrate(make_loader(400, 2), **threshold)
+    )
     images = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     images[4, 0, 0, 0] = float("nan")
     return guard, images
@@ -495,7 +560,9 @@ def test_a_guard_compiles_as_a_full_graph_and_exports(name: str, threshold: dict
     torch._dynamo.reset()  # compiled guards of other tests count against the limit of one function
     guard, images = guard_and_images(name, threshold)
     compiled = torch.compile(guard, fullgraph=True, backend="aot_eager")
-    exported = torch.export.export(guard, (images,), dynamic_shapes=({0: torch.export.Dim("n")},)).module()
+    exported = torch.export.export(
+        guard, (images,), dynamic_shapes=({0: torch.export.Dim("n")},)
+    ).module()
     for count in (6, 1, 3):
         expected = guard(images[:count])
         assert_same_decision(compiled(images[:count]), expected)
@@ -503,7 +570,10 @@ def test_a_guard_compiles_as_a_full_graph_and_exports(name: str, threshold: dict
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="torch.compile needs a C++ compiler",
+)
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)
 def test_the_compiled_machine_code_decides_the_same(threshold: dict) -> None:
     torch._dynamo.reset()
@@ -516,7 +586,11 @@ def test_the_compiled_machine_code_decides_the_same(threshold: dict) -> None:
 def test_perturbation_touches_the_score_alone() -> None:
     perturb = fdbd.InputPerturbation(0.01)
     plain = fdbd.Guard(make_model(), "msp").fit(make_loader(64, 1)).calibrate(make_loader(64, 2))
-    noisy = fdbd.Guard(make_model(), "msp", perturb=perturb).fit(make_loader(64, 1)).calibrate(make_loader(64, 2))
+    noisy = (
+        fdbd.Guard(make_model(), "msp", perturb=perturb)
+        .fit(make_loader(64, 1))
+        .calibrate(make_loader(64, 2))
+    )
     images = torch.randn(5, 3, 2, 2)
     assert torch.equal(plain(images).logits, noisy(images).logits)
     assert (noisy(images).scores > plain(images).scores).all()
@@ -534,9 +608,9 @@ def test_mahalanobis_noise_raises_the_mahalanobis_score() -> None:
 
 def test_odin_by_name_is_perturbation_and_msp_at_a_high_temperature() -> None:
     named = fdbd.Guard(make_model(), "odin").fit(make_loader(64, 1))
-    composed = fdbd.Guard(make_model(), fdbd.MSP(temperature=1000), perturb=fdbd.InputPerturbation(0.0014)).fit(
-        make_loader(64, 1)
-    )
+    composed = fdbd.Guard(
+        make_model(), fdbd.MSP(temperature=1000), perturb=fdbd.InputPerturbation(0.0014)
+    ).fit(make_loader(64, 1))
     images = torch.randn(5, 3, 2, 2)
     torch.testing.assert_close(named.score(images), composed.score(images))
 
@@ -564,7 +638,9 @@ def test_an_explanation_is_about_the_class_that_was_predicted() -> None:
     head = fdbd.Head(torch.randn(30, 6))
     features = torch.randn(300, 6)
     rounded = head(features).bfloat16()  # many samples have two largest logits now
-    guard = fdbd.Guard(head).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(300, 6))])
+    guard = (
+        fdbd.Guard(head).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(300, 6))])
+    )
     assert (rounded.argmax(dim=1) != head(features).argmax(dim=1)).any()
     why = guard.explain(fdbd.Batch(features, rounded))
     assert torch.equal(why.distances.isnan().int().argmax(dim=1), why.decision.labels)
@@ -576,7 +652,11 @@ def test_arrays_are_as_good_as_tensors() -> None:
     features, more = torch.randn(80, 6), torch.randn(40, 6)
     labels = torch.arange(80) % 4
     for name in ("fdbd", "mds"):
-        given = fdbd.Guard(head, name).fit([fdbd.Batch(features, None, labels)]).calibrate([fdbd.Batch(more)])
+        given = (
+            fdbd.Guard(head, name)
+            .fit([fdbd.Batch(features, None, labels)])
+            .calibrate([fdbd.Batch(more)])
+        )
         arrays = fdbd.Guard(head, name).fit([fdbd.Batch(features.numpy(), None, labels.numpy())])
         arrays.calibrate([fdbd.Batch(more.numpy(), head(more).numpy())])
         asked = torch.randn(9, 6)
@@ -584,7 +664,9 @@ def test_arrays_are_as_good_as_tensors() -> None:
         for ours, theirs in zip(decided, given.decide(fdbd.Batch(asked, head(asked)))):
             assert torch.equal(ours, theirs)
     with pytest.warns(UserWarning, match="also used for the fit"):
-        fdbd.Guard(head).fit([fdbd.Batch(features.numpy())]).calibrate([fdbd.Batch(features.numpy())])
+        fdbd.Guard(head).fit([fdbd.Batch(features.numpy())]).calibrate(
+            [fdbd.Batch(features.numpy())]
+        )
 
 
 def test_one_batch_in_a_mapping_is_one_batch() -> None:
@@ -608,7 +690,9 @@ def test_a_quantised_copy_of_a_guarded_model_still_runs(guard: fdbd.Guard) -> No
     assert smaller(torch.randn(2, 3, 2, 2)).shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")])
+@pytest.mark.parametrize(
+    "name", [name for name in fdbd.list_detectors() if name not in ("odin", "adascale")]
+)
 def test_the_default_device_of_the_program_does_not_matter(name: str) -> None:
     model, images = make_model(), torch.randn(9, 3, 2, 2)
     fit, known = list(make_loader(200, 1)), list(make_loader(100, 2))
@@ -624,7 +708,11 @@ def test_parts_with_other_numbers_of_rows_are_refused() -> None:
     labels = torch.arange(80) % 4
     with pytest.raises(ValueError, match="batch 0 has 80 rows of features but 40 rows of logits"):
         fdbd.create("klm").fit(fdbd.Batch(features, head(features[:40]), labels), head)
-    guard = fdbd.Guard(head, fdbd.KNN(3)).fit([fdbd.Batch(features)]).calibrate([fdbd.Batch(torch.randn(80, 6))])
+    guard = (
+        fdbd.Guard(head, fdbd.KNN(3))
+        .fit([fdbd.Batch(features)])
+        .calibrate([fdbd.Batch(torch.randn(80, 6))])
+    )
     with pytest.raises(ValueError, match="80 rows of features but 70 rows of logits"):
         guard.decide(fdbd.Batch(features, head(features[:70])))
     with pytest.raises(ValueError, match="batch 0 has 80 rows of features but 9 rows of logits"):
@@ -634,7 +722,9 @@ def test_parts_with_other_numbers_of_rows_are_refused() -> None:
 def test_a_fit_of_several_passes_computes_logits_where_a_batch_has_none() -> None:
     head, features = fdbd.Head(torch.randn(4, 6)), torch.randn(80, 6)
     mixed = [fdbd.Batch(features[:30]), fdbd.Batch(features[30:], head(features[30:]))]
-    plain, found = (fdbd.Guard(head, "vim").fit(data).detector for data in ([fdbd.Batch(features)], mixed))
+    plain, found = (
+        fdbd.Guard(head, "vim").fit(data).detector for data in ([fdbd.Batch(features)], mixed)
+    )
     torch.testing.assert_close(found.alpha, plain.alpha)
 
 
@@ -651,11 +741,17 @@ def test_a_detector_without_a_name_of_its_own_is_not_saved(tmp_path) -> None:
 
 def test_compiled_and_exported_guards_fail_closed_on_rows_too_large_for_float32() -> None:
     head = fdbd.Head(torch.randn(4, 6))
-    guard = fdbd.Guard(head).fit([fdbd.Batch(torch.randn(50, 6))]).calibrate([fdbd.Batch(torch.randn(50, 6))])
+    guard = (
+        fdbd.Guard(head)
+        .fit([fdbd.Batch(torch.randn(50, 6))])
+        .calibrate([fdbd.Batch(torch.randn(50, 6))])
+    )
     features = torch.randn(3, 6)
     features[1, 2] = 1e17
     assert torch.isfinite(guard.score(fdbd.Batch(features))).all()
     torch._dynamo.reset()
-    compiled = torch.compile(guard.detector.score, backend="eager", fullgraph=True)(fdbd.Batch(features))
+    compiled = torch.compile(guard.detector.score, backend="eager", fullgraph=True)(
+        fdbd.Batch(features)
+    )
     assert compiled[1] == -torch.inf
     torch.testing.assert_close(compiled[[0, 2]], guard.score(fdbd.Batch(features))[[0, 2]])

@@ -33,7 +33,11 @@ def loader(count: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def guard() -> fdbd.Guard:
-    return fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit(loader(240, 1)).calibrate(loader(120, 2))
+    return (
+        fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4")))
+        .fit(loader(240, 1))
+        .calibrate(loader(120, 2))
+    )
 
 
 def test_the_guard_takes_layers_from_the_network_and_weighs_them(guard: fdbd.Guard) -> None:
@@ -48,7 +52,11 @@ def test_layers_are_weighed_behind_a_shaping_and_in_an_ensemble_too(tmp_path) ->
     several = fdbd.MDS(layers=("0", "4"))
     for detector in (fdbd.Shaped(fdbd.ReAct(90), several), fdbd.Ensemble([several, "energy"])):
         made = fdbd.Guard(make_model(), detector).fit(loader(240, 1))
-        mds = made.detector.detector if isinstance(detector, fdbd.Shaped) else made.detector.members[0]
+        mds = (
+            made.detector.detector
+            if isinstance(detector, fdbd.Shaped)
+            else made.detector.members[0]
+        )
         assert not torch.allclose(mds.weights, torch.full((3,), 1 / 3))
         made.save(tmp_path / "guard.safetensors")
         again = fdbd.load(tmp_path / "guard.safetensors", make_model())
@@ -74,7 +82,9 @@ def test_the_weights_tell_clean_samples_from_their_adversarial_copies(guard: fdb
 def test_a_multi_layer_guard_survives_saving(guard: fdbd.Guard, tmp_path) -> None:
     guard.save(tmp_path / "guard.safetensors")
     images = torch.randn(5, 3, 5, 5)
-    for ours, theirs in zip(guard(images), fdbd.load(tmp_path / "guard.safetensors", make_model())(images)):
+    for ours, theirs in zip(
+        guard(images), fdbd.load(tmp_path / "guard.safetensors", make_model())(images)
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -89,9 +99,14 @@ def test_features_and_unlabelled_data_are_refused() -> None:
 def test_the_adversarial_step_follows_the_std_of_the_images() -> None:
     def weights(scale: float, std: float | None) -> torch.Tensor:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)).eval()
+        model = nn.Sequential(
+            nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+        ).eval()
         model[0].weight.data *= scale
-        images, labels = torch.randn(300, 8, generator=torch.Generator().manual_seed(1)), torch.arange(300) % 3
+        images, labels = (
+            torch.randn(300, 8, generator=torch.Generator().manual_seed(1)),
+            torch.arange(300) % 3,
+        )
         guard = fdbd.Guard(model, fdbd.MDS(layers=["1"], std=std)).fit([(images / scale, labels)])
         return guard.detector.weights
 
@@ -100,7 +115,9 @@ def test_the_adversarial_step_follows_the_std_of_the_images() -> None:
     assert not torch.allclose(weights(0.25, None), plain, rtol=1e-2)
 
 
-def test_cached_features_with_their_layers_are_decided_on_like_their_images(guard: fdbd.Guard, tmp_path) -> None:
+def test_cached_features_with_their_layers_are_decided_on_like_their_images(
+    guard: fdbd.Guard, tmp_path
+) -> None:
     images = loader(20, 3)[0][0]
     fitted, batch = guard, guard.classifier(images).to("cpu")
     batch = batch._replace(features=batch.features.detach(), logits=batch.logits.detach())
@@ -109,11 +126,15 @@ def test_cached_features_with_their_layers_are_decided_on_like_their_images(guar
     alone = fdbd.load(tmp_path / "guard.safetensors")
     assert torch.equal(alone.decide(batch).scores, fitted(images).scores)
     arrays = fdbd.Batch(
-        batch.features.numpy(), batch.logits.numpy(), layers={name: part.numpy() for name, part in batch.layers.items()}
+        batch.features.numpy(),
+        batch.logits.numpy(),
+        layers={name: part.numpy() for name, part in batch.layers.items()},
     )
     assert torch.equal(alone.detector.score(arrays), fitted(images).scores)
     with pytest.raises(ValueError, match="needs the images and the network"):
         alone.decide(fdbd.Batch(batch.features))
     labelled = batch._replace(labels=torch.arange(20) % 3)
     by_features = fdbd.Guard(make_model(), fdbd.MDS(layers=("0", "4"))).fit([labelled])
-    assert torch.allclose(by_features.detector.weights, torch.full((3,), 1 / 3))  # nothing to weigh them by
+    assert torch.allclose(
+        by_features.detector.weights, torch.full((3,), 1 / 3)
+    )  # nothing to weigh them by

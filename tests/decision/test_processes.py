@@ -1,6 +1,7 @@
 """A guard that is loaded or fitted before its process forks: children answer, and none hangs.
 
-Each case runs in a fresh interpreter, so that a child that hangs is a test that times out and not a suite that does.
+Each case runs in a fresh interpreter, so that a child that hangs is a test that times out and not a
+suite that does.
 """
 
 import json
@@ -31,11 +32,14 @@ images = torch.randn(2000, 8)  # large enough for several threads
 
 @pytest.fixture(scope="module")
 def guard_file(tmp_path_factory):
-    """A guard of the model above whose buffers are large enough for torch to copy them with several threads."""
+    """A guard of the model above whose buffers are large enough for torch to copy them with several
+    threads."""
     path = tmp_path_factory.mktemp("guard") / "guard.safetensors"
     names: dict = {}
     exec(MODEL, names)
-    fdbd.Guard(names["model"], "knn").fit([names["images"]]).calibrate([torch.randn(2000, 8)]).save(path)
+    fdbd.Guard(names["model"], "knn").fit([names["images"]]).calibrate([torch.randn(2000, 8)]).save(
+        path
+    )
     return path
 
 
@@ -66,7 +70,9 @@ def test_loading_a_guard_starts_no_thread_and_compiles_nothing(guard_file):
 
 
 LOAD = "guard = fdbd.load(sys.argv[1], model)\n"
-SCORE_THEN_LOAD = "(images @ images.T).sum(); torch.randn(3000, 64).sum()\n" + LOAD + "guard(images)\n"
+SCORE_THEN_LOAD = (
+    "(images @ images.T).sum(); torch.randn(3000, 64).sum()\n" + LOAD + "guard(images)\n"
+)
 FIT = "guard = fdbd.Guard(model).fit([images]).calibrate([torch.randn(500, 8)])\n"
 
 
@@ -90,7 +96,9 @@ def test_a_forked_child_decides_as_its_parent_does(guard_file, before):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_every_start_method_score_with_a_guard_of_their_parent(guard_file, tmp_path, method):
+def test_workers_of_every_start_method_score_with_a_guard_of_their_parent(
+    guard_file, tmp_path, method
+):
     script = tmp_path / "workers.py"
     script.write_text(
         MODEL + "guard = None\n"
@@ -106,7 +114,9 @@ def test_workers_of_every_start_method_score_with_a_guard_of_their_parent(guard_
         "    torch.testing.assert_close(torch.tensor(sum(found, [])), expected, rtol=1e-4, atol=1e-5)\n"
         "    print('agreed')\n"
     )
-    run = subprocess.run([sys.executable, str(script), str(guard_file)], capture_output=True, text=True, timeout=150)
+    run = subprocess.run(
+        [sys.executable, str(script), str(guard_file)], capture_output=True, text=True, timeout=150
+    )
     assert run.stdout.split() == ["agreed"], run.stderr
 
 
@@ -125,7 +135,9 @@ def test_workers_of_a_data_loader_score_with_a_guard_that_was_loaded_before(guar
 
 
 @pytest.mark.slow
-def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_forked(guard_file, tmp_path):
+def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_forked(
+    guard_file, tmp_path
+):
     pytest.importorskip("gunicorn")
     (tmp_path / "service.py").write_text(
         MODEL + f"guard = fdbd.load({str(guard_file)!r}, model)\n"
@@ -140,7 +152,17 @@ def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "gunicorn", "--preload", "--workers", "2", "--bind", f"127.0.0.1:{port}", "service:app"],
+        [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            "--preload",
+            "--workers",
+            "2",
+            "--bind",
+            f"127.0.0.1:{port}",
+            "service:app",
+        ],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "2"},
         stderr=subprocess.DEVNULL,
@@ -159,4 +181,7 @@ def test_gunicorn_answers_from_workers_when_the_guard_is_loaded_before_they_are_
         server.send_signal(signal.SIGTERM)
         server.wait(30)
     assert server.pid not in {answer["pid"] for answer in answers}
-    assert max(answer["score"] for answer in answers) - min(answer["score"] for answer in answers) < 1e-4
+    assert (
+        max(answer["score"] for answer in answers) - min(answer["score"] for answer in answers)
+        < 1e-4
+    )

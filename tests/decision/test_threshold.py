@@ -1,4 +1,5 @@
-"""Thresholds against their definitions, at ties, boundaries and roundings; and through saving, compiling, exporting."""
+"""Thresholds against their definitions, at ties, boundaries and roundings; and through saving,
+compiling, exporting."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fdbd.decision.threshold import Threshold, count_to_accept, count_to_flag, samples_for
+from fdbd.core.ranks import count_to_accept, count_to_flag, samples_for
+from fdbd.decision.threshold import Threshold
 
 INF, NAN = math.inf, math.nan
 unhurried = settings(deadline=None, max_examples=40, derandomize=True)
 
-values = st.one_of(st.sampled_from([-1.5, -0.0, 0.0, 0.1, 0.5, 1.0]), st.floats(-100, 100, width=32))
+values = st.one_of(
+    st.sampled_from([-1.5, -0.0, 0.0, 0.1, 0.5, 1.0]), st.floats(-100, 100, width=32)
+)
 calibrations = st.lists(values, min_size=1, max_size=60)
 dtypes = st.sampled_from([torch.float32, torch.float64])
 alphas = st.sampled_from([0.01, 0.05, 0.1, 0.25, 1 / 3, 0.5, 1 - 0.9, 0.95])
@@ -31,7 +35,8 @@ tprs = st.sampled_from([0.01, 0.5, 0.55, 2 / 3, 0.9, 0.95, 0.99, 1.0])
 
 
 def p_by_counting(calibration: list[float], score: float) -> Fraction:
-    """The p-value as an exact fraction; a score that is not finite has none of them at or below it."""
+    """The p-value as an exact fraction; a score that is not finite has none of them at or below
+    it."""
     return Fraction(1 + sum(c <= score < INF for c in calibration), len(calibration) + 1)
 
 
@@ -49,7 +54,11 @@ def test_quantile_is_the_largest_threshold_that_accepts_enough(
 ) -> None:
     scores = torch.tensor(calibration, dtype=dtype)
     threshold = Threshold.quantile(scores, tpr)
-    assert (threshold.kind, threshold.target, threshold.count) == ("quantile", tpr, len(calibration))
+    assert (threshold.kind, threshold.target, threshold.count) == (
+        "quantile",
+        tpr,
+        len(calibration),
+    )
     assert threshold.value.dtype == dtype
     accepted = (~threshold.is_ood(scores)).double().mean()
     assert accepted >= tpr - 1e-12
@@ -60,7 +69,9 @@ def test_quantile_is_the_largest_threshold_that_accepts_enough(
 
 @unhurried
 @given(calibrations, dtypes)
-def test_p_values_and_standing_are_the_counted_ones(calibration: list[float], dtype: torch.dtype) -> None:
+def test_p_values_and_standing_are_the_counted_ones(
+    calibration: list[float], dtype: torch.dtype
+) -> None:
     scores = torch.tensor(calibration, dtype=dtype)
     threshold = Threshold.quantile(scores)
     asked = probes(scores)
@@ -73,7 +84,11 @@ def test_p_values_and_standing_are_the_counted_ones(calibration: list[float], dt
 @unhurried
 @given(calibrations, dtypes, dtypes, tprs, st.lists(st.floats(width=32), max_size=20))
 def test_a_decision_is_the_p_value_and_the_answer(
-    calibration: list[float], dtype: torch.dtype, asked: torch.dtype, tpr: float, others: list[float]
+    calibration: list[float],
+    dtype: torch.dtype,
+    asked: torch.dtype,
+    tpr: float,
+    others: list[float],
 ) -> None:
     threshold = Threshold.quantile(torch.tensor(calibration, dtype=dtype), tpr)
     scores = torch.tensor([*calibration, *others, math.nan, math.inf, -math.inf], dtype=asked)
@@ -92,7 +107,9 @@ def test_conformal_decision_is_p_at_most_alpha(
     asked = torch.cat([probes(scores).to(asked_dtype), probes(scores.to(asked_dtype))])
     decided = threshold.is_ood(asked)
     assert torch.equal(decided, threshold.p_values(asked) <= threshold.target)
-    exact = [p_by_counting(scores.tolist(), s) <= Fraction(str(threshold.target)) for s in asked.tolist()]
+    exact = [
+        p_by_counting(scores.tolist(), s) <= Fraction(str(threshold.target)) for s in asked.tolist()
+    ]
     if alpha != 1 / 3:
         assert decided.tolist() == exact
 
@@ -106,8 +123,11 @@ def test_a_target_is_a_number_of_any_kind(fraction: float) -> None:
 
 
 def test_a_decimal_alpha_keeps_its_meaning_at_every_sample_size() -> None:
-    """p ≤ alpha in float32, in float64 and in exact arithmetic, at p = alpha itself and its neighbours."""
-    for alpha, n in itertools.product(["0.01", "0.05", "0.1", "0.15", "0.3", "0.7"], range(99, 400)):
+    """p ≤ alpha in float32, in float64 and in exact arithmetic, at p = alpha itself and its
+    neighbours."""
+    for alpha, n in itertools.product(
+        ["0.01", "0.05", "0.1", "0.15", "0.3", "0.7"], range(99, 400)
+    ):
         rank = count_to_flag(n, float(alpha))
         assert Fraction(rank, n + 1) <= Fraction(alpha) < Fraction(rank + 1, n + 1)
         for dtype in (torch.float32, torch.float64):
@@ -122,7 +142,11 @@ def test_a_decimal_alpha_keeps_its_meaning_at_every_sample_size() -> None:
 def test_false_alarms_are_at_most_alpha_by_enumeration(n: int, alpha: float) -> None:
     """Every order of n + 1 distinct scores is equally likely; the last one is the new sample."""
     alarms = [
-        bool(Threshold.conformal(torch.tensor(order[:n], dtype=torch.float32), alpha).is_ood(torch.tensor(order[n:])))
+        bool(
+            Threshold.conformal(torch.tensor(order[:n], dtype=torch.float32), alpha).is_ood(
+                torch.tensor(order[n:])
+            )
+        )
         for order in itertools.permutations(range(n + 1))
     ]
     assert np.mean(alarms) == math.floor(alpha * (n + 1) + 1e-9) / (n + 1)
@@ -136,7 +160,9 @@ def test_false_alarms_are_at_most_alpha_with_ties_and_by_class() -> None:
         scores = torch.randn(241, generator=generator).mul(2).round()
         labels = torch.arange(241) % 3
         alarms.append(Threshold.conformal(scores[:40], 0.1).is_ood(scores[40:]).float().mean())
-        threshold = Threshold.conformal(scores[:120] + labels[:120], 0.1, labels[:120], per_class=True)
+        threshold = Threshold.conformal(
+            scores[:120] + labels[:120], 0.1, labels[:120], per_class=True
+        )
         by_class.append(threshold.is_ood(scores[120:] + labels[120:], labels[120:]).float().mean())
     assert np.mean(alarms) <= 0.1
     assert np.mean(by_class) <= 0.1
@@ -144,42 +170,60 @@ def test_false_alarms_are_at_most_alpha_with_ties_and_by_class() -> None:
 
 @unhurried
 @given(calibrations, st.randoms(use_true_random=False))
-def test_the_order_of_the_calibration_scores_does_not_matter(calibration: list[float], random: object) -> None:
+def test_the_order_of_the_calibration_scores_does_not_matter(
+    calibration: list[float], random: object
+) -> None:
     shuffled = calibration.copy()
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     first, second = Threshold.quantile(calibration), Threshold.quantile(shuffled)
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values())
+    )
 
 
 @unhurried
 @given(st.lists(st.tuples(values, st.integers(0, 3)), min_size=1, max_size=60), dtypes)
-def test_by_class_each_class_is_a_threshold_of_its_own(pairs: list[tuple[float, int]], dtype: torch.dtype) -> None:
+def test_by_class_each_class_is_a_threshold_of_its_own(
+    pairs: list[tuple[float, int]], dtype: torch.dtype
+) -> None:
     scores = torch.tensor([s for s, _ in pairs], dtype=dtype)
     labels = torch.tensor([c for _, c in pairs])
     assume(len(labels.unique()) == labels.max() + 1)
     threshold = Threshold.quantile(scores, 0.8, labels, per_class=True)
     asked = probes(scores)
     for c in range(int(labels.max()) + 1):
-        alone, predicted = Threshold.quantile(scores[labels == c], 0.8), torch.full((len(asked),), c)
+        alone, predicted = (
+            Threshold.quantile(scores[labels == c], 0.8),
+            torch.full((len(asked),), c),
+        )
         assert torch.equal(threshold.is_ood(asked, predicted), alone.is_ood(asked))
         for method in ("p_values", "standing"):
-            assert torch.equal(getattr(threshold, method)(asked, predicted), getattr(alone, method)(asked))
+            assert torch.equal(
+                getattr(threshold, method)(asked, predicted), getattr(alone, method)(asked)
+            )
 
 
 def test_a_class_without_samples_takes_the_common_quantile_and_says_so() -> None:
     scores, labels = torch.arange(40.0), torch.tensor([0, 2] * 20)
-    with pytest.warns(UserWarning, match="2 of 4 classes have no calibration samples .* first is class 1"):
+    with pytest.warns(
+        UserWarning, match="2 of 4 classes have no calibration samples .* first is class 1"
+    ):
         threshold = Threshold.quantile(scores, 0.9, labels, per_class=True, num_classes=4)
     common, asked = Threshold.quantile(scores, 0.9), probes(scores)
     for c in (1, 3):
         predicted = torch.full((len(asked),), c)
         assert torch.equal(threshold.is_ood(asked, predicted), common.is_ood(asked))
         for method in ("p_values", "standing"):
-            assert torch.equal(getattr(threshold, method)(asked, predicted), getattr(common, method)(asked))
+            assert torch.equal(
+                getattr(threshold, method)(asked, predicted), getattr(common, method)(asked)
+            )
 
 
 def test_scores_that_are_not_finite_are_always_ood() -> None:
-    for threshold in (Threshold.quantile(torch.randn(50), 1.0), Threshold.conformal(torch.randn(50), 0.02)):
+    for threshold in (
+        Threshold.quantile(torch.randn(50), 1.0),
+        Threshold.conformal(torch.randn(50), 0.02),
+    ):
         hopeless = torch.tensor([-INF, NAN, INF])
         assert threshold.is_ood(hopeless).all()
         assert threshold.decide(hopeless)[1].all()
@@ -206,11 +250,16 @@ def test_the_acceptance_of_new_samples_is_what_many_draws_show(kind: str, count:
 def test_few_calibration_samples_draw_a_caution_with_what_they_can_promise() -> None:
     caution = Threshold.quantile(torch.arange(12.0), 0.95).caution
     assert caution is not None
-    # The lowest of 12 scores: a share below it of Beta(1, 12), whose 97.5 % point is 1 − 0.025^(1/12).
-    assert caution.startswith("only 12 calibration samples: 5 % of new in-distribution samples are to be rejected")
+    # The lowest of 12 scores: a share below it of Beta(1, 12), whose 97.5 % point is 1 −
+    # 0.025^(1/12).
+    assert caution.startswith(
+        "only 12 calibration samples: 5 % of new in-distribution samples are to be rejected"
+    )
     assert f"to {100 * (1 - 0.025 ** (1 / 12)):.2g} %" in caution
     assert Threshold.quantile(torch.arange(200.0), 0.95).caution is None
-    by_class = Threshold.quantile(torch.arange(200.0), 0.95, labels=[0] * 195 + [1] * 5, per_class=True)
+    by_class = Threshold.quantile(
+        torch.arange(200.0), 0.95, labels=[0] * 195 + [1] * 5, per_class=True
+    )
     assert "only 5 calibration samples for the rarest predicted class" in str(by_class.caution)
 
 
@@ -244,21 +293,29 @@ def test_the_search_in_two_steps_counts_as_the_binary_one(count: int, heavy_ties
     stepped = Threshold.quantile(scores, labels=[0] * count, per_class=True)
     for method in ("p_values", "standing"):
         assert torch.equal(
-            getattr(stepped, method)(asked, torch.zeros(len(asked)).long()), getattr(alone, method)(asked)
+            getattr(stepped, method)(asked, torch.zeros(len(asked)).long()),
+            getattr(alone, method)(asked),
         )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Threshold.conformal(torch.randn(18), 0.05), "there are 18 calibration samples, .* at least 19"),
+        (
+            lambda: Threshold.conformal(torch.randn(18), 0.05),
+            "there are 18 calibration samples, .* at least 19",
+        ),
         (lambda: Threshold.conformal(torch.randn(98), 1 - 0.99), "alpha=0.01 takes at least 99"),
         (
-            lambda: Threshold.conformal(torch.randn(40), 0.05, torch.tensor([0] * 30 + [1] * 10), per_class=True),
+            lambda: Threshold.conformal(
+                torch.randn(40), 0.05, torch.tensor([0] * 30 + [1] * 10), per_class=True
+            ),
             "class 1 has 10 calibration samples, alpha=0.05 takes at least 19",
         ),
         (
-            lambda: Threshold.conformal(torch.randn(40), 0.05, [0] * 40, per_class=True, num_classes=2),
+            lambda: Threshold.conformal(
+                torch.randn(40), 0.05, [0] * 40, per_class=True, num_classes=2
+            ),
             "class 1 has 0 calibration samples",
         ),
         (lambda: Threshold.conformal(torch.randn(40), 1.0), "alpha is 1.0"),
@@ -274,14 +331,21 @@ def test_the_search_in_two_steps_counts_as_the_binary_one(count: int, heavy_ties
         ),
         (lambda: Threshold.quantile(torch.randn(4), per_class=True), "pass labels"),
         (
-            lambda: Threshold.quantile(torch.randn(4), labels=torch.zeros(3, dtype=torch.long), per_class=True),
+            lambda: Threshold.quantile(
+                torch.randn(4), labels=torch.zeros(3, dtype=torch.long), per_class=True
+            ),
             r"labels have shape \(3,\), scores \(4,\)",
         ),
         (
-            lambda: Threshold.quantile(torch.randn(2), labels=[0, 5], per_class=True, num_classes=3),
+            lambda: Threshold.quantile(
+                torch.randn(2), labels=[0, 5], per_class=True, num_classes=3
+            ),
             "labels go from 0 to 5, expected from 0 to 2",
         ),
-        (lambda: Threshold.quantile(torch.randn(2), labels=[-1, 0], per_class=True), "expected at least 0"),
+        (
+            lambda: Threshold.quantile(torch.randn(2), labels=[-1, 0], per_class=True),
+            "expected at least 0",
+        ),
     ],
 )
 def test_bad_calibrations_are_explained(make: object, message: str) -> None:
@@ -304,7 +368,10 @@ def test_predicted_classes_are_asked_for_and_checked() -> None:
 def both_forms(n: int = 3000) -> list[Threshold]:
     generator = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(n, generator=generator), torch.arange(n) % 3
-    return [Threshold.conformal(scores), Threshold.quantile(scores + labels, 0.9, labels, per_class=True)]
+    return [
+        Threshold.conformal(scores),
+        Threshold.quantile(scores + labels, 0.9, labels, per_class=True),
+    ]
 
 
 @pytest.mark.parametrize("threshold", both_forms())
@@ -323,7 +390,10 @@ def test_saving_and_loading_gives_the_same_threshold(threshold: Threshold) -> No
 
 
 def test_loading_a_state_dict_renews_the_decision() -> None:
-    old, new = Threshold.quantile(torch.arange(100.0)), Threshold.quantile(torch.arange(100.0) + 1000)
+    old, new = (
+        Threshold.quantile(torch.arange(100.0)),
+        Threshold.quantile(torch.arange(100.0) + 1000),
+    )
     old.load_state_dict(new.state_dict())
     assert torch.equal(old.value, new.value)
     assert torch.equal(old.p_values(torch.tensor([1050.0])), new.p_values(torch.tensor([1050.0])))
@@ -340,8 +410,16 @@ def test_loading_a_state_dict_renews_the_decision() -> None:
         ({"count": 0}, {"calibration": torch.ones(0)}, r"shapes \(0,\)"),
         ({}, {"offsets": torch.tensor([0, 2])}, "offsets do not run from 0 to its 3"),
         ({}, {"offsets": torch.tensor([0, 5, 3])}, "offsets do not run"),
-        ({"per_class": True, "num_classes": 2}, {"offsets": torch.tensor([0, 5, 3])}, "offsets do not run"),
-        ({"per_class": True, "num_classes": 2}, {"offsets": torch.tensor([0, -1, 3])}, "offsets do not run"),
+        (
+            {"per_class": True, "num_classes": 2},
+            {"offsets": torch.tensor([0, 5, 3])},
+            "offsets do not run",
+        ),
+        (
+            {"per_class": True, "num_classes": 2},
+            {"offsets": torch.tensor([0, -1, 3])},
+            "offsets do not run",
+        ),
         ({"per_class": True}, {}, "holds 3 scores of 1 classes, expected 3 of None"),
         ({"count": 4}, {}, "holds 3 scores of None classes, expected 4"),
         ({"kind": "magic"}, {}, "kind='magic'"),
@@ -352,7 +430,9 @@ def test_loading_a_state_dict_renews_the_decision() -> None:
         ({"kind": "conformal", "target": 0.1}, {}, "takes at least 9"),
     ],
 )
-def test_a_corrupt_state_is_refused(config: dict[str, object], tensors: dict[str, Tensor], message: str) -> None:
+def test_a_corrupt_state_is_refused(
+    config: dict[str, object], tensors: dict[str, Tensor], message: str
+) -> None:
     good = Threshold.quantile(torch.tensor([1.0, 2.0, 3.0]), 0.9)
     with pytest.raises(ValueError, match=message):
         Threshold.from_state(good.to_config() | config, good.state_dict() | tensors)
@@ -367,8 +447,13 @@ def test_an_incomplete_state_is_refused() -> None:
 
 def test_the_guarantee_is_a_sentence() -> None:
     conformal, by_class = both_forms()
-    assert conformal.guarantee.startswith("Flags at most 0.05 of in-distribution samples that are exchangeable")
-    assert by_class.guarantee == "Accepts at least 0.9 of the 3000 calibration samples of each predicted class."
+    assert conformal.guarantee.startswith(
+        "Flags at most 0.05 of in-distribution samples that are exchangeable"
+    )
+    assert (
+        by_class.guarantee
+        == "Accepts at least 0.9 of the 3000 calibration samples of each predicted class."
+    )
 
 
 class Scorer(nn.Module):
@@ -417,26 +502,39 @@ def check_against_eager(scorer: Scorer, logits: Tensor, exported: tuple[Tensor, 
 @pytest.mark.parametrize("threshold", both_forms())
 def test_torch_export_keeps_decisions_exact(threshold: Threshold) -> None:
     scorer = Scorer(threshold).eval()
-    program = torch.export.export(scorer, (awkward_logits(8),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        scorer, (awkward_logits(8),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     assert "searchsorted" not in program.graph_module.code
     for n in (3, 40):
         check_against_eager(scorer, awkward_logits(n), program.module()(awkward_logits(n)))
 
 
-def run_onnx(module: nn.Module, example: Tensor, inputs: list[Tensor], path: Path) -> list[tuple[Tensor, ...]]:
+def run_onnx(
+    module: nn.Module, example: Tensor, inputs: list[Tensor], path: Path
+) -> list[tuple[Tensor, ...]]:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     shapes = ({0: torch.export.Dim("batch")},)
-    torch.onnx.export(module.eval(), (example,), path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    torch.onnx.export(
+        module.eval(), (example,), path, dynamo=True, dynamic_shapes=shapes, verbose=False
+    )
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    return [tuple(map(torch.from_numpy, session.run(None, {name: values.numpy()}))) for values in inputs]
+    return [
+        tuple(map(torch.from_numpy, session.run(None, {name: values.numpy()}))) for values in inputs
+    ]
 
 
 @pytest.mark.parametrize("threshold", both_forms())
 def test_onnx_keeps_decisions_exact(threshold: Threshold, tmp_path: Path) -> None:
-    scorer, inputs = Scorer(threshold), [torch.randn(1, 3), awkward_logits()[:2], torch.randn(200, 3) * 2]
-    for logits, outputs in zip(inputs, run_onnx(scorer, torch.randn(8, 3), inputs, tmp_path / "threshold.onnx")):
+    scorer, inputs = (
+        Scorer(threshold),
+        [torch.randn(1, 3), awkward_logits()[:2], torch.randn(200, 3) * 2],
+    )
+    for logits, outputs in zip(
+        inputs, run_onnx(scorer, torch.randn(8, 3), inputs, tmp_path / "threshold.onnx")
+    ):
         check_against_eager(scorer, logits, outputs)
 
 
@@ -454,7 +552,10 @@ class Bare(nn.Module):
 @pytest.mark.parametrize("count", [pytest.param(600, marks=pytest.mark.slow), 3000])
 def test_onnx_fails_closed_and_agrees_at_ties(count: int, tmp_path: Path) -> None:
     threshold = both_forms(count)[0]
-    inputs = [torch.tensor([-INF, NAN]), torch.cat([probes(threshold.calibration[:200]), probes(threshold.value)])]
+    inputs = [
+        torch.tensor([-INF, NAN]),
+        torch.cat([probes(threshold.calibration[:200]), probes(threshold.value)]),
+    ]
     hopeless, close = run_onnx(Bare(threshold), torch.randn(8), inputs, tmp_path / "threshold.onnx")
     assert hopeless[1].all()
     assert hopeless[0].tolist() == pytest.approx([1 / (count + 1)] * 2)
@@ -464,7 +565,9 @@ def test_onnx_fails_closed_and_agrees_at_ties(count: int, tmp_path: Path) -> Non
 
 
 def test_a_state_with_other_counts_is_refused_before_anything_is_made_of_it() -> None:
-    threshold = Threshold.quantile(torch.arange(40.0), labels=torch.arange(40) // 20, per_class=True)
+    threshold = Threshold.quantile(
+        torch.arange(40.0), labels=torch.arange(40) // 20, per_class=True
+    )
     state = dict(threshold.state_dict())
     state["offsets"] = torch.cat([torch.zeros(3_000_000, dtype=torch.int64), torch.tensor([40])])
     with pytest.raises(ValueError, match="40 scores of 3000000 classes, expected 40 of 2"):

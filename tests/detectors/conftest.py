@@ -14,11 +14,16 @@ Problem = Callable[..., tuple[Batch, Batch, Head]]
 
 @pytest.fixture(scope="session")
 def problem() -> Problem:
-    """Training batch, query batch (half of it unlike the training data) and head of a problem that is learnable but not
-    separable. Features are not negative, as after a ReLU, and logits have mean 0, as networks learn them."""
+    """Training batch, query batch (half of it unlike the training data) and head of a problem that
+    is learnable but not separable. Features are not negative, as after a ReLU, and logits have mean
+    0, as networks learn them."""
 
     def make(
-        classes: int = 5, width: int = 8, samples: int = 300, seed: int = 0, dtype: torch.dtype = torch.float64
+        classes: int = 5,
+        width: int = 8,
+        samples: int = 300,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
     ) -> tuple[Batch, Batch, Head]:
         generator = torch.Generator().manual_seed(seed)
 

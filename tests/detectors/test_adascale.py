@@ -18,14 +18,22 @@ WIDTH = 40
 
 def make_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(48, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 5)).double().eval()
+    return (
+        nn.Sequential(nn.Flatten(), nn.Linear(48, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 5))
+        .double()
+        .eval()
+    )
 
 
 def make_images(count: int, seed: int = 1) -> Tensor:
-    return torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        count, 3, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
-def oodness_by_definition(z: list[float], moved: list[float], shift: int, level: int, weight: float) -> float:
+def oodness_by_definition(
+    z: list[float], moved: list[float], shift: int, level: int, weight: float
+) -> float:
     order = sorted(range(len(z)), key=lambda j: -z[j])
     shifts = math.fsum(abs(z[j] - moved[j]) for j in order[:shift])
     return weight * shifts + math.fsum(max(moved[j], 0.0) for j in order[:level])
@@ -40,7 +48,10 @@ def test_the_score_follows_the_formulas() -> None:
         shaping = guard.detector.shaping
         known, new = (shaping.observe(x, classifier) for x in (train, images))
         values = [
-            [oodness_by_definition(z, m, 2, 4, 3.0) for z, m in zip(b.features.tolist(), b.views[0].tolist())]
+            [
+                oodness_by_definition(z, m, 2, 4, 3.0)
+                for z, m in zip(b.features.tolist(), b.views[0].tolist())
+            ]
             for b in (known, new)
         ]
         expected = []
@@ -56,8 +67,9 @@ def test_the_score_follows_the_formulas() -> None:
                 logits = head(torch.tensor([z], dtype=torch.float64) * math.exp(r))
             expected.append(float(logits.logsumexp(dim=1)))
         scores = guard.score(images)
-        # The distribution of Q' is kept as 1,024 quantiles of a histogram: a sample whose percentile lies at the edge
-        # of a rounding step may keep one activation more or less. All others agree to the last digits.
+        # The distribution of Q' is kept as 1,024 quantiles of a histogram: a sample whose
+        # percentile lies at the edge of a rounding step may keep one activation more or less. All
+        # others agree to the last digits.
         close = torch.isclose(scores, torch.tensor(expected, dtype=torch.float64), rtol=1e-9)
         assert close.double().mean() > 0.9
 
@@ -88,13 +100,19 @@ def test_only_the_pixels_that_matter_least_are_moved() -> None:
 
 def test_a_larger_shift_means_weaker_scaling() -> None:
     features = torch.rand(200, WIDTH, dtype=torch.float64)
-    moved = features + torch.linspace(0, 1, 200, dtype=torch.float64)[:, None] * torch.rand(200, WIDTH)
+    moved = features + torch.linspace(0, 1, 200, dtype=torch.float64)[:, None] * torch.rand(
+        200, WIDTH
+    )
     head = Head(torch.randn(5, WIDTH, dtype=torch.float64))
     detector = Shaped(AdaSCALE(50, 95, level=100), Energy())
     fit_detector(detector, Batch(features, views=moved[None]), head)
     same = features[:1].expand(200, -1)
-    shaped = detector.shape(Batch(same, head(same), views=(same + (moved - features).abs())[None])).features
-    order = detector.shaping.oodness(Batch(same, views=(same + (moved - features).abs())[None]))[:, 0].argsort()
+    shaped = detector.shape(
+        Batch(same, head(same), views=(same + (moved - features).abs())[None])
+    ).features
+    order = detector.shaping.oodness(Batch(same, views=(same + (moved - features).abs())[None]))[
+        :, 0
+    ].argsort()
     factors = (shaped / same)[order, 0]
     assert (factors.diff() <= 1e-12).all()
     assert factors[0] > factors[-1] * 1.5
@@ -152,7 +170,14 @@ def test_moved_images_that_overflow_are_neither_scored_nor_learnt_from() -> None
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"low": 90, "high": 80}, {"shift": 0}, {"pixels": 101}, {"weight": -1}, {"step": math.inf}, {"variant": "x"}],
+    [
+        {"low": 90, "high": 80},
+        {"shift": 0},
+        {"pixels": 101},
+        {"weight": -1},
+        {"step": math.inf},
+        {"variant": "x"},
+    ],
 )
 def test_bad_settings_are_refused(wrong: dict) -> None:
     with pytest.raises(ValueError, match="expected"):

@@ -1,4 +1,5 @@
-"""The contract of a detector: what the base class promises to those who write one and to those who use one."""
+"""The contract of a detector: what the base class promises to those who write one and to those who
+use one."""
 
 import copy
 import json
@@ -108,7 +109,10 @@ def test_a_detector_of_two_passes_takes_one_batch_or_anything_that_starts_anew()
 def test_a_one_shot_iterator_is_enough_for_one_pass_and_an_error_for_two():
     batches = [Batch(part) for part in DATA.features.split(7)]
     ByClass().fit(iter([DATA]), HEAD)
-    with pytest.raises(ValueError, match=r"TwoPasses needs another pass .* one-shot iterator is used up: give a list"):
+    with pytest.raises(
+        ValueError,
+        match=r"TwoPasses needs another pass .* one-shot iterator is used up: give a list",
+    ):
         TwoPasses().fit(iter(batches), HEAD)
     with pytest.raises(ValueError, match="one-shot"):
         TwoPasses().fit((batch for batch in batches), HEAD)
@@ -127,7 +131,8 @@ def test_the_members_of_an_ensemble_share_their_passes():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_training_feature_is_named_by_batch_and_row(detector, bad):
     batches = [
-        DATA._replace(features=part, labels=torch.zeros(len(part), dtype=int)) for part in DATA.features.split(10)
+        DATA._replace(features=part, labels=torch.zeros(len(part), dtype=int))
+        for part in DATA.features.split(10)
     ]
     broken = batches[2].features.clone()
     broken[6, 1] = bad
@@ -147,19 +152,25 @@ def test_features_are_blamed_for_logits_that_follow_from_them():
         with pytest.raises(ValueError, match="batch 0, row 6: its features hold NaN or infinity"):
             fdbd.Ensemble(names).fit(data, HEAD)
         with pytest.raises(ValueError, match="batch 0, row 6: its logits hold NaN or infinity"):
-            fdbd.Ensemble(names).fit(data._replace(features=DATA.features, logits=HEAD(broken)), HEAD)
+            fdbd.Ensemble(names).fit(
+                data._replace(features=DATA.features, logits=HEAD(broken)), HEAD
+            )
 
 
 @pytest.mark.parametrize("name", ["knn", "ssd", "mds", "gen", "fdbd"])
 def test_graphs_give_up_on_numbers_whose_squares_do_not_fit(name):
     data = Batch(DATA.features.float(), None, torch.arange(len(DATA.features)) % HEAD.num_classes)
-    detector = fdbd.create(name, **({"k": 2} if name == "knn" else {})).fit(data, Head(HEAD.weight.float()))
+    detector = fdbd.create(name, **({"k": 2} if name == "knn" else {})).fit(
+        data, Head(HEAD.weight.float())
+    )
     rows = data.features[:5].clone()
     rows[1] *= 1e25
     program = torch.export.export(OnFeatures(detector), (rows,))
     scores = program.module()(rows)
     assert scores[1] == -math.inf
-    torch.testing.assert_close(scores[[0, 2, 3, 4]], detector.score(Batch(rows))[[0, 2, 3, 4]], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        scores[[0, 2, 3, 4]], detector.score(Batch(rows))[[0, 2, 3, 4]], rtol=1e-4, atol=1e-4
+    )
 
 
 class OnFeatures(torch.nn.Module):
@@ -198,15 +209,51 @@ def test_a_detector_whose_fit_failed_is_not_fitted():
     ("batches", "error", "message"),
     [
         ([], ValueError, "the training data hold no samples"),
-        ([Batch(torch.zeros(0, 4), None, torch.zeros(0, dtype=int))], ValueError, "hold no samples"),
-        ([DATA, Batch(torch.zeros(2, 5))], ValueError, r"features of batch 1 have shape \(2, 5\), expected \(N, 4\)"),
-        ([DATA, Batch(torch.zeros(2, 4))], ValueError, "ByClass needs labels to fit, batch 1 has none"),
-        ([DATA._replace(labels=torch.zeros(3))], ValueError, r"labels of batch 0 have shape \(3,\), expected \(40,\)"),
-        ([DATA._replace(labels=torch.zeros(40))], TypeError, "labels of batch 0 are torch.float32, expected integers"),
-        ([DATA._replace(labels=DATA.labels + 1)], ValueError, "labels of batch 0 range from 1 to 3, expected 0 to 2"),
-        ([DATA._replace(labels=DATA.labels - 1)], ValueError, "labels of batch 0 range from -1 to 1"),
-        ([DATA._replace(logits=torch.zeros(40, 2))], ValueError, r"logits of batch 0 have shape \(40, 2\)"),
-        ([DATA.features], TypeError, r"expected fdbd.Batch\(features, logits, labels\), got Tensor"),
+        (
+            [Batch(torch.zeros(0, 4), None, torch.zeros(0, dtype=int))],
+            ValueError,
+            "hold no samples",
+        ),
+        (
+            [DATA, Batch(torch.zeros(2, 5))],
+            ValueError,
+            r"features of batch 1 have shape \(2, 5\), expected \(N, 4\)",
+        ),
+        (
+            [DATA, Batch(torch.zeros(2, 4))],
+            ValueError,
+            "ByClass needs labels to fit, batch 1 has none",
+        ),
+        (
+            [DATA._replace(labels=torch.zeros(3))],
+            ValueError,
+            r"labels of batch 0 have shape \(3,\), expected \(40,\)",
+        ),
+        (
+            [DATA._replace(labels=torch.zeros(40))],
+            TypeError,
+            "labels of batch 0 are torch.float32, expected integers",
+        ),
+        (
+            [DATA._replace(labels=DATA.labels + 1)],
+            ValueError,
+            "labels of batch 0 range from 1 to 3, expected 0 to 2",
+        ),
+        (
+            [DATA._replace(labels=DATA.labels - 1)],
+            ValueError,
+            "labels of batch 0 range from -1 to 1",
+        ),
+        (
+            [DATA._replace(logits=torch.zeros(40, 2))],
+            ValueError,
+            r"logits of batch 0 have shape \(40, 2\)",
+        ),
+        (
+            [DATA.features],
+            TypeError,
+            r"expected fdbd.Batch\(features, logits, labels\), got Tensor",
+        ),
     ],
 )
 def test_training_data_that_do_not_fit_are_refused_with_one_clear_sentence(batches, error, message):
@@ -388,7 +435,9 @@ def test_a_repr_shows_the_options():
 
 
 @pytest.mark.parametrize("name", ["klm", "she", "openmax", "nnguide", "tempscale", "gen"])
-def test_logits_of_a_large_batch_are_computed_piece_by_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_a_large_batch_are_computed_piece_by_piece(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     head, features = Head(torch.randn(5, 6)), torch.randn(3000, 6)
     batch = Batch(features, None, torch.arange(3000) % 5)

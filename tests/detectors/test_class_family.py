@@ -1,4 +1,5 @@
-"""Detectors that know classes, weights or directions, against loops over their papers' formulas and pytorch-ood."""
+"""Detectors that know classes, weights or directions, against loops over their papers' formulas and
+pytorch-ood."""
 
 from __future__ import annotations
 
@@ -43,14 +44,18 @@ def linear(head: Head) -> torch.nn.Linear:
 
 
 def close(found: Tensor, expected: list[float], rtol: float = 1e-10, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=found.dtype), rtol=rtol, atol=atol
+    )
 
 
 # NCI
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.02])
-def test_nci_is_the_projection_on_the_predicted_weights_and_the_norm(problem: Any, alpha: float) -> None:
+def test_nci_is_the_projection_on_the_predicted_weights_and_the_norm(
+    problem: Any, alpha: float
+) -> None:
     train, queries, head = problem()
     mean = mean_of(train.features.tolist())
     expected = []
@@ -67,7 +72,9 @@ def test_nci_equals_pytorch_ood(problem: Any, alpha: float) -> None:
     train, queries, head = problem(dtype=torch.float32)
     peer = ood.NCI(None, linear(head), alpha).fit_features(train.features)
     expected = -peer.predict_features(queries.features)
-    torch.testing.assert_close(NCI(alpha).fit(train, head).score(queries), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        NCI(alpha).fit(train, head).score(queries), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_nci_is_finite_at_the_training_mean(problem: Any) -> None:
@@ -93,7 +100,9 @@ def neco(train: Tensor, z: Tensor, dimension: int, standardize: bool) -> list[fl
     shares = []
     for row in z.numpy():
         standard = (row - mean) / deviation
-        inside = math.sqrt(sum(float(direction @ standard) ** 2 for direction in directions[:dimension]))
+        inside = math.sqrt(
+            sum(float(direction @ standard) ** 2 for direction in directions[:dimension])
+        )
         shares.append(inside / math.sqrt(float(standard @ standard)))
     return shares
 
@@ -108,7 +117,12 @@ def test_neco_is_the_share_in_the_principal_space_times_the_largest_logit(
     detector = NECO(dimension, standardize).fit(train, head)
     largest = [max(logits_of(head, z)) for z in queries.features.tolist()]
     close(detector.score(queries), [share * v for share, v in zip(shares, largest)], 1e-8, 1e-8)
-    close(NECO(dimension, standardize, times_logit=False).fit(train, head).score(queries), shares, 1e-8, 1e-8)
+    close(
+        NECO(dimension, standardize, times_logit=False).fit(train, head).score(queries),
+        shares,
+        1e-8,
+        1e-8,
+    )
 
 
 def test_neco_ignores_the_scale_of_a_feature_but_not_without_standardizing(problem: Any) -> None:
@@ -117,7 +131,11 @@ def test_neco_ignores_the_scale_of_a_feature_but_not_without_standardizing(probl
     scaled = Head(head.weight / scale, head.bias)
     for standardize in (True, False):
         first = NECO(3, standardize).fit(train, head).score(queries)
-        second = NECO(3, standardize).fit(Batch(train.features * scale), scaled).score(Batch(queries.features * scale))
+        second = (
+            NECO(3, standardize)
+            .fit(Batch(train.features * scale), scaled)
+            .score(Batch(queries.features * scale))
+        )
         assert torch.allclose(first, second, rtol=1e-6) is standardize
 
 
@@ -151,7 +169,9 @@ def test_she_is_the_product_with_the_mean_of_rightly_predicted_samples(problem: 
             stored.setdefault(label, []).append(z)
     assert len(stored) == 5
     assert sum(map(len, stored.values())) < 300
-    expected = [dot(z, mean_of(stored[argmax(logits_of(head, z))])) for z in queries.features.tolist()]
+    expected = [
+        dot(z, mean_of(stored[argmax(logits_of(head, z))])) for z in queries.features.tolist()
+    ]
     close(SHE().fit(train, head).score(queries), expected)
 
 
@@ -160,7 +180,9 @@ def test_she_equals_pytorch_ood(problem: Any) -> None:
     train, queries, head = problem()
     peer = ood.SHE(None, linear(head)).fit_features(train.features, train.labels)
     expected = -peer.predict_features(queries.features)
-    torch.testing.assert_close(SHE().fit(train, head).score(queries), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        SHE().fit(train, head).score(queries), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 def test_she_scores_zero_for_a_class_that_is_never_right(problem: Any) -> None:
@@ -212,9 +234,13 @@ def test_dice_without_a_percentile_is_the_energy(problem: Any) -> None:
 def test_dice_equals_pytorch_ood(problem: Any, percentile: float) -> None:
     ood = pytest.importorskip("pytorch_ood.detector")
     train, queries, head = problem(dtype=torch.float32)
-    peer = ood.DICE(None, head.weight, head.bias, percentile / 100).fit_features(train.features, train.labels)
+    peer = ood.DICE(None, head.weight, head.bias, percentile / 100).fit_features(
+        train.features, train.labels
+    )
     expected = -peer.predict_features(queries.features)
-    torch.testing.assert_close(DICE(percentile).fit(train, head).score(queries), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        DICE(percentile).fit(train, head).score(queries), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("percentile", [-1, 100, float("nan")])
@@ -227,7 +253,9 @@ def test_dice_refuses_percentiles_outside_its_range(percentile: float) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_gradnorm_is_the_norm_of_the_gradient_that_autograd_finds(problem: Any, temperature: float) -> None:
+def test_gradnorm_is_the_norm_of_the_gradient_that_autograd_finds(
+    problem: Any, temperature: float
+) -> None:
     train, queries, head = problem()
     uniform = torch.full((5,), 1 / 5, dtype=torch.float64)
     expected = []
@@ -245,14 +273,17 @@ def test_gradnorm_equals_pytorch_ood_on_the_weights_of_the_last_layer(problem: A
     train, queries, head = problem()
     peer = ood.GradNorm(linear(head), param_filter=lambda name: name == "weight")
     expected = -peer.predict(queries.features)
-    torch.testing.assert_close(GradNorm().fit(train, head).score(queries), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        GradNorm().fit(train, head).score(queries), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 # OpenMax
 
 
 def weibull(tail: list[float]) -> tuple[float, float]:
-    """Shape and scale of the Weibull law of a tail moved to 10,000, as LibMR does, from the likelihood equation."""
+    """Shape and scale of the Weibull law of a tail moved to 10,000, as LibMR does, from the
+    likelihood equation."""
     logs = [math.log((d - min(tail) + 1e4) / 1e4) for d in tail]
     average = math.fsum(logs) / len(logs)
 
@@ -266,10 +297,14 @@ def weibull(tail: list[float]) -> tuple[float, float]:
     )
 
 
-def unknown_probability(training: list[tuple[list[float], int]], v: list[float], tail: int, alpha: int) -> float:
+def unknown_probability(
+    training: list[tuple[list[float], int]], v: list[float], tail: int, alpha: int
+) -> float:
     """The probability of the unknown class, after the authors' algorithms 1 and 2."""
     classes = len(v)
-    groups = [[row for row, label in training if label == c and argmax(row) == c] for c in range(classes)]
+    groups = [
+        [row for row, label in training if label == c and argmax(row) == c] for c in range(classes)
+    ]
     omega = [0.0] * classes
     for rank, c in enumerate(sorted(range(classes), key=lambda c: -v[c])[:alpha]):
         center = mean_of(groups[c])
@@ -286,16 +321,19 @@ def unknown_probability(training: list[tuple[list[float], int]], v: list[float],
 def test_openmax_is_the_odds_against_the_unknown_class(problem: Any, tail: int, alpha: int) -> None:
     train, queries, head = problem()
     training = list(zip(head(train.features).tolist(), train.labels.tolist()))
-    unknown = [unknown_probability(training, v, tail, alpha) for v in head(queries.features).tolist()]
+    unknown = [
+        unknown_probability(training, v, tail, alpha) for v in head(queries.features).tolist()
+    ]
     assert max(unknown) - min(unknown) > 0.1
     detector = OpenMax(tail, alpha).fit(train, head)
     close(detector.score(queries), [math.log((1 - p) / p) for p in unknown], 1e-6, 1e-6)
 
 
 def test_openmax_equals_pytorch_ood(problem: Any) -> None:
-    # pytorch-ood differs in four ways: it models all samples of a class, not the rightly predicted ones (so it is given
-    # only these); it stops its search for the Weibull law early, hence the tolerance; it takes the distance from a
-    # class that no sample of the batch is predicted as for 0 (here all are); 1 − P(unknown) rounds where odds do not.
+    # pytorch-ood differs in four ways: it models all samples of a class, not the rightly predicted
+    # ones (so it is given only these); it stops its search for the Weibull law early, hence the
+    # tolerance; it takes the distance from a class that no sample of the batch is predicted as for
+    # 0 (here all are); 1 − P(unknown) rounds where odds do not.
     ood = pytest.importorskip("pytorch_ood.detector")
     train, queries, head = problem()
     logits = head(train.features)
@@ -307,7 +345,9 @@ def test_openmax_equals_pytorch_ood(problem: Any) -> None:
     torch.testing.assert_close((-found).sigmoid(), unknown, rtol=0, atol=2e-3)
 
 
-def test_openmax_takes_every_distance_for_extreme_where_a_class_was_never_right(problem: Any) -> None:
+def test_openmax_takes_every_distance_for_extreme_where_a_class_was_never_right(
+    problem: Any,
+) -> None:
     train, queries, head = problem()
     labels = torch.where(train.labels == 3, 4, train.labels)
     detector = OpenMax(alpha=1).fit(train._replace(labels=labels), head)
@@ -339,7 +379,10 @@ def test_openmax_refuses_numbers_below_one(options: dict[str, Any]) -> None:
 
 def test_weibull_laws_have_the_greatest_likelihood() -> None:
     generator = torch.Generator().manual_seed(0)
-    tails = torch.rand(6, 20, generator=generator, dtype=torch.float64).exp() * torch.logspace(-2, 2, 6)[:, None]
+    tails = (
+        torch.rand(6, 20, generator=generator, dtype=torch.float64).exp()
+        * torch.logspace(-2, 2, 6)[:, None]
+    )
     tails = tails.double().sort(dim=1, descending=True).values
     tails[1, 7:] = -torch.inf
     location, scale, shape = fit_weibull(tails)

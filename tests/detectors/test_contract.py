@@ -27,7 +27,12 @@ def is_ours(name: str) -> bool:  # other tests register detectors of their own
 
 
 OURS = {name: plain(name) for name in filter(is_ours, fdbd.list_detectors())}
-OURS.update({f"{shaping}+fdbd": fdbd.create(f"{shaping}+fdbd") for shaping in filter(is_ours, fdbd.list_shapings())})
+OURS.update(
+    {
+        f"{shaping}+fdbd": fdbd.create(f"{shaping}+fdbd")
+        for shaping in filter(is_ours, fdbd.list_shapings())
+    }
+)
 VARIANTS: list[Detector] = [
     fdbd.FDBD("norm"),
     fdbd.FDBD(None),
@@ -72,7 +77,9 @@ class Careless(Detector):
         self.fault = fault
 
     def passes(self, head: fdbd.Head) -> Passes:
-        mean = yield (First(head.num_features) if self.fault == "order" else Mean(head.num_features))
+        mean = yield (
+            First(head.num_features) if self.fault == "order" else Mean(head.num_features)
+        )
         if self.fault == "passes":
             yield Mean(head.num_features)
         self.set(center=mean.mean())
@@ -85,7 +92,9 @@ class Careless(Detector):
         if self.fault == "logits" and batch.logits is not None:
             return batch.logits.amax(dim=1)
         if self.fault == "device":
-            return -(batch.features - self.center).abs().sum(dim=1) + torch.zeros(len(batch.features))
+            return -(batch.features - self.center).abs().sum(dim=1) + torch.zeros(
+                len(batch.features)
+            )
         return -(batch.features - self.center).square().sum(dim=1)
 
 

@@ -1,5 +1,6 @@
-"""Scores against definitions of their own, written from the papers' formulas in float64, and against pytorch-ood: MSP
-and Energy, MDS with input noise and over several layers, and the plainer detectors at odd shapes."""
+"""Scores against definitions of their own, written from the papers' formulas in float64, and
+against pytorch-ood: MSP and Energy, MDS with input noise and over several layers, and the plainer
+detectors at odd shapes."""
 
 import copy
 import itertools
@@ -13,13 +14,26 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fdbd
-from fdbd import CSI, KNN, MDS, MSP, Batch, Deviation, Energy, Guard, Head, InputPerturbation, NNGuide
-from fdbd.deploy.onnx import ExportError
+from fdbd import (
+    CSI,
+    KNN,
+    MDS,
+    MSP,
+    Batch,
+    Deviation,
+    Energy,
+    Guard,
+    Head,
+    InputPerturbation,
+    NNGuide,
+)
 from fdbd.detectors.mds import ADVERSARIAL_STEP
+from fdbd.export.onnx import ExportError
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
 
-# ── MSP and Energy ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── MSP and Energy
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def msp_of(row, temperature=1.0):
@@ -29,7 +43,9 @@ def msp_of(row, temperature=1.0):
 
 def energy_of(row, temperature=1.0):
     largest = max(row)
-    return largest + temperature * math.log(math.fsum(math.exp((v - largest) / temperature) for v in row))
+    return largest + temperature * math.log(
+        math.fsum(math.exp((v - largest) / temperature) for v in row)
+    )
 
 
 over_logits = pytest.mark.parametrize(
@@ -41,7 +57,9 @@ over_logits = pytest.mark.parametrize(
 def make_logits(classes, dtype):
     """Predictions from undecided to certain."""
     spread = torch.tensor([0.1, 1.0, 8.0, 300.0]).repeat(8)[:, None]
-    return (spread * torch.randn(32, classes, generator=torch.Generator().manual_seed(classes))).to(dtype)
+    return (spread * torch.randn(32, classes, generator=torch.Generator().manual_seed(classes))).to(
+        dtype
+    )
 
 
 def make_detector(kind, classes, temperature, dtype):
@@ -51,16 +69,24 @@ def make_detector(kind, classes, temperature, dtype):
 
 
 @over_logits
-@pytest.mark.parametrize(("kind", "definition"), [(MSP, msp_of), (Energy, energy_of)], ids=["msp", "energy"])
-def test_scores_of_logits_are_those_of_a_loop_over_the_formula(kind, definition, classes, temperature, dtype):
+@pytest.mark.parametrize(
+    ("kind", "definition"), [(MSP, msp_of), (Energy, energy_of)], ids=["msp", "energy"]
+)
+def test_scores_of_logits_are_those_of_a_loop_over_the_formula(
+    kind, definition, classes, temperature, dtype
+):
     logits = make_logits(classes, dtype)
     detector = make_detector(kind, classes, temperature, dtype)
-    expected = torch.tensor([definition(row, temperature) for row in logits.tolist()], dtype=torch.float64)
+    expected = torch.tensor(
+        [definition(row, temperature) for row in logits.tolist()], dtype=torch.float64
+    )
     # Given, from the head, and by torch instead of the kernel.
     for given_logits in (logits, None, logits.clone().requires_grad_()):
         scores = detector.score(Batch(logits, given_logits)).detach()
         assert scores.dtype == dtype
-        torch.testing.assert_close(scores.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(
+            scores.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+        )
 
 
 @over_logits
@@ -73,15 +99,16 @@ def test_scores_of_logits_equal_pytorch_ood(classes, temperature, dtype):
         torch.testing.assert_close(scores, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-# ── MDS on a network ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── MDS on a network
+# ───────────────────────────────────────────────────────────────────────────────────────────────
 
 CLASSES, COUNT, STD = 3, 240, (0.2, 0.25, 0.5)
 
 
 @pytest.fixture
 def _double():
-    """float64 by default, also in pytorch-ood, whose means, covariances and scores are of the default dtype; and one
-    thread, since so small a network only waits for more."""
+    """float64 by default, also in pytorch-ood, whose means, covariances and scores are of the
+    default dtype; and one thread, since so small a network only waits for more."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
@@ -137,11 +164,17 @@ def test_mds_with_input_noise_is_that_of_its_definition(std):
         return mds_by_definition(features, labels.numpy(), parts_by_hand(model, some)[0])
 
     moved = images.clone()
-    for n, image in enumerate(images):  # the sign of ∇ score by central differences, one pixel at a time
+    for n, image in enumerate(
+        images
+    ):  # the sign of ∇ score by central differences, one pixel at a time
         steps = 1e-5 * torch.eye(image.numel()).view(-1, *image.shape)
-        signs = torch.from_numpy(np.sign(score(image + steps) - score(image - steps))).view_as(image)
+        signs = torch.from_numpy(np.sign(score(image + steps) - score(image - steps))).view_as(
+            image
+        )
         moved[n] += 0.01 * signs / torch.tensor(std or 1.0).view(-1, 1, 1)
-    guard = Guard(model, MDS(), perturb=InputPerturbation(0.01, objective="score", std=std)).fit(loader(COUNT, 1))
+    guard = Guard(model, MDS(), perturb=InputPerturbation(0.01, objective="score", std=std)).fit(
+        loader(COUNT, 1)
+    )
     np.testing.assert_allclose(guard.score(images).numpy(), score(moved), rtol=1e-8)
     assert (score(moved) > score(images)).all()
 
@@ -150,22 +183,29 @@ def test_mds_with_input_noise_is_that_of_its_definition(std):
 @pytest.mark.parametrize("epsilon", [0.0, 0.002, 0.1])
 @pytest.mark.parametrize("std", [None, STD], ids=["pixels", "normalised"])
 def test_mds_with_input_noise_equals_pytorch_ood(epsilon, std):
-    # Both step from the image's nearest class at the penultimate layer: theirs descends the distance, ours ascends its
-    # negative; both divide the step by the std of the images, and leave a pixel without a gradient where it is (the
-    # authors' code moves it by −ε). Theirs is the distance under the scatter, not divided by N and with 1e-6 added to
-    # its diagonal (hence the tolerance), halved, and an outlier score.
+    # Both step from the image's nearest class at the penultimate layer: theirs descends the
+    # distance, ours ascends its negative; both divide the step by the std of the images, and leave
+    # a pixel without a gradient where it is (the authors' code moves it by −ε). Theirs is the
+    # distance under the scatter, not divided by N and with 1e-6 added to its diagonal (hence the
+    # tolerance), halved, and an outlier score.
     peer = pytest.importorskip("pytorch_ood.detector")
     model, (images, _) = make_model(), make_images(60, 2)
-    guard = Guard(model, MDS(), perturb=InputPerturbation(epsilon, objective="score", std=std)).fit(loader(COUNT, 1))
-    theirs = peer.MahalanobisODIN(model[:6], eps=epsilon, norm_std=std).fit(loader(COUNT, 1)).predict(images)
+    guard = Guard(model, MDS(), perturb=InputPerturbation(epsilon, objective="score", std=std)).fit(
+        loader(COUNT, 1)
+    )
+    theirs = (
+        peer.MahalanobisODIN(model[:6], eps=epsilon, norm_std=std)
+        .fit(loader(COUNT, 1))
+        .predict(images)
+    )
     torch.testing.assert_close(guard.score(images), -2 * COUNT * theirs, rtol=1e-5, atol=0)
     assert torch.equal(guard.score(images).argsort(), theirs.argsort(descending=True))
 
 
 @pytest.mark.usefixtures("_double")
 def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
-    # Theirs sums the layers' distances by weights that the caller finds, without a mean and deviation for each layer
-    # and without a regression. Their constants are those of one layer.
+    # Theirs sums the layers' distances by weights that the caller finds, without a mean and
+    # deviation for each layer and without a regression. Their constants are those of one layer.
     peer = pytest.importorskip("pytorch_ood.detector")
     model, (images, _) = make_model(), make_images(60, 2)
     guard = Guard(model, MDS(layers=["1"])).fit(loader(COUNT, 1))
@@ -173,13 +213,23 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
     with torch.no_grad():
         batch = guard.classifier(images)
         ours = detector.standardised(batch) * detector.scale + detector.shift
-        for part, alpha in enumerate(([0.0, 1.0], [1.0, 0.0])):  # the penultimate layer is our first, their last
-            theirs = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha).fit(loader(COUNT, 1)).predict(images)
+        for part, alpha in enumerate(
+            ([0.0, 1.0], [1.0, 0.0])
+        ):  # the penultimate layer is our first, their last
+            theirs = (
+                peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha)
+                .fit(loader(COUNT, 1))
+                .predict(images)
+            )
             torch.testing.assert_close(ours[:, part], -2 * COUNT * theirs, rtol=1e-5, atol=0)
         alpha = torch.tensor([0.3, -2.0])
-        theirs = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha.flip(0)).fit(loader(COUNT, 1))
+        theirs = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha.flip(0)).fit(
+            loader(COUNT, 1)
+        )
         detector.set(weights=alpha * detector.scale, intercept=alpha @ detector.shift)
-        torch.testing.assert_close(guard.score(images), -2 * COUNT * theirs.predict(images), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            guard.score(images), -2 * COUNT * theirs.predict(images), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.usefixtures("_double")
@@ -190,7 +240,9 @@ def test_the_weights_of_the_layers_are_those_of_a_regression_on_scores_of_their_
     model, (train, labels), (images, _) = make_model(), make_images(COUNT, 1), make_images(40, 2)
     train.requires_grad_()
     (-model(train).log_softmax(dim=1)[range(COUNT), labels]).sum().backward()
-    adversarial = train + ADVERSARIAL_STEP * train.grad.sign() / torch.tensor(std or 1.0).view(-1, 1, 1)
+    adversarial = train + ADVERSARIAL_STEP * train.grad.sign() / torch.tensor(std or 1.0).view(
+        -1, 1, 1
+    )
     columns = []
     for part, trained in enumerate(parts_by_hand(model, train)):
         queries = [parts_by_hand(model, some)[part] for some in (train, adversarial, images)]
@@ -201,10 +253,14 @@ def test_the_weights_of_the_layers_are_those_of_a_regression_on_scores_of_their_
     regression.fit(np.concatenate([clean, moved]), np.repeat([1, 0], COUNT))
 
     guard = Guard(model, MDS(layers=["1"], std=std)).fit(loader(COUNT, 1))
-    np.testing.assert_allclose(guard.detector.standardised(guard.classifier(images)).detach(), asked, rtol=1e-8)
+    np.testing.assert_allclose(
+        guard.detector.standardised(guard.classifier(images)).detach(), asked, rtol=1e-8
+    )
     np.testing.assert_allclose(guard.detector.weights, regression.coef_[0], rtol=1e-5)
     np.testing.assert_allclose(guard.detector.intercept, regression.intercept_[0], rtol=1e-5)
-    np.testing.assert_allclose(guard.score(images), regression.decision_function(asked), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        guard.score(images), regression.decision_function(asked), rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.fixture(scope="module")
@@ -240,15 +296,20 @@ def test_the_graph_of_several_layers_takes_no_images_as_the_guard_does(exported)
 def test_several_layers_of_features_and_input_noise_say_that_they_are_no_graph(tmp_path):
     pytest.importorskip("onnxscript")
     several = Guard(make_model(), MDS(layers=["1"])).fit(loader(COUNT, 1)).calibrate(loader(90, 2))
-    with pytest.raises(ExportError, match="needs the images and the network, features are not enough"):
+    with pytest.raises(
+        ExportError, match="needs the images and the network, features are not enough"
+    ):
         several.export_onnx(tmp_path / "guard.onnx", Batch(torch.zeros(2, 7)))
-    noisy = Guard(make_model(), MDS(), perturb=InputPerturbation(0.01, objective="score")).fit(loader(COUNT, 1))
+    noisy = Guard(make_model(), MDS(), perturb=InputPerturbation(0.01, objective="score")).fit(
+        loader(COUNT, 1)
+    )
     with pytest.raises(ExportError, match="follows the network's gradient"):
         noisy.calibrate(loader(90, 2)).export_onnx(tmp_path / "guard.onnx", make_images(2, 3)[0])
     assert not list(tmp_path.iterdir())
 
 
-# ── odd shapes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── odd shapes
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def unit(row):
@@ -282,14 +343,19 @@ def shaped(shape):
 
 
 def nnguide(z, train, head):
-    return energy_of(head(z)) * np.mean(sorted(energy_of(head(b)) * unit(b) @ unit(z) for b in train)[-3:])
+    return energy_of(head(z)) * np.mean(
+        sorted(energy_of(head(b)) * unit(b) @ unit(z) for b in train)[-3:]
+    )
 
 
 FIELD = {
     "msp": (MSP(), lambda z, train, head: msp_of(head(z))),
     "energy": (Energy(), lambda z, train, head: energy_of(head(z))),
     "deviation": (Deviation(), lambda z, train, head: np.linalg.norm(z - train.mean(axis=0))),
-    "knn": (KNN(4), lambda z, train, head: -sorted(np.linalg.norm(unit(z) - unit(b)) for b in train)[3]),
+    "knn": (
+        KNN(4),
+        lambda z, train, head: -sorted(np.linalg.norm(unit(z) - unit(b)) for b in train)[3],
+    ),
     "nnguide": (NNGuide(3), nnguide),
     "csi": (CSI(), lambda z, train, head: max(z @ unit(b) for b in train)),
     "react": (None, shaped(lambda z, train: np.minimum(z, np.percentile(train, 90)))),
@@ -312,15 +378,19 @@ def fitted(name, train, head):
 @over_field
 @over_shapes
 def test_odd_shapes_are_scored_by_the_definition_in_both_precisions(problem, name, shape):
-    # ReAct's and VRA's thresholds come from histograms, right to a relative 5e-4 and 2⁻¹²; with this seed no query lies
-    # so near to the lower threshold of VRA that it might be removed or not.
+    # ReAct's and VRA's thresholds come from histograms, right to a relative 5e-4 and 2⁻¹²; with
+    # this seed no query lies so near to the lower threshold of VRA that it might be removed or not.
     train, queries, head = problem(*shape, seed=1, dtype=torch.float32)
     tolerance = 2e-3 if name in ("react", "vra") else 1e-10
     weight, bias, rows = numpy_of(head.weight), numpy_of(head.bias), numpy_of(train.features)
     definition = FIELD[name][1]
-    expected = [definition(z, rows, lambda x: weight @ x + bias) for z in numpy_of(queries.features)]
+    expected = [
+        definition(z, rows, lambda x: weight @ x + bias) for z in numpy_of(queries.features)
+    ]
     exact = Head(head.weight.double(), head.bias.double())
-    double = fitted(name, Batch(train.features.double()), exact).score(Batch(queries.features.double()))
+    double = fitted(name, Batch(train.features.double()), exact).score(
+        Batch(queries.features.double())
+    )
     np.testing.assert_allclose(double.numpy(), expected, rtol=tolerance, atol=tolerance)
 
     single = fitted(name, train, head).score(queries)

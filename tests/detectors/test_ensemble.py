@@ -1,4 +1,5 @@
-"""Ensemble: p-values and their combination by definition, fitting in lock-step, calibration, saving, export."""
+"""Ensemble: p-values and their combination by definition, fitting in lock-step, calibration,
+saving, export."""
 
 from __future__ import annotations
 
@@ -14,11 +15,15 @@ import fdbd
 from fdbd import Batch, Detector, Ensemble, Head
 
 
-def make_data(count: int, width: int = 12, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
+def make_data(
+    count: int, width: int = 12, classes: int = 4, seed: int = 0
+) -> tuple[Tensor, Tensor, Head]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, width, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, classes, (count,), generator=generator)
-    weight = torch.randn(classes, width, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    weight = torch.randn(
+        classes, width, generator=torch.Generator().manual_seed(99), dtype=torch.float64
+    )
     return features, labels, Head(weight)
 
 
@@ -36,9 +41,9 @@ class Column(Detector):
 def columns(count: int, combine: str = "harmonic", calibration: Tensor | None = None) -> Ensemble:
     ensemble = Ensemble([Column(i) for i in range(count)], combine=combine)  # type: ignore[arg-type]
     calibration = make_data(200, count, seed=5)[0] if calibration is None else calibration
-    return ensemble.fit(Batch(calibration), Head(torch.eye(2, count, dtype=torch.float64))).calibrate(
-        Batch(calibration)
-    )
+    return ensemble.fit(
+        Batch(calibration), Head(torch.eye(2, count, dtype=torch.float64))
+    ).calibrate(Batch(calibration))
 
 
 def p_by_definition(calibration: list[float], score: float) -> float:
@@ -55,7 +60,10 @@ def p_by_definition(calibration: list[float], score: float) -> float:
 def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
     calibration, new = make_data(200, 3, seed=5)[0], make_data(60, 3, seed=6)[0] * 1.5
     ensemble = columns(3, combine, calibration)
-    p = [[p_by_definition(calibration[:, m].tolist(), s) for s in new[:, m].tolist()] for m in range(3)]
+    p = [
+        [p_by_definition(calibration[:, m].tolist(), s) for s in new[:, m].tolist()]
+        for m in range(3)
+    ]
     torch.testing.assert_close(ensemble.p_values(Batch(new)), torch.tensor(p, dtype=torch.float64))
     expected = []
     for values in zip(*p):
@@ -66,7 +74,9 @@ def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
         else:
             statistic = sum(math.tan((0.5 - value) * math.pi) for value in values) / 3
             expected.append(0.5 - math.atan(statistic) / math.pi)
-    torch.testing.assert_close(ensemble.score(Batch(new)), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        ensemble.score(Batch(new)), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_many_calibration_samples_are_exact_in_the_lower_tail_and_close_elsewhere() -> None:
@@ -83,7 +93,9 @@ def test_many_calibration_samples_are_exact_in_the_lower_tail_and_close_elsewher
 
 
 def test_p_values_of_new_in_distribution_samples_are_uniform() -> None:
-    p = columns(2, calibration=make_data(5000, 2, seed=5)[0]).p_values(Batch(make_data(5000, 2, seed=6)[0]))
+    p = columns(2, calibration=make_data(5000, 2, seed=5)[0]).p_values(
+        Batch(make_data(5000, 2, seed=6)[0])
+    )
     for level in (0.01, 0.05, 0.5, 0.9):
         share = (p <= level).double().mean(dim=1)
         assert ((share - level).abs() < 4 * math.sqrt(2 * level * (1 - level) / 5000) + 1e-3).all()
@@ -108,11 +120,17 @@ def test_members_that_are_sure_of_the_distribution_are_sure_together_in_single_p
 
 def test_it_sees_what_any_one_member_sees() -> None:
     ensemble = columns(2)
-    normal, high, low = make_data(2000, 2, seed=11)[0], make_data(2000, 2, seed=12)[0], make_data(2000, 2, seed=13)[0]
+    normal, high, low = (
+        make_data(2000, 2, seed=11)[0],
+        make_data(2000, 2, seed=12)[0],
+        make_data(2000, 2, seed=13)[0],
+    )
     high[:, 0] -= 4
     low[:, 1] -= 4
     for outliers, blind in ((high, 1), (low, 0)):
-        together = fdbd.metrics.evaluate(ensemble.score(Batch(normal)), ensemble.score(Batch(outliers)))
+        together = fdbd.metrics.evaluate(
+            ensemble.score(Batch(normal)), ensemble.score(Batch(outliers))
+        )
         alone = fdbd.metrics.evaluate(normal[:, blind], outliers[:, blind])
         assert float(together.auroc) > 0.95 > 0.6 > float(alone.auroc)
 
@@ -148,7 +166,9 @@ def test_an_uncalibrated_ensemble_says_what_to_do() -> None:
         ensemble.score(Batch(features))
     ensemble.calibrate(Batch(features))
     assert ensemble.is_calibrated
-    assert not ensemble.fit(Batch(features), head).is_calibrated  # old p-values do not hold for new scores
+    assert not ensemble.fit(
+        Batch(features), head
+    ).is_calibrated  # old p-values do not hold for new scores
 
 
 def test_a_guard_calibrates_the_ensemble_before_its_threshold() -> None:
@@ -205,4 +225,6 @@ class Scores(nn.Module):
 
 def test_perturbed_images_would_have_other_p_values() -> None:
     with pytest.raises(ValueError, match="p-values of plain images"):
-        fdbd.Guard(nn.Linear(4, 3), Ensemble(["fdbd", "energy"]), perturb=fdbd.InputPerturbation(0.1))
+        fdbd.Guard(
+            nn.Linear(4, 3), Ensemble(["fdbd", "energy"]), perturb=fdbd.InputPerturbation(0.1)
+        )

@@ -1,4 +1,5 @@
-"""fDBD against a loop-by-loop float64 definition and a peer, and everything odd that a batch may hold."""
+"""fDBD against a loop-by-loop float64 definition and a peer, and everything odd that a batch may
+hold."""
 
 import copy
 import math
@@ -17,11 +18,15 @@ NORMALIZERS = ["deviation", "norm", None]
 
 
 def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def random_head(classes=6, width=9, seed=0, dtype=torch.float32):
-    return Head(random(classes, width, seed=seed, dtype=dtype), random(classes, seed=seed + 1, dtype=dtype))
+    return Head(
+        random(classes, width, seed=seed, dtype=dtype), random(classes, seed=seed + 1, dtype=dtype)
+    )
 
 
 def fitted(detector=None, classes=6, width=9, dtype=torch.float32, seed=0):
@@ -50,7 +55,10 @@ def reference(detector, training, features, head):
     mean = [math.fsum(column) / len(training) for column in training.double().T.tolist()]
     weight, bias = head.weight.double().tolist(), head.bias.double().tolist()
     return torch.tensor(
-        [defined(z, weight, bias, mean, detector.normalizer, detector.nearest) for z in features.double().tolist()],
+        [
+            defined(z, weight, bias, mean, detector.normalizer, detector.nearest)
+            for z in features.double().tolist()
+        ],
         dtype=torch.float64,
     )
 
@@ -65,16 +73,26 @@ def reference(detector, training, features, head):
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=120, deadline=None)
-def test_scores_are_those_of_the_definition(classes, width, dtype, normalizer, nearest, logits_given, seed):
+def test_scores_are_those_of_the_definition(
+    classes, width, dtype, normalizer, nearest, logits_given, seed
+):
     head = random_head(classes, width, seed, dtype)
-    training, features = random(30, width, seed=seed + 2, dtype=dtype), random(8, width, seed=seed + 3, dtype=dtype)
+    training, features = (
+        random(30, width, seed=seed + 2, dtype=dtype),
+        random(8, width, seed=seed + 3, dtype=dtype),
+    )
     detector = FDBD(normalizer, nearest).fit(Batch(training), head)
     scores = detector.score(Batch(features, head(features) if logits_given else None))
     expected = reference(detector, training, features, head)
     assert scores.dtype == dtype
-    # An average of distances may be much smaller than the terms of its logits: compare on the scale of those terms.
-    scale = (features.double().norm(dim=1) + 1) / (1 if normalizer is None else expected.new_tensor(0.3))
-    assert ((scores - expected).abs() <= (3e-6 if dtype == torch.float32 else 1e-13) * scale * 10).all()
+    # An average of distances may be much smaller than the terms of its logits: compare on the scale
+    # of those terms.
+    scale = (features.double().norm(dim=1) + 1) / (
+        1 if normalizer is None else expected.new_tensor(0.3)
+    )
+    assert (
+        (scores - expected).abs() <= (3e-6 if dtype == torch.float32 else 1e-13) * scale * 10
+    ).all()
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -83,7 +101,9 @@ def test_float32_scores_of_a_realistic_head_are_right_to_one_in_a_million(normal
     training = random(400, 512, seed=2).relu()
     features = random(300, 512, seed=3).relu() + head.weight[torch.arange(300) % 100] * 3
     exact = FDBD(normalizer).fit(Batch(training), head).score(Batch(features))
-    single = FDBD(normalizer).fit(Batch(training.float()), Head(head.weight.float(), head.bias.float()))
+    single = FDBD(normalizer).fit(
+        Batch(training.float()), Head(head.weight.float(), head.bias.float())
+    )
     assert ((single.score(Batch(features.float())) - exact) / exact).abs().max() < 2e-6
 
 
@@ -119,7 +139,10 @@ def test_float64_data_or_head_make_a_float64_detector():
     assert FDBD().fit(Batch(training), head).center.dtype == torch.float64
     assert FDBD().fit(Batch(training.float()), head).center.dtype == torch.float32
     assert FDBD().fit(Batch(training.half()), head).center.dtype == torch.float32
-    assert FDBD().fit(Batch(training.float()), random_head(dtype=torch.float64)).center.dtype == torch.float64
+    assert (
+        FDBD().fit(Batch(training.float()), random_head(dtype=torch.float64)).center.dtype
+        == torch.float64
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +176,10 @@ def test_classes_of_equal_weights_have_no_boundary_between_them():
     for nearest in (None, 3):
         detector = FDBD(nearest=nearest).fit(Batch(training), head)
         torch.testing.assert_close(
-            detector.score(Batch(features)), reference(detector, training, features, head), rtol=1e-9, atol=1e-12
+            detector.score(Batch(features)),
+            reference(detector, training, features, head),
+            rtol=1e-9,
+            atol=1e-12,
         )
 
 
@@ -165,7 +191,9 @@ def test_fewer_than_two_distinct_classes_are_an_error():
 def test_a_binary_head_of_one_row_is_scored_as_two_classes():
     row, training, features = random(1, 9), random(30, 9, seed=1), random(20, 9, seed=2)
     one = FDBD().fit(Batch(training), Head(row, torch.ones(1))).score(Batch(features))
-    two = FDBD().fit(Batch(training), Head(torch.cat([-row / 2, row / 2]), torch.tensor([-0.5, 0.5])))
+    two = FDBD().fit(
+        Batch(training), Head(torch.cat([-row / 2, row / 2]), torch.tensor([-0.5, 0.5]))
+    )
     torch.testing.assert_close(one, two.score(Batch(features)))
 
 
@@ -212,11 +240,15 @@ def test_a_detector_moved_to_half_precision_keeps_what_it_learnt(dtype):
 
 def test_wrong_shapes_are_named_on_both_sides():
     detector = fitted()
-    with pytest.raises(ValueError, match=r"features have shape \(2, 8\), expected \(N, 9\): the head's input"):
+    with pytest.raises(
+        ValueError, match=r"features have shape \(2, 8\), expected \(N, 9\): the head's input"
+    ):
         detector.score(Batch(torch.zeros(2, 8)))
     with pytest.raises(ValueError, match=r"features have shape \(9,\), expected \(N, 9\)"):
         detector.score(Batch(torch.zeros(9)))
-    with pytest.raises(ValueError, match=r"logits have shape \(2, 7\), expected \(N, 6\): the head's classes"):
+    with pytest.raises(
+        ValueError, match=r"logits have shape \(2, 7\), expected \(N, 6\): the head's classes"
+    ):
         detector.score(Batch(torch.zeros(2, 9), torch.zeros(2, 7)))
     with pytest.raises(ValueError, match="2 rows of features but 3 rows of logits"):
         detector.score(Batch(torch.zeros(2, 9), torch.zeros(3, 6)))
@@ -230,7 +262,13 @@ def test_integers_arrays_and_strided_tensors_are_scored_like_floats():
     expected = detector.score(Batch(whole.float()))
     strided = torch.zeros(9, 24)
     strided[:, ::2] = whole.T.float()
-    for features in (whole, whole.to(torch.int8), whole.numpy(), whole.float().numpy(), strided[:, ::2].T):
+    for features in (
+        whole,
+        whole.to(torch.int8),
+        whole.numpy(),
+        whole.float().numpy(),
+        strided[:, ::2].T,
+    ):
         torch.testing.assert_close(detector.score(Batch(features)), expected)
     logits = detector.head(whole.float())
     strided_logits = logits.T.contiguous().T
@@ -271,14 +309,18 @@ def test_compiled_and_exported_detectors_give_the_same_scores(nearest):
     compiled = torch.compile(detector, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(Batch(features)), expected)
     rows = torch.export.Dim("rows", min=2)
-    program = torch.export.export(Scorer(detector), (features,), dynamic_shapes={"features": {0: rows}})
+    program = torch.export.export(
+        Scorer(detector), (features,), dynamic_shapes={"features": {0: rows}}
+    )
     torch.testing.assert_close(program.module()(features), expected)
     torch.testing.assert_close(program.module()(features[2:]), expected[2:])
 
 
 def test_the_deviation_is_the_distance_from_the_mean():
     training, features = random(40, 9, seed=1), random(10, 9, seed=2)
-    scores = Deviation().fit(Batch(training), random_head(dtype=torch.float64)).score(Batch(features))
+    scores = (
+        Deviation().fit(Batch(training), random_head(dtype=torch.float64)).score(Batch(features))
+    )
     mean = training.numpy().mean(axis=0)
     expected = [math.sqrt(sum((x - m) ** 2 for x, m in zip(z, mean))) for z in features.numpy()]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-12)

@@ -19,21 +19,31 @@ CLASSES, WIDTH = 4, 6
 OPTIONS = [MDS(), RMDS(), SSD(), SSD(shrinkage=1.0), SSD(3, iterations=2), SSD(1)]
 
 
-def training_data(seed: int = 0, count: int = 200, dtype: torch.dtype = torch.float64) -> tuple[Batch, Head]:
+def training_data(
+    seed: int = 0, count: int = 200, dtype: torch.dtype = torch.float64
+) -> tuple[Batch, Head]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)
     mix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
     means = 2 * torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
-    features = means[labels] + torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) @ mix + 3
+    features = (
+        means[labels]
+        + torch.randn(count, WIDTH, generator=generator, dtype=torch.float64) @ mix
+        + 3
+    )
     head = Head(torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64).to(dtype))
     return Batch(features.to(dtype), None, labels), head
 
 
 def queries(dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (5 * torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).to(dtype)
+    return (
+        5 * torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    ).to(dtype)
 
 
-def class_statistics(features: np.ndarray, labels: np.ndarray) -> tuple[dict[int, np.ndarray], np.ndarray]:
+def class_statistics(
+    features: np.ndarray, labels: np.ndarray
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
     """Class means and the covariance within classes, by loops."""
     means = {int(c): features[labels == c].mean(axis=0) for c in np.unique(labels)}
     scatter = np.zeros((features.shape[1], features.shape[1]))
@@ -55,7 +65,9 @@ def rmds_by_definition(batch: Batch, z: np.ndarray) -> np.ndarray:
     return mds_by_definition(batch, z) + np.array(relative)
 
 
-def ssd_by_definition(features: np.ndarray, clusters: np.ndarray, z: np.ndarray, shrinkage: float = 0.0) -> np.ndarray:
+def ssd_by_definition(
+    features: np.ndarray, clusters: np.ndarray, z: np.ndarray, shrinkage: float = 0.0
+) -> np.ndarray:
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
     _, shared = class_statistics(features, clusters)
     scores = []
@@ -73,19 +85,25 @@ def ssd_by_definition(features: np.ndarray, clusters: np.ndarray, z: np.ndarray,
 def test_mds_is_the_distance_to_the_nearest_class_mean_under_the_shared_covariance() -> None:
     batch, head = training_data()
     scores = MDS().fit(batch, head).score(Batch(queries()))
-    np.testing.assert_allclose(scores.numpy(), mds_by_definition(batch, queries().numpy()), rtol=1e-9)
+    np.testing.assert_allclose(
+        scores.numpy(), mds_by_definition(batch, queries().numpy()), rtol=1e-9
+    )
 
 
 def test_rmds_is_the_class_distance_less_the_distance_to_all_data() -> None:
     batch, head = training_data()
     scores = RMDS().fit(batch, head).score(Batch(queries()))
-    np.testing.assert_allclose(scores.numpy(), rmds_by_definition(batch, queries().numpy()), rtol=1e-9)
+    np.testing.assert_allclose(
+        scores.numpy(), rmds_by_definition(batch, queries().numpy()), rtol=1e-9
+    )
 
 
 def test_rmds_with_more_classes_than_features_is_the_same_formula() -> None:
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(600) % 20
-    features = torch.randn(20, 5, generator=generator).double()[labels] + torch.randn(600, 5, generator=generator)
+    features = torch.randn(20, 5, generator=generator).double()[labels] + torch.randn(
+        600, 5, generator=generator
+    )
     batch = Batch(features, None, labels)
     z = torch.randn(30, 5, generator=generator).double() * 4
     scores = RMDS().fit(batch, Head(torch.randn(20, 5))).score(Batch(z))
@@ -93,10 +111,14 @@ def test_rmds_with_more_classes_than_features_is_the_same_formula() -> None:
 
 
 @pytest.mark.parametrize("shrinkage", [None, 0.0, 0.3, 1.0])
-def test_ssd_by_class_is_the_distance_of_normalised_features_under_each_covariance(shrinkage: float | None) -> None:
+def test_ssd_by_class_is_the_distance_of_normalised_features_under_each_covariance(
+    shrinkage: float | None,
+) -> None:
     batch, head = training_data()
     detector = SSD(shrinkage=shrinkage).fit(batch, head)
-    expected = ssd_by_definition(batch.features.numpy(), batch.labels.numpy(), queries().numpy(), shrinkage or 0.0)
+    expected = ssd_by_definition(
+        batch.features.numpy(), batch.labels.numpy(), queries().numpy(), shrinkage or 0.0
+    )
     np.testing.assert_allclose(detector.score(Batch(queries())).numpy(), expected, rtol=1e-7)
     assert detector.covariance == ("shared" if shrinkage == 1 else "own")
     assert f"covariance='{detector.covariance}'" in repr(detector)
@@ -112,20 +134,26 @@ def test_ssd_with_one_cluster_needs_no_labels() -> None:
 def test_ssd_finds_clusters_that_are_there() -> None:
     generator = torch.Generator().manual_seed(3)
     labels = torch.arange(900) % 3
-    features = 10 * torch.eye(WIDTH, dtype=torch.float64)[labels] + torch.randn(900, WIDTH, generator=generator)
+    features = 10 * torch.eye(WIDTH, dtype=torch.float64)[labels] + torch.randn(
+        900, WIDTH, generator=generator
+    )
     batch, head = Batch(features, None, labels), Head(torch.eye(3, WIDTH))
     by_class, by_means = SSD().fit(batch, head), SSD(3).fit(batch._replace(labels=None), head)
     z = Batch(queries())
     torch.testing.assert_close(by_means.score(z), by_class.score(z), rtol=1e-9, atol=0)
 
 
-def test_ssd_shares_the_covariance_where_the_table_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssd_shares_the_covariance_where_the_table_would_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batch, head = training_data()
     monkeypatch.setattr(ssd_module, "LARGEST_TABLE", CLASSES * WIDTH**2 - 1)
     detector = SSD().fit(batch, head)
     assert detector.covariance == "shared"
     assert detector.whitener.shape == (WIDTH, WIDTH)
-    expected = ssd_by_definition(batch.features.numpy(), batch.labels.numpy(), queries().numpy(), 1.0)
+    expected = ssd_by_definition(
+        batch.features.numpy(), batch.labels.numpy(), queries().numpy(), 1.0
+    )
     np.testing.assert_allclose(detector.score(Batch(queries())).numpy(), expected, rtol=1e-7)
 
 
@@ -143,11 +171,16 @@ def test_scores_agree_with_pytorch_ood() -> None:
     peer = pytest.importorskip("pytorch_ood.detector")
     batch, head = training_data(dtype=torch.float32, count=500)
     z = queries(torch.float32)
-    # Theirs is the distance under the scatter (not divided by N), halved for MDS, and an outlier score.
+    # Theirs is the distance under the scatter (not divided by N), halved for MDS, and an outlier
+    # score.
     theirs = peer.Mahalanobis(None).fit_features(batch.features, batch.labels).predict_features(z)
-    torch.testing.assert_close(MDS().fit(batch, head).score(Batch(z)), -2 * 500 * theirs, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        MDS().fit(batch, head).score(Batch(z)), -2 * 500 * theirs, rtol=1e-3, atol=0
+    )
     theirs = peer.RMD(None).fit_features(batch.features, batch.labels).predict_features(z)
-    torch.testing.assert_close(RMDS().fit(batch, head).score(Batch(z)), -500 * theirs, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(
+        RMDS().fit(batch, head).score(Batch(z)), -500 * theirs, rtol=1e-3, atol=1e-2
+    )
 
 
 def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
@@ -157,7 +190,9 @@ def test_a_singular_covariance_gives_the_pseudo_inverse() -> None:
     features[:, 3] = features[:, 0] - 2 * features[:, 1]  # a dependent one
     flat = batch._replace(features=features)
     scores = MDS().fit(flat, head).score(Batch(queries()))
-    np.testing.assert_allclose(scores.numpy(), mds_by_definition(flat, queries().numpy()), rtol=1e-6)
+    np.testing.assert_allclose(
+        scores.numpy(), mds_by_definition(flat, queries().numpy()), rtol=1e-6
+    )
     assert torch.isfinite(RMDS().fit(flat, head).score(Batch(queries()))).all()
     assert torch.isfinite(SSD().fit(flat, head).score(Batch(queries()))).all()
 
@@ -182,7 +217,10 @@ def test_more_features_than_samples_and_empty_classes_are_defined(detector: MDS)
 
 
 def test_features_that_do_not_vary_within_classes_are_an_error() -> None:
-    for features in (torch.eye(3), torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) * 100):
+    for features in (
+        torch.eye(3),
+        torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) * 100,
+    ):
         batch, head = Batch(features, None, torch.arange(3)), Head(torch.eye(3, features.shape[1]))
         for detector in (MDS(), RMDS()):
             with pytest.raises(ValueError, match="do not vary within their classes"):
@@ -194,10 +232,14 @@ def test_the_score_has_a_gradient_towards_the_nearest_class() -> None:
     detector = MDS().fit(batch, head)
     z = queries().requires_grad_()
     (gradient,) = torch.autograd.grad(detector.score(Batch(z)).sum(), z)
-    assert (detector.score(Batch(z.detach() + 1e-4 * gradient.sign())) > detector.score(Batch(z.detach()))).all()
+    assert (
+        detector.score(Batch(z.detach() + 1e-4 * gradient.sign()))
+        > detector.score(Batch(z.detach()))
+    ).all()
 
 
-# ── several layers ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── several layers
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def layered(count: int, seed: int, noise: float = 0.0) -> Batch:
@@ -205,7 +247,8 @@ def layered(count: int, seed: int, noise: float = 0.0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
     features, early, middle = (
-        torch.eye(CLASSES, width)[labels] * 5 + torch.randn(count, width, generator=generator) for width in (6, 5, 8)
+        torch.eye(CLASSES, width)[labels] * 5 + torch.randn(count, width, generator=generator)
+        for width in (6, 5, 8)
     )
     return Batch(features, None, labels, {"early": early, "middle": middle + noise})
 
@@ -216,31 +259,53 @@ def test_each_layer_has_its_own_gaussians() -> None:
     detector = MDS(layers=("early", "middle")).fit(batch, head)
     z = layered(20, 1)
     expected = []
-    for part, rows in (("features", z.features), ("early", z.layers["early"]), ("middle", z.layers["middle"])):
+    for part, rows in (
+        ("features", z.features),
+        ("early", z.layers["early"]),
+        ("middle", z.layers["middle"]),
+    ):
         trained = batch.features if part == "features" else batch.layers[part]
         alone = batch._replace(features=trained)
         of_training = mds_by_definition(alone, trained.double().numpy())
         of_queries = mds_by_definition(alone, rows.double().numpy())
         expected.append((of_queries - of_training.mean()) / of_training.std())
-    np.testing.assert_allclose(detector.standardised(z).numpy(), np.stack(expected, axis=1), rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(detector.score(z).numpy(), np.mean(expected, axis=0), rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(
+        detector.standardised(z).numpy(), np.stack(expected, axis=1), rtol=2e-3, atol=2e-3
+    )
+    np.testing.assert_allclose(
+        detector.score(z).numpy(), np.mean(expected, axis=0), rtol=2e-3, atol=2e-3
+    )
 
 
 def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    head, clean, perturbed = Head(torch.eye(CLASSES, 6)), layered(400, 1), layered(400, 2, noise=1.0)
+    head, clean, perturbed = (
+        Head(torch.eye(CLASSES, 6)),
+        layered(400, 1),
+        layered(400, 2, noise=1.0),
+    )
     copies = {f"adversarial:{name}": part for name, part in perturbed.layers.items()}
     both = clean._replace(layers={**clean.layers, **copies}, views=perturbed.features[None])
-    detector = MDS(layers=["early", "middle"]).fit([both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head)
-    x = torch.cat([detector.standardised(detector.prepare(part)) for part in (clean, perturbed)]).double().numpy()
+    detector = MDS(layers=["early", "middle"]).fit(
+        [both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head
+    )
+    x = (
+        torch.cat([detector.standardised(detector.prepare(part)) for part in (clean, perturbed)])
+        .double()
+        .numpy()
+    )
     y = np.repeat([1, 0], 400)
     reference = LogisticRegression(tol=1e-10, max_iter=1000).fit(x, y)
     np.testing.assert_allclose(detector.weights.numpy(), reference.coef_[0], rtol=1e-3, atol=1e-4)
     assert detector.weights.abs().argmax() == 2
     odds = reference.decision_function(x[:400])
     np.testing.assert_allclose(detector.score(clean).numpy(), odds, rtol=1e-2, atol=1e-2)
-    assert detector.score(layered(200, 5)).mean() > 0 > detector.score(layered(200, 6, noise=1.0)).mean()
+    assert (
+        detector.score(layered(200, 5)).mean()
+        > 0
+        > detector.score(layered(200, 6, noise=1.0)).mean()
+    )
 
 
 def test_a_non_finite_layer_fails_closed_whatever_the_sign_of_its_weight() -> None:
@@ -262,7 +327,9 @@ def test_missing_and_misshapen_layers_are_named() -> None:
     detector = MDS(["early"]).fit(batch, head)
     with pytest.raises(ValueError, match="lacks the layers \\['early'\\]"):
         detector.score(Batch(batch.features))
-    with pytest.raises(ValueError, match="features of layer 'early' have shape \\(40, 3\\), expected \\(N, 5\\)"):
+    with pytest.raises(
+        ValueError, match="features of layer 'early' have shape \\(40, 3\\), expected \\(N, 5\\)"
+    ):
         detector.score(batch._replace(layers={"early": batch.features[:, :3]}))
     broken = layered(40, 0)
     broken.layers["early"][3, 0] = torch.nan
@@ -270,7 +337,8 @@ def test_missing_and_misshapen_layers_are_named() -> None:
         MDS(["early"]).fit(broken, head)
 
 
-# ── options and export ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── options and export
+# ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -311,5 +379,8 @@ def test_classes_that_are_many_deviations_apart_keep_their_digits(name: str) -> 
     single = make().fit(Batch(features, None, labels), head)
     double = make().fit(Batch(features.double(), None, labels), head)
     torch.testing.assert_close(
-        single.score(Batch(features)).double(), double.score(Batch(features.double())), rtol=0.02, atol=0.02
+        single.score(Batch(features)).double(),
+        double.score(Batch(features.double())),
+        rtol=0.02,
+        atol=0.02,
     )

@@ -1,4 +1,5 @@
-"""Detectors that read the logits alone, against loops over their papers' formulas and against pytorch-ood."""
+"""Detectors that read the logits alone, against loops over their papers' formulas and against
+pytorch-ood."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def scores(detector: Any, logits: Tensor) -> Tensor:
 
 
 def close(found: Tensor, expected: list[float], rtol: float = 1e-12, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=found.dtype), rtol=rtol, atol=atol
+    )
 
 
 @pytest.fixture
@@ -49,7 +52,9 @@ def test_maxlogit_is_the_largest_logit(logits: Tensor) -> None:
 
 def test_maxlogit_equals_pytorch_ood(logits: Tensor) -> None:
     peer = pytest.importorskip("pytorch_ood.detector").MaxLogit(None)
-    torch.testing.assert_close(scores(MaxLogit(), logits), -peer.predict_logits(logits), rtol=0, atol=0)
+    torch.testing.assert_close(
+        scores(MaxLogit(), logits), -peer.predict_logits(logits), rtol=0, atol=0
+    )
 
 
 # Entropy
@@ -68,7 +73,9 @@ def test_entropy_lies_between_that_of_chance_and_zero() -> None:
 def test_entropy_equals_pytorch_ood(logits: Tensor) -> None:
     # pytorch-ood raises probabilities below 1e-7 to it, which adds up to 1.7e-6 for each class.
     peer = pytest.importorskip("pytorch_ood.detector").Entropy(None)
-    torch.testing.assert_close(scores(Entropy(), logits), -peer.predict_logits(logits), rtol=0, atol=7 * 1.7e-6)
+    torch.testing.assert_close(
+        scores(Entropy(), logits), -peer.predict_logits(logits), rtol=0, atol=7 * 1.7e-6
+    )
 
 
 def test_entropy_still_orders_predictions_that_pytorch_ood_takes_for_equally_certain() -> None:
@@ -92,33 +99,46 @@ def gen(row: list[float], gamma: float, top: int) -> float:
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("top", [1, 3, 6, 7, 100])
-def test_gen_is_the_sum_over_the_largest_probabilities(logits: Tensor, gamma: float, top: int) -> None:
+def test_gen_is_the_sum_over_the_largest_probabilities(
+    logits: Tensor, gamma: float, top: int
+) -> None:
     close(scores(GEN(gamma, top), logits), [gen(row, gamma, top) for row in logits.tolist()])
 
 
 @pytest.mark.parametrize("top", [2, 100])
 def test_gen_in_float32_resolves_predictions_that_round_to_certain(top: int) -> None:
-    logits = torch.tensor([[40.0, 0.0, 0.0], [20.0, 0.0, -3.0], [80.0, 79.0, 0.0], [3.0, 3.0, 3.0], [5.0, 5.0, 1.0]])
+    logits = torch.tensor(
+        [[40.0, 0.0, 0.0], [20.0, 0.0, -3.0], [80.0, 79.0, 0.0], [3.0, 3.0, 3.0], [5.0, 5.0, 1.0]]
+    )
     close(scores(GEN(top=top), logits), [gen(row, 0.1, top) for row in logits.tolist()], 1e-5, 1e-7)
 
 
 @pytest.mark.parametrize("top", [2, 100])
 @pytest.mark.parametrize("gap", [90.0, 200.0, 700.0])
 def test_gen_in_float32_ranks_what_is_far_beyond_certain(top: int, gap: float) -> None:
-    logits = torch.tensor([[gap, 0.0, 0.0, -gap], [gap, 1.0, 0.0, -5.0], [gap, gap, 0.0, 0.0], [gap, -1.0, -1.0, -1.0]])
+    logits = torch.tensor(
+        [
+            [gap, 0.0, 0.0, -gap],
+            [gap, 1.0, 0.0, -5.0],
+            [gap, gap, 0.0, 0.0],
+            [gap, -1.0, -1.0, -1.0],
+        ]
+    )
     close(scores(GEN(top=top), logits), [gen(row, 0.1, top) for row in logits.tolist()], 1e-4, 0)
 
 
 def test_gen_selects_the_same_classes_with_and_without_gradients(logits: Tensor) -> None:
     detector = GEN(top=3).fit(Batch(logits, logits), Head(torch.eye(7, dtype=torch.float64)))
     torch.testing.assert_close(
-        detector.score(Batch(logits, logits.clone().requires_grad_())).detach(), detector.score(Batch(logits, logits))
+        detector.score(Batch(logits, logits.clone().requires_grad_())).detach(),
+        detector.score(Batch(logits, logits)),
     )
 
 
 @pytest.mark.parametrize("top", [3, 100])
 def test_gen_equals_pytorch_ood_but_for_its_mean(top: int) -> None:
-    # pytorch-ood averages where the paper sums, and clips probabilities at 1e-7, hence the moderate logits.
+    # pytorch-ood averages where the paper sums, and clips probabilities at 1e-7, hence the moderate
+    # logits.
     logits = 2 * torch.randn(50, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     peer = pytest.importorskip("pytorch_ood.detector").GEN(None, M=top)
     torch.testing.assert_close(
@@ -126,7 +146,9 @@ def test_gen_equals_pytorch_ood_but_for_its_mean(top: int) -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{"gamma": 0}, {"gamma": float("nan")}, {"top": 0}, {"top": 2.5}, {"top": True}])
+@pytest.mark.parametrize(
+    "options", [{"gamma": 0}, {"gamma": float("nan")}, {"top": 0}, {"top": 2.5}, {"top": True}]
+)
 def test_gen_refuses_what_is_no_exponent_or_number(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
         GEN(**options)
@@ -150,7 +172,9 @@ def klm(training: list[list[float]], query: list[float]) -> float:
 
 
 def test_klm_is_the_divergence_from_the_nearest_template(logits: Tensor) -> None:
-    training = 2 * torch.randn(60, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    training = 2 * torch.randn(
+        60, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     detector = KLMatching().fit(Batch(training, training), Head(torch.eye(7, dtype=torch.float64)))
     expected = [klm(training.tolist(), row) for row in logits.tolist()]
     close(detector.score(Batch(logits, logits)), expected, 1e-10, 1e-10)
@@ -176,10 +200,14 @@ def test_klm_stays_finite_where_a_template_underflows() -> None:
 
 def test_klm_equals_pytorch_ood(logits: Tensor) -> None:
     peer = pytest.importorskip("pytorch_ood.detector").KLMatching(None)
-    training = 2 * torch.randn(60, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    training = 2 * torch.randn(
+        60, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     detector = KLMatching().fit(Batch(training, training), Head(torch.eye(7, dtype=torch.float64)))
     expected = -peer.fit_logits(training).predict_logits(logits)
-    torch.testing.assert_close(detector.score(Batch(logits, logits)), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        detector.score(Batch(logits, logits)), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 # Temperature scaling
@@ -203,7 +231,9 @@ def calibrated(scale: float, samples: int = 400) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("scale", [0.05, 0.3, 1.0, 1.4, 2.0, 7.0, 40.0])
 def test_temperature_minimises_the_likelihood(scale: float) -> None:
     logits, labels = calibrated(scale)
-    detector = TemperatureScaling().fit(Batch(logits, logits, labels), Head(torch.eye(5, dtype=torch.float64)))
+    detector = TemperatureScaling().fit(
+        Batch(logits, logits, labels), Head(torch.eye(5, dtype=torch.float64))
+    )
     best = minimize_scalar(
         lambda u: nll(math.exp(u), logits, labels),
         bounds=(math.log(scale) - 1, math.log(scale) + 1),
@@ -224,19 +254,24 @@ def test_temperature_stops_at_the_end_of_the_grid_where_every_sample_is_right() 
 
 
 def test_temperature_fits_better_than_that_of_pytorch_ood() -> None:
-    # pytorch-ood takes 50 short steps of L-BFGS from T = 1 and stops on the way; at the same T the scores are the same.
+    # pytorch-ood takes 50 short steps of L-BFGS from T = 1 and stops on the way; at the same T the
+    # scores are the same.
     ood = pytest.importorskip("pytorch_ood.detector")
     for scale in (0.4, 1.4, 4.0):
         logits, labels = calibrated(scale)
         peer = ood.TemperatureScaling(None).fit_logits(logits, labels)
-        detector = TemperatureScaling().fit(Batch(logits, logits, labels), Head(torch.eye(5, dtype=torch.float64)))
+        detector = TemperatureScaling().fit(
+            Batch(logits, logits, labels), Head(torch.eye(5, dtype=torch.float64))
+        )
         found, theirs = detector.temperature.item(), peer.t.item()
         assert min(1, found) < theirs < max(1, found)
         assert nll(found, logits, labels) < nll(theirs, logits, labels)
         with torch.no_grad():
             peer.t.fill_(found)
             expected = -peer.predict_logits(logits)
-        torch.testing.assert_close(detector.score(Batch(logits, logits)).exp(), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            detector.score(Batch(logits, logits)).exp(), expected, rtol=1e-6, atol=0
+        )
 
 
 def test_temperature_needs_labels() -> None:
@@ -251,7 +286,9 @@ def test_temperature_needs_labels() -> None:
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
 def test_logsumexp_is_that_of_torch_at_any_spread(classes: int, spread: float) -> None:
     logits = spread * torch.randn(20, classes, generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(logsumexp(logits), logits.double().logsumexp(dim=1).float(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        logsumexp(logits), logits.double().logsumexp(dim=1).float(), rtol=1e-6, atol=1e-6
+    )
     assert torch.autograd.gradcheck(logsumexp, logits[:3, :17].double().requires_grad_())
 
 
@@ -262,9 +299,9 @@ def test_temperature_is_found_where_the_likelihood_is_no_cubic() -> None:
     detector = TemperatureScaling().fit(batch, Head(torch.eye(2)))
 
     def loss(b: float) -> float:
-        return float(50_000 * torch.log1p(torch.exp(torch.tensor(-20.0 * b, dtype=torch.float64)))) + float(
-            torch.log1p(torch.exp(torch.tensor(0.2 * b, dtype=torch.float64)))
-        )
+        return float(
+            50_000 * torch.log1p(torch.exp(torch.tensor(-20.0 * b, dtype=torch.float64)))
+        ) + float(torch.log1p(torch.exp(torch.tensor(0.2 * b, dtype=torch.float64))))
 
     best = minimize_scalar(loss, bounds=(0.1, 4), method="bounded", options={"xatol": 1e-9}).x
     assert float(detector.temperature) == pytest.approx(1 / best, rel=1e-3)

@@ -19,7 +19,7 @@ from fdbd.detectors.csi import CSI
 from fdbd.detectors.knn import KNN
 from fdbd.detectors.nnguide import NNGuide
 from fdbd.detectors.shaped import Shaped
-from fdbd.shaping import LTS
+from fdbd.detectors.shaping import LTS
 
 CLASSES, WIDTH = 4, 6
 
@@ -32,7 +32,9 @@ def training_data(count: int = 200, dtype: torch.dtype = torch.float64) -> tuple
 
 
 def queries(dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (3 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).to(dtype)
+    return (
+        3 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    ).to(dtype)
 
 
 def normalised(rows: np.ndarray) -> np.ndarray:
@@ -46,17 +48,24 @@ def energy(head: Head, x: np.ndarray) -> float:
 def test_knn_is_the_distance_to_the_kth_neighbour_of_normalised_features() -> None:
     batch, head = training_data()
     bank = normalised(batch.features.numpy())
-    expected = [-sorted(np.linalg.norm(x - b) for b in bank)[4] for x in normalised(queries().numpy())]
-    np.testing.assert_allclose(KNN(5).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9)
+    expected = [
+        -sorted(np.linalg.norm(x - b) for b in bank)[4] for x in normalised(queries().numpy())
+    ]
+    np.testing.assert_allclose(
+        KNN(5).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9
+    )
 
 
 def test_nnguide_is_energy_times_the_mean_of_the_largest_scaled_similarities() -> None:
     batch, head = training_data()
     guides = [normalised(z) * energy(head, z) for z in batch.features.numpy()]
     expected = [
-        energy(head, x) * np.mean(sorted(normalised(x) @ guide for guide in guides)[-4:]) for x in queries().numpy()
+        energy(head, x) * np.mean(sorted(normalised(x) @ guide for guide in guides)[-4:])
+        for x in queries().numpy()
     ]
-    np.testing.assert_allclose(NNGuide(4).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        NNGuide(4).fit(batch, head).score(Batch(queries())).numpy(), expected, rtol=1e-9
+    )
 
 
 def test_csi_with_one_view_is_the_nearest_cosine_times_the_norm() -> None:
@@ -82,7 +91,11 @@ def test_csi_weighs_each_shifted_view_by_its_mean_norm_in_training() -> None:
         for view in range(3):
             weight = len(trained[view]) / sum(np.linalg.norm(z) for z in trained[view])
             x = asked[view, i]
-            total += weight * max(normalised(x) @ normalised(z) for z in trained[view]) * np.linalg.norm(x)
+            total += (
+                weight
+                * max(normalised(x) @ normalised(z) for z in trained[view])
+                * np.linalg.norm(x)
+            )
         expected.append(total)
     detector = CSI().fit(batch._replace(views=views_of(batch.features)), head)
     scores = detector.score(Batch(queries(), views=views_of(queries())))
@@ -94,9 +107,13 @@ def test_scores_agree_with_pytorch_ood() -> None:
     batch, head = training_data(dtype=torch.float32)
     z, labels = queries(torch.float32), torch.zeros(200).long()
     theirs = peer.KNN(None, k=5).fit_features(batch.features, labels).predict_features(z)
-    torch.testing.assert_close(KNN(5).fit(batch, head).score(Batch(z)), -theirs.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        KNN(5).fit(batch, head).score(Batch(z)), -theirs.float(), rtol=1e-5, atol=1e-6
+    )
     theirs = peer.NNGuide(None, head, k=4).fit_features(batch.features, labels).predict_features(z)
-    torch.testing.assert_close(NNGuide(4).fit(batch, head).score(Batch(z)), -theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        NNGuide(4).fit(batch, head).score(Batch(z)), -theirs, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_training_sample_is_its_own_first_neighbour_to_the_last_digit() -> None:
@@ -107,7 +124,9 @@ def test_a_training_sample_is_its_own_first_neighbour_to_the_last_digit() -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 700), st.integers(1, 40), st.integers(0, 5), st.booleans())
-def test_the_largest_products_are_those_of_a_full_sort(points: int, k: int, seed: int, ties: bool) -> None:
+def test_the_largest_products_are_those_of_a_full_sort(
+    points: int, k: int, seed: int, ties: bool
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, bank = torch.randn(5, 3, generator=generator), torch.randn(points, 3, generator=generator)
     if ties:
@@ -121,7 +140,9 @@ def test_the_largest_products_are_those_of_a_full_sort(points: int, k: int, seed
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
-def test_the_search_in_blocks_is_the_search_in_one(with_gradient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_in_blocks_is_the_search_in_one(
+    with_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fdbd.core import linear_algebra as linalg
 
     rows, bank = torch.randn(30, 4), torch.randn(1000, 4)
@@ -157,7 +178,9 @@ def test_faiss_indices_find_the_neighbours(index: str) -> None:
     assert other.recall(z) > (0.999 if index == "flat" else 0.5)
     if index == "flat":
         torch.testing.assert_close(other.score(z), exact.score(z), rtol=1e-5, atol=1e-6)
-    assert (other.score(z) <= exact.score(z) + 1e-5).all()  # what is missed is nearer than what is found
+    assert (
+        other.score(z) <= exact.score(z) + 1e-5
+    ).all()  # what is missed is nearer than what is found
     assert torch.equal(copy.deepcopy(other).score(z), other.score(z))
     if index != "hnsw":  # threads decide the graph that hnsw builds
         assert torch.equal(pickle.loads(pickle.dumps(other)).score(z), other.score(z))
@@ -170,7 +193,9 @@ def test_an_index_is_rebuilt_for_another_bank() -> None:
     detector.score(Batch(queries(torch.float32)))
     detector.fit(Batch(-batch.features), head)
     expected = KNN(2).fit(Batch(-batch.features), head).score(Batch(queries(torch.float32)))
-    torch.testing.assert_close(detector.score(Batch(queries(torch.float32))), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        detector.score(Batch(queries(torch.float32))), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_an_index_that_finds_too_few_is_completed_by_the_exact_search() -> None:
@@ -181,11 +206,15 @@ def test_an_index_that_finds_too_few_is_completed_by_the_exact_search() -> None:
     torch.testing.assert_close(scores, KNN(399).fit(batch, head).score(z), rtol=1e-5, atol=1e-6)
 
 
-def test_without_faiss_the_exact_search_stands_in_and_others_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_the_exact_search_stands_in_and_others_name_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     batch, head = training_data(dtype=torch.float32)
     z = Batch(queries(torch.float32))
-    assert torch.equal(KNN(5, index="flat").fit(batch, head).score(z), KNN(5).fit(batch, head).score(z))
+    assert torch.equal(
+        KNN(5, index="flat").fit(batch, head).score(z), KNN(5).fit(batch, head).score(z)
+    )
     with pytest.raises(ImportError, match=r"pip install 'fdbd\[knn\]'"):
         KNN(5, index="ivf").fit(batch, head).score(z)
 
@@ -214,7 +243,9 @@ def test_more_neighbours_than_samples_is_an_error() -> None:
     batch, head = training_data()
     with pytest.raises(ValueError, match="k is 201, but only 200 training samples were kept"):
         KNN(201).fit(batch, head)
-    with pytest.raises(ValueError, match=r"k is 50, but only \d training samples were kept \(alpha=0.01\)"):
+    with pytest.raises(
+        ValueError, match=r"k is 50, but only \d training samples were kept \(alpha=0.01\)"
+    ):
         NNGuide(50, alpha=0.01).fit(batch, head)
     assert torch.isfinite(KNN(200).fit(batch, head).score(Batch(queries()))).all()
 
@@ -225,7 +256,9 @@ def test_views_may_be_arrays_or_half_precision() -> None:
     z = queries(torch.float32)
     expected = detector.score(Batch(z, views=views_of(z)))
     assert torch.equal(detector.score(Batch(z.numpy(), views=views_of(z).numpy())), expected)
-    torch.testing.assert_close(detector.score(Batch(z, views=views_of(z).half())), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        detector.score(Batch(z, views=views_of(z).half())), expected, rtol=1e-2, atol=1e-2
+    )
 
 
 def test_views_that_do_not_fit_are_named() -> None:
@@ -251,7 +284,9 @@ def test_views_that_do_not_fit_are_named() -> None:
         (CSI, {"alpha": 1.5}, "alpha is 1.5"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(detector: type, options: dict, message: str) -> None:
+def test_options_that_make_no_sense_are_refused(
+    detector: type, options: dict, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         detector(**options)
 
@@ -261,6 +296,8 @@ def test_a_feature_without_direction_is_nobodys_neighbour() -> None:
     detector = KNN(1).fit(Batch(bank), Head(torch.eye(2)))
     assert len(detector.bank) == 2
     query = torch.tensor([[0.3, -((1 - 0.3**2) ** 0.5)], [0.0, 0.0]])
-    torch.testing.assert_close(detector.score(Batch(query)), -torch.tensor([(2 - 2 * 0.3) ** 0.5, 1.0]))
+    torch.testing.assert_close(
+        detector.score(Batch(query)), -torch.tensor([(2 - 2 * 0.3) ** 0.5, 1.0])
+    )
     with pytest.raises(ValueError, match="only 2 training samples were kept"):
         KNN(3).fit(Batch(bank), Head(torch.eye(2)))

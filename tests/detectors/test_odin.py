@@ -60,7 +60,9 @@ def test_the_batch_is_the_untouched_model_s_with_the_moved_features_as_a_view() 
 
 def test_decisions_keep_the_models_logits() -> None:
     model, images = make_model(), make_images(6)
-    decision = Guard(model, "react+odin").fit([make_images(64)]).calibrate([make_images(64, 3)])(images)
+    decision = (
+        Guard(model, "react+odin").fit([make_images(64)]).calibrate([make_images(64, 3)])(images)
+    )
     assert torch.equal(decision.logits, model(images))
 
 
@@ -87,10 +89,18 @@ def test_a_broken_image_scores_minus_infinity_and_leaves_the_others_alone() -> N
 
 def test_settings_are_kept_and_checked(tmp_path) -> None:
     model = make_model()
-    guard = Guard(model, ODIN(100, 0.02, (0.5, 0.5, 0.5))).fit([make_images(64)]).calibrate([make_images(64, 3)])
+    guard = (
+        Guard(model, ODIN(100, 0.02, (0.5, 0.5, 0.5)))
+        .fit([make_images(64)])
+        .calibrate([make_images(64, 3)])
+    )
     guard.save(tmp_path / "guard.safetensors")
     loaded = fdbd.load(tmp_path / "guard.safetensors", model)
-    assert (loaded.detector.temperature, loaded.detector.epsilon, loaded.detector.std) == (100, 0.02, (0.5, 0.5, 0.5))
+    assert (loaded.detector.temperature, loaded.detector.epsilon, loaded.detector.std) == (
+        100,
+        0.02,
+        (0.5, 0.5, 0.5),
+    )
     assert torch.equal(loaded.score(make_images(5)), guard.score(make_images(5)))
     with pytest.raises(ValueError, match="epsilon"):
         ODIN(epsilon=-1)

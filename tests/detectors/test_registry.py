@@ -1,4 +1,5 @@
-"""Detectors by name: what is listed, what `create` makes of a name, and what it says to a wrong one."""
+"""Detectors by name: what is listed, what `create` makes of a name, and what it says to a wrong
+one."""
 
 from __future__ import annotations
 
@@ -11,8 +12,34 @@ import fdbd
 from fdbd.detectors import Configured, as_detector, create_shaping
 
 DETECTORS = [
-    *("fdbd", "msp", "odin", "energy", "mds", "knn", "ssd", "csi", "vim", "residual", "maxlogit", "entropy"),
-    *("tempscale", "gen", "klm", "rmds", "nci", "neco", "she", "nnguide", "dice", "gradnorm", "openmax", "deviation"),
+    *(
+        "fdbd",
+        "msp",
+        "odin",
+        "energy",
+        "mds",
+        "knn",
+        "ssd",
+        "csi",
+        "vim",
+        "residual",
+        "maxlogit",
+        "entropy",
+    ),
+    *(
+        "tempscale",
+        "gen",
+        "klm",
+        "rmds",
+        "nci",
+        "neco",
+        "she",
+        "nnguide",
+        "dice",
+        "gradnorm",
+        "openmax",
+        "deviation",
+    ),
 ]
 SHAPINGS = ["react", "ash-p", "ash-b", "ash-s", "scale", "vra", "lts", "adascale"]
 
@@ -62,7 +89,9 @@ def test_an_option_of_two_parts_is_ambiguous() -> None:
 
 
 def test_an_unknown_option_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"no option 'percent'; its options are mean, percentile, temperature"):
+    with pytest.raises(
+        ValueError, match=r"no option 'percent'; its options are mean, percentile, temperature"
+    ):
         fdbd.create("react", percent=80)
     with pytest.raises(ValueError, match="no option 'mean'"):
         fdbd.create("fdbd", mean="shaped")

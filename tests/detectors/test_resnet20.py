@@ -1,8 +1,8 @@
 """Detectors on real features: the public CIFAR-10 ResNet-20 against the public OOD sets.
 
-The network's weights and the OOD sets lie in ``shared/data`` beside the project, CIFAR-10 where `fdbd.data.datasets`
-looks for it (``FDBD_DATA``, ``FDBD_CACHE``). Features are extracted once and kept in the cache: 62,000 images, a minute
-or two.
+The network's weights and the OOD sets lie in ``shared/data`` beside the project, CIFAR-10 where
+`fdbd.data.datasets` looks for it (``FDBD_DATA``, ``FDBD_CACHE``). Features are extracted once and
+kept in the cache: 62,000 images, a minute or two.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ WEIGHTS = SHARED / "weights" / "resnet20-12fca82f.th"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),  # the first run extracts features
-    pytest.mark.skipif(not WEIGHTS.exists(), reason=f"the public ResNet-20 is not at {WEIGHTS}; set FDBD_SHARED"),
+    pytest.mark.skipif(
+        not WEIGHTS.exists(), reason=f"the public ResNet-20 is not at {WEIGHTS}; set FDBD_SHARED"
+    ),
 ]
 
-# AUROC in percent and its tolerance on 1,200 DTD textures. The references were measured with pytorch-ood on the full
-# training features; those of MSP, Energy and fDBD with independent code.
+# AUROC in percent and its tolerance on 1,200 DTD textures. The references were measured with
+# pytorch-ood on the full training features; those of MSP, Energy and fDBD with independent code.
 TEXTURES = {
     "knn": (94.7, 0.3),
     "vim": (94.5, 0.3),
@@ -78,23 +80,31 @@ def test_the_network_is_the_public_one(extracted: tuple[Features, Head]) -> None
     features, head = extracted
     test = features("test")
     assert len(features("train").features) == 50_000
-    assert (head(test.features).argmax(dim=1) == test.labels).double().mean() == pytest.approx(0.9173, abs=2e-4)
+    assert (head(test.features).argmax(dim=1) == test.labels).double().mean() == pytest.approx(
+        0.9173, abs=2e-4
+    )
 
 
 @pytest.mark.parametrize("name", TEXTURES)
-def test_auroc_on_textures_is_as_measured_elsewhere(name: str, extracted: tuple[Features, Head]) -> None:
+def test_auroc_on_textures_is_as_measured_elsewhere(
+    name: str, extracted: tuple[Features, Head]
+) -> None:
     expected, tolerance = TEXTURES[name]
     assert auroc(name, "textures_dtd10", extracted) == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("name", FLOWERS)
-def test_auroc_on_flowers_is_as_measured_elsewhere(name: str, extracted: tuple[Features, Head]) -> None:
+def test_auroc_on_flowers_is_as_measured_elsewhere(
+    name: str, extracted: tuple[Features, Head]
+) -> None:
     expected, tolerance = FLOWERS[name]
     assert auroc(name, "flowers102", extracted) == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("name", ["rmds", "ssd", "residual", "nnguide", "csi"])
-def test_every_other_detector_gives_finite_scores_on_real_features(name: str, extracted: tuple[Features, Head]) -> None:
+def test_every_other_detector_gives_finite_scores_on_real_features(
+    name: str, extracted: tuple[Features, Head]
+) -> None:
     features, head = extracted
     detector = fdbd.create(name).fit(features("train"), head)
     assert torch.isfinite(detector.score(Batch(features("textures_dtd10").features))).all()

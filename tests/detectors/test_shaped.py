@@ -10,12 +10,18 @@ import fdbd
 from fdbd import ASHP, FDBD, KNN, LTS, MDS, MSP, SCALE, VRA, Batch, Energy, Head, ReAct, Shaped, ViM
 
 
-def make_data(count: int = 300, width: int = 16, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Head]:
+def make_data(
+    count: int = 300, width: int = 16, classes: int = 4, seed: int = 0
+) -> tuple[Tensor, Tensor, Head]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, width, generator=generator, dtype=torch.float64).relu()
     labels = torch.randint(0, classes, (count,), generator=generator)
     weight = torch.randn(classes, width, generator=generator, dtype=torch.float64)
-    return features, labels, Head(weight, torch.randn(classes, generator=generator, dtype=torch.float64))
+    return (
+        features,
+        labels,
+        Head(weight, torch.randn(classes, generator=generator, dtype=torch.float64)),
+    )
 
 
 @pytest.mark.parametrize("make", [FDBD, Energy, MSP, MDS, lambda: KNN(k=3), ViM])
@@ -51,7 +57,9 @@ def test_the_shaped_mean_of_the_paper() -> None:
     clipped = features.clamp_max(float(detector.shaping.threshold))
     center = features.mean(dim=0).clamp_max(float(detector.shaping.threshold))
     torch.testing.assert_close(detector.detector.center, center)
-    expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score(clipped, logits=head(clipped))
+    expected = fdbd.detectors.fdbd.geometry.Folded(head, center).score(
+        clipped, logits=head(clipped)
+    )
     torch.testing.assert_close(detector.score(Batch(features)), expected)
     other = Shaped(ReAct(80), FDBD(), mean="of_shaped").fit(Batch(features), head)
     torch.testing.assert_close(other.detector.center, clipped.mean(dim=0))
@@ -110,7 +118,9 @@ def test_views_are_shaped_too() -> None:
 def test_the_head_is_kept_once() -> None:
     features, _, head = make_data()
     state = fdbd.create("react+scale+fdbd").fit(Batch(features), head).state_dict()
-    assert [key for key in state if key.endswith("head_weight")] == ["detector.detector.head_weight"]
+    assert [key for key in state if key.endswith("head_weight")] == [
+        "detector.detector.head_weight"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +177,9 @@ def test_shapings_of_logits_that_would_change_nothing_are_refused() -> None:
 
 
 def test_a_constant_feature_is_not_below_its_own_percentile() -> None:
-    features = torch.cat([torch.full((50, 1), 1.1), torch.full((50, 1), -0.3), torch.rand(50, 2)], dim=1)
+    features = torch.cat(
+        [torch.full((50, 1), 1.1), torch.full((50, 1), -0.3), torch.rand(50, 2)], dim=1
+    )
     detector = Shaped(VRA(), Energy()).fit(Batch(features), Head(torch.randn(3, 4)))
     shaped = detector.shape(Batch(features)).features
     torch.testing.assert_close(shaped[:, :2], features[:, :2], rtol=2**-11, atol=0)

@@ -25,10 +25,14 @@ def training_data(count: int = 300, dtype: torch.dtype = torch.float64) -> tuple
 
 
 def queries(dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return (3 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).to(dtype)
+    return (
+        3 * torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    ).to(dtype)
 
 
-def by_definition(features: np.ndarray, head: Head, dim: int, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def by_definition(
+    features: np.ndarray, head: Head, dim: int, z: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Scores of Residual and of ViM, by loops."""
     weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
     origin = -np.linalg.pinv(weight) @ bias
@@ -59,16 +63,24 @@ def test_scores_are_those_of_the_definition(dim: int) -> None:
 def test_more_classes_than_features_is_the_same_formula() -> None:
     generator = torch.Generator().manual_seed(2)
     batch, _ = training_data()
-    head = Head(torch.randn(30, WIDTH, generator=generator).double(), torch.randn(30, generator=generator).double())
+    head = Head(
+        torch.randn(30, WIDTH, generator=generator).double(),
+        torch.randn(30, generator=generator).double(),
+    )
     _, vim = by_definition(batch.features.numpy(), head, 5, queries().numpy())
-    np.testing.assert_allclose(ViM().fit(batch, head).score(Batch(queries())).numpy(), vim, rtol=1e-9)
+    np.testing.assert_allclose(
+        ViM().fit(batch, head).score(Batch(queries())).numpy(), vim, rtol=1e-9
+    )
 
 
 def test_given_logits_are_used() -> None:
     batch, head = training_data()
     detector = ViM().fit(batch, head)
     z, logits = queries(), torch.zeros(40, CLASSES, dtype=torch.float64)
-    expected = np.log(CLASSES) + float(detector.alpha) * Residual().fit(batch, head).score(Batch(z)).numpy()
+    expected = (
+        np.log(CLASSES)
+        + float(detector.alpha) * Residual().fit(batch, head).score(Batch(z)).numpy()
+    )
     np.testing.assert_allclose(detector.score(Batch(z, logits)).numpy(), expected, rtol=1e-9)
 
 
@@ -76,13 +88,17 @@ def test_given_logits_are_used() -> None:
 def test_scores_agree_with_pytorch_ood(dim: int) -> None:
     peer = pytest.importorskip("pytorch_ood.detector")
     batch, head = training_data(dtype=torch.float32)
-    theirs = peer.ViM(None, dim, head.weight, head.bias).fit_features(batch.features, torch.zeros(300).long())
+    theirs = peer.ViM(None, dim, head.weight, head.bias).fit_features(
+        batch.features, torch.zeros(300).long()
+    )
     z = queries(torch.float32)
     scores = ViM(dim).fit(batch, head).score(Batch(z))
     torch.testing.assert_close(scores, -theirs.predict_features(z), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("width", "dim"), [(2048, 1000), (1024, 512), (768, 512), (512, 256), (64, 32), (3, 1)])
+@pytest.mark.parametrize(
+    ("width", "dim"), [(2048, 1000), (1024, 512), (768, 512), (512, 256), (64, 32), (3, 1)]
+)
 def test_the_default_dimension_follows_the_width(width: int, dim: int) -> None:
     assert Residual()._dim(width) == dim
 
@@ -103,7 +119,9 @@ def test_a_one_shot_iterator_is_refused_since_vim_takes_two_passes() -> None:
 
 
 @pytest.mark.parametrize("detector", OPTIONS, ids=repr)
-def test_training_data_of_low_rank_and_fewer_samples_than_features_are_defined(detector: ViM) -> None:
+def test_training_data_of_low_rank_and_fewer_samples_than_features_are_defined(
+    detector: ViM,
+) -> None:
     batch, head = training_data(count=5, dtype=torch.float32)
     flat = batch.features.clone()
     flat[:, 3:] = 0
@@ -113,10 +131,14 @@ def test_training_data_of_low_rank_and_fewer_samples_than_features_are_defined(d
 
 @pytest.mark.parametrize("dim", [30, 90, 150])
 def test_fewer_samples_than_features_give_one_result_whatever_the_split(dim: int) -> None:
-    """40 samples leave 140 directions without variance, where rounding would choose the eigenvectors."""
+    """40 samples leave 140 directions without variance, where rounding would choose the
+    eigenvectors."""
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(40, 180, generator=generator, dtype=torch.float64)
-    head = Head(torch.randn(4, 180, generator=generator, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+    head = Head(
+        torch.randn(4, 180, generator=generator, dtype=torch.float64),
+        torch.zeros(4, dtype=torch.float64),
+    )
     whole = ViM(dim).fit(Batch(features), head)
     split = ViM(dim).fit([Batch(part) for part in features.flip(0).split(7)], head)
     for name, tensor in whole.state_dict().items():
@@ -131,8 +153,13 @@ def test_a_residual_is_precise_where_it_is_small_against_the_feature() -> None:
     features = torch.randn(400, WIDTH, generator=generator, dtype=torch.float64) * spread
     head = Head(torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64))
     exact = Residual(2).fit(Batch(features), head).score(Batch(features))
-    single = Residual(2).fit(Batch(features.float()), Head(head.weight.float())).score(Batch(features.float()))
-    # float32 keeps 1000 · 6e-8 of the feature; squared norms that cancel would keep 1000 · √6e-8 = 0.25.
+    single = (
+        Residual(2)
+        .fit(Batch(features.float()), Head(head.weight.float()))
+        .score(Batch(features.float()))
+    )
+    # float32 keeps 1000 · 6e-8 of the feature; squared norms that cancel would keep 1000 · √6e-8 =
+    # 0.25.
     assert (single - exact).abs().max() < 1e-3
 
 
@@ -156,6 +183,10 @@ def test_a_head_whose_rows_sum_to_zero_has_its_origin_near_the_data(dim: int) ->
     assert detector.origin.norm() < 1
     linear = torch.nn.Linear(64, 10)
     linear.weight.data, linear.bias.data = head.weight, head.bias
-    other = peer.ViM(torch.nn.Identity(), dim, linear.weight, linear.bias).fit_features(features, torch.zeros(500))
+    other = peer.ViM(torch.nn.Identity(), dim, linear.weight, linear.bias).fit_features(
+        features, torch.zeros(500)
+    )
     asked = torch.randn(50, 64)
-    torch.testing.assert_close(detector.score(Batch(asked)), -other.predict_features(asked), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        detector.score(Batch(asked)), -other.predict_features(asked), rtol=1e-3, atol=1e-3
+    )

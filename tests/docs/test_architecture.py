@@ -1,4 +1,4 @@
-"""The page of the rooms is what the code says, and the layers hold."""
+"""The page of the packages is what the code says, and the layers hold."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ TOOL = runpy.run_path(str(ROOT / "tools" / "architecture.py"))
 
 
 @pytest.fixture(scope="module")
-def rooms() -> list:
-    return TOOL["rooms"]()
+def packages() -> list:
+    return TOOL["packages"]()
 
 
-def test_the_page_and_the_drawing_are_those_of_the_code(rooms: list) -> None:
-    assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") == TOOL["page"](rooms), (
-        "run make architecture"
-    )
+def test_the_page_and_the_drawing_are_those_of_the_code(packages: list) -> None:
+    assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") == TOOL["page"](
+        packages
+    ), "run make architecture"
     drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
-    assert drawing == TOOL["drawing"](rooms), "run make architecture"
+    assert drawing == TOOL["drawing"](packages), "run make architecture"
 
 
-def test_a_room_imports_only_from_rooms_below_it(rooms: list) -> None:
-    order = [room.name for room in rooms]
+def test_a_room_imports_only_from_packages_below_it(packages: list) -> None:
+    order = [package.name for package in packages]
     assert len(order) > 15
-    for room in rooms:
-        assert all(order.index(other) < order.index(room.name) for other in room.imports), room.name
+    for package in packages:
+        assert all(order.index(other) < order.index(package.name) for other in package.imports), (
+            package.name
+        )
 
 
-def test_every_room_says_what_is_in_it(rooms: list) -> None:
-    assert all(len(room.what) > 10 for room in rooms)
+def test_every_room_says_what_is_in_it(packages: list) -> None:
+    assert all(len(package.what) > 10 for package in packages)

@@ -1,4 +1,5 @@
-"""Commands and code in the documentation: each block is run by a test of its page, each command in a text exists."""
+"""Commands and code in the documentation: each block is run by a test of its page, each command in
+a text exists."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from fdbd.bench import load_bundle
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 GENERATED = {"_build", "cli.md"}
-PAGES += [path for path in sorted((ROOT / "docs").glob("**/*.md")) if not GENERATED & set(path.parts)]
+PAGES += [
+    path for path in sorted((ROOT / "docs").glob("**/*.md")) if not GENERATED & set(path.parts)
+]
 RUN_BY = {
     "README.md": ["docs/test_readme.py", "docs/test_production_page.py", "test_stranger.py"],
     "docs/index.md": ["docs/test_readme.py"],
@@ -25,15 +28,20 @@ RUN_BY = {
     "docs/production.md": ["docs/test_production_page.py", "jobs/test_ray.py"],
     "docs/serving.md": ["docs/test_serving_page.py"],
 }
-"""Pages with code or commands of their own, and the tests that run them word for word. Tutorials are run by the build
-of the site; commands of `make` and `pip` are checked below."""
+"""Pages with code or commands of their own, and the tests that run them word for word. Tutorials
+are run by the build of the site; commands of `make` and `pip` are checked below."""
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path) -> list[list[str]]:
     """Commands in blocks and in sentences, as words."""
     text = page.read_text(encoding="utf-8")
-    lines = [line for language, block in FENCE.findall(text) if language in ("", "bash") for line in block.splitlines()]
+    lines = [
+        line
+        for language, block in FENCE.findall(text)
+        if language in ("", "bash")
+        for line in block.splitlines()
+    ]
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     starts = ("fdbd ", "make ", "python ", "pytest ", "pip install ")
     return [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]
@@ -48,19 +56,29 @@ def test_a_test_runs_every_page_that_has_code_or_commands() -> None:
     assert found == set(RUN_BY)
     for page, tests in RUN_BY.items():
         for test in tests:
-            assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8"), f"{test} ignores {page}"
+            assert Path(page).name in (ROOT / "tests" / test).read_text(encoding="utf-8"), (
+                f"{test} ignores {page}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
     known = typer.main.get_command(cli.app).commands
-    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    extras = re.findall(r"^([a-z-]+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(
+        r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    extras = re.findall(
+        r"^([a-z-]+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for program, *words in commands(page):
         if program == "make":
             assert set(words) <= set(targets), words
         elif program == "fdbd" and not words[0].startswith("-"):
-            options = {name for part in known[words[0]].params for name in (*part.opts, *part.secondary_opts)}
+            options = {
+                name
+                for part in known[words[0]].params
+                for name in (*part.opts, *part.secondary_opts)
+            }
             assert {word for word in words if word.startswith("--")} <= options | {"--help"}, words
         elif program == "pip":
             asked = [part for word in words for part in re.findall(r"fdbd\[([^]]+)\]", word)]
@@ -76,16 +94,26 @@ def test_the_code_of_the_page_for_others_prints_its_table() -> None:
     text = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     code = "".join(block for language, block in FENCE.findall(text) if language == "python")
     shown: list[str] = []
-    exec(compile(code, "migrating.md", "exec"), {"print": lambda results: shown.extend(map(str, _averages(results)))})
-    cells = [cell for name in ("react", "ash-s", "scale") for cell in _cells(text, f"`{name}+fdbd`")]
-    by_detector = [shown[start + 6 * bundle] for start in range(6) for bundle in range(2)]  # the table's order differs
+    exec(
+        compile(code, "migrating.md", "exec"),
+        {"print": lambda results: shown.extend(map(str, _averages(results)))},
+    )
+    cells = [
+        cell for name in ("react", "ash-s", "scale") for cell in _cells(text, f"`{name}+fdbd`")
+    ]
+    by_detector = [
+        shown[start + 6 * bundle] for start in range(6) for bundle in range(2)
+    ]  # the table's order differs
     assert sorted(cells) == sorted(by_detector)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bundle", "title"),
-    [("imagenet-resnet50", "ResNet-50 on ImageNet"), *((name, name) for name in ("cifar10-ce", "cifar10-supcon"))],
+    [
+        ("imagenet-resnet50", "ResNet-50 on ImageNet"),
+        *((name, name) for name in ("cifar10-ce", "cifar10-supcon")),
+    ],
 )
 def test_the_table_of_networks_has_the_numbers_of_the_package(bundle: str, title: str) -> None:
     text = (ROOT / "docs" / "which-detector.md").read_text(encoding="utf-8")
@@ -97,7 +125,10 @@ def test_the_table_of_networks_has_the_numbers_of_the_package(bundle: str, title
 
 def _averages(results, digits: int = 2) -> list[str]:
     """AUROC / FPR95 in percent of each row, averaged over the OOD sets."""
-    values = [[100 * results.value(row, "average", metric) for metric in ("auroc", "fpr95")] for row in results.rows]
+    values = [
+        [100 * results.value(row, "average", metric) for metric in ("auroc", "fpr95")]
+        for row in results.rows
+    ]
     return [f"{auroc:.{digits}f} / {fpr:.1f}" for auroc, fpr in values]
 
 

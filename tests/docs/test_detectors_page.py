@@ -21,10 +21,16 @@ def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
     page = TOOL["render"]()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
     registry = fdbd.detectors.Configured.registry  # other tests add detectors of their own
-    ours = [name for name in fdbd.detectors.list_detectors() if registry[name].__module__.startswith("fdbd.")]
+    ours = [
+        name
+        for name in fdbd.detectors.list_detectors()
+        if registry[name].__module__.startswith("fdbd.")
+    ]
     assert sorted(name for name, _ in headings) == ours
     for name, kind in headings:
-        row = re.search(rf"^\| \[`{re.escape(name)}`\]\(#(\S+)\) \| (.+) \|$", page, flags=re.MULTILINE)
+        row = re.search(
+            rf"^\| \[`{re.escape(name)}`\]\(#(\S+)\) \| (.+) \|$", page, flags=re.MULTILINE
+        )
         assert row, name
         assert row[1] == f"{name}-{kind}".lower()
         assert re.search(r"\d{4}$", row[2]), f"{name} has no paper"

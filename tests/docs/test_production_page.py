@@ -21,7 +21,9 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def section(title: str) -> str:
     """The text under a heading of the page."""
-    return dict(part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])[title]
+    return dict(
+        part.split("\n", 1) for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    )[title]
 
 
 def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsys):
@@ -36,16 +38,23 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
         for number, name in enumerate(CLASSES * 2):
             place = tmp_path / folder / (name if folder != "inbox" else ".")
             place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(place / f"{number:04d}.png")
+            Image.fromarray(generator.integers(0, 255, (32, 32, 3), np.uint8)).save(
+                place / f"{number:04d}.png"
+            )
     np.savez("head.npz", weight=generator.standard_normal((3, 5)), bias=np.zeros(3))
     for name in ("train", "fresh", "today"):
         values = pa.array(generator.standard_normal(500).astype(np.float32))
-        pq.write_table(pa.table({"features": pa.FixedSizeListArray.from_arrays(values, 5)}), f"{name}.parquet")
+        pq.write_table(
+            pa.table({"features": pa.FixedSizeListArray.from_arrays(values, 5)}), f"{name}.parquet"
+        )
     readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```bash\n(.*?)```", section("From the command line"), re.DOTALL)
     blocks += re.findall(r"```\n(fdbd fit .*?)```", readme, re.DOTALL)
     assert len(blocks) == 3
-    blocks += [f"{line}\n" for line in re.findall(r"`(fdbd export \S+ --(?:int8|out) [^`]+)`", section("ONNX"))]
+    blocks += [
+        f"{line}\n"
+        for line in re.findall(r"`(fdbd export \S+ --(?:int8|out) [^`]+)`", section("ONNX"))
+    ]
     assert len(blocks) == 5
     printed = ""
     for line in "".join(blocks).splitlines():
@@ -54,9 +63,18 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path, monkeypatch, capsy
         captured = capsys.readouterr()
         printed += captured.out
         assert not end.value.code, (line, captured.err)
-    assert next(json.loads(line)["rows"] for line in printed.splitlines() if line.startswith("{")) == 100
+    assert (
+        next(json.loads(line)["rows"] for line in printed.splitlines() if line.startswith("{"))
+        == 100
+    )
     assert pq.read_table("scores.parquet").num_rows == 20
-    assert {path.name for path in tmp_path.iterdir()} >= {"why", "why.png", "guard.onnx", "today.csv", "guard.xml"}
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "why",
+        "why.png",
+        "guard.onnx",
+        "today.csv",
+        "guard.xml",
+    }
 
 
 def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
@@ -75,7 +93,9 @@ def test_the_code_on_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         for block in re.findall(r"```python\n(.*?)```", section(title), re.DOTALL):
             exec(compile(block, str(PAGE), "exec"), names)
     decision = names["decision"]
-    torch.testing.assert_close(torch.from_numpy(names["score"]), decision.scores, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(names["score"]), decision.scores, rtol=1e-4, atol=1e-4
+    )
     assert names["is_ood"].tolist() == decision.is_ood.tolist()
     assert names["snapshot"]["samples"] == 6
     assert "fdbd_samples_total 6.0" in capsys.readouterr().out

@@ -53,10 +53,15 @@ def test_the_code_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch) -> None
 
 
 def test_links_of_the_readme_work_on_the_package_index_too() -> None:
-    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     base = f"{project['urls']['Repository']}/blob/main/"
     text = README.read_text(encoding="utf-8")
-    targets = [*re.findall(r"\]\(([^)#]+)", text), *re.findall(r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE)]
+    targets = [
+        *re.findall(r"\]\(([^)#]+)", text),
+        *re.findall(r"^\[[^]]+\]: (\S+)$", text, re.MULTILINE),
+    ]
     assert any(target.startswith(base) for target in targets)
     for target in targets:
         assert target.startswith("https://"), f"{target} is relative"
@@ -73,4 +78,6 @@ def test_the_notice_names_every_source_of_the_features_and_weights_in_the_packag
     for name in list_zoo():
         assert name in notice
     text = (README.parent / "pyproject.toml").read_text(encoding="utf-8")
-    assert "NOTICE" in tomllib.loads(text)["project"]["license-files"], "it is shipped with the package"
+    assert "NOTICE" in tomllib.loads(text)["project"]["license-files"], (
+        "it is shipped with the package"
+    )

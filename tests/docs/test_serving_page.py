@@ -30,7 +30,12 @@ def free_port() -> int:
 def commands(start: str) -> list[list[str]]:
     """Lines of the page's code blocks that start with a word, as arguments."""
     blocks = re.findall(r"```\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.splitlines() if line.startswith(start)]
+    return [
+        shlex.split(line)
+        for block in blocks
+        for line in block.splitlines()
+        if line.startswith(start)
+    ]
 
 
 def wait_until_ready(address: str, service: subprocess.Popen[bytes]) -> None:
@@ -48,7 +53,14 @@ def wait_until_ready(address: str, service: subprocess.Popen[bytes]) -> None:
 def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
     from PIL import Image
 
-    for module in ("onnxruntime", "onnxscript", "uvicorn", "starlette", "prometheus_client", "tritonclient"):
+    for module in (
+        "onnxruntime",
+        "onnxscript",
+        "uvicorn",
+        "starlette",
+        "prometheus_client",
+        "tritonclient",
+    ):
         pytest.importorskip(module)
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
@@ -61,7 +73,9 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
                 picture.save(tmp_path / folder / name / f"{number}.png")
     program = [sys.executable, "-m", "fdbd"]
     for _, *arguments in [*commands("fdbd fit"), *commands("fdbd export")]:
-        subprocess.run([*program, *arguments], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+        subprocess.run(
+            [*program, *arguments], cwd=tmp_path, check=True, timeout=300, capture_output=True
+        )
     (client_code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     served = commands("fdbd serve")
     assert [arguments[2] for arguments in served] == ["guard.safetensors", "guard.onnx"]
@@ -70,7 +84,9 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
         if "--port" in arguments:
             arguments = arguments[: arguments.index("--port")]
         asked = [*program, *arguments, "--port", str(port)]
-        service = subprocess.Popen(asked, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        service = subprocess.Popen(
+            asked, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             wait_until_ready(f"http://127.0.0.1:{port}", service)
             for curl in commands("curl"):
@@ -78,13 +94,17 @@ def test_the_commands_on_the_page_run_as_they_stand(tmp_path: Path) -> None:
                 if explains and "guard.onnx" in arguments:
                     continue  # an ONNX file cannot explain
                 there = [part.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for part in curl]
-                done = subprocess.run([*there, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60)
+                done = subprocess.run(
+                    [*there, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60
+                )
                 assert done.returncode == 0, (curl, done.stdout, done.stderr)
                 if any("/decide" in part for part in there):
                     answer = json.loads(done.stdout)
                     assert {"label", "class", "score", "p_value", "is_ood"} <= set(answer), answer
             client = client_code.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
-            done = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                [sys.executable, "-c", client], capture_output=True, text=True, timeout=120
+            )
             assert done.returncode == 0, done.stderr
             assert done.stdout.count("[") == 2, done.stdout
         finally:

@@ -1,4 +1,5 @@
-"""The documentation site: every page is reachable, every public name is described, every tutorial can be run."""
+"""The documentation site: every page is reachable, every public name is described, every tutorial
+can be run."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ DOCS = ROOT / "docs"
 TUTORIALS = sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")
 GENERATED = {"cli"}
 """Pages that the build writes."""
-MODULES = {name: name for name in ("fdbd", "fdbd.metrics", "fdbd.bench", "fdbd.deploy.onnx", "fdbd.deploy.ray")}
-MODULES |= {"fdbd.models": "fdbd.networks"}
+MODULES = {
+    name: name
+    for name in ("fdbd", "fdbd.metrics", "fdbd.bench", "fdbd.export.onnx", "fdbd.jobs.ray")
+}
+MODULES |= {"fdbd.networks": "fdbd.networks"}
 """Documented modules, and where their public names are listed."""
 
 
@@ -36,11 +40,15 @@ def pages() -> set[str]:
 
 def reached_from(page: str) -> set[str]:
     """Pages that the toctrees of a page lead to, directly or further on."""
-    path = next((path for suffix in (".md", ".rst") if (path := DOCS / f"{page}{suffix}").exists()), None)
+    path = next(
+        (path for suffix in (".md", ".rst") if (path := DOCS / f"{page}{suffix}").exists()), None
+    )
     if path is None:
         return set()
     text = path.read_text(encoding="utf-8")
-    blocks = re.findall(r"```\{toctree\}\n(.*?)```|\.\. toctree::\n((?:\s+.*\n|\n)*)", text, re.DOTALL)
+    blocks = re.findall(
+        r"```\{toctree\}\n(.*?)```|\.\. toctree::\n((?:\s+.*\n|\n)*)", text, re.DOTALL
+    )
     lines = [line.strip() for block in blocks for line in "".join(block).splitlines()]
     names = [line for line in lines if line and not line.startswith(":")]
     folder = os.path.dirname(page)
@@ -70,7 +78,9 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     public = importlib.import_module(MODULES[module]).__all__
     names = [name for name in public if callable(getattr(importlib.import_module(module), name))]
     elsewhere = {name: f"fdbd.bench.{name}" for name in ("Benchmark", "Results")}
-    missing = [name for name in names if not {f"{module}.{name}", elsewhere.get(name)} & documented()]
+    missing = [
+        name for name in names if not {f"{module}.{name}", elsewhere.get(name)} & documented()
+    ]
     assert not missing
 
 
@@ -86,19 +96,30 @@ def test_every_name_in_the_reference_has_an_example_that_is_run(name: str) -> No
     module, _, attribute = name.rpartition(".")
     thing = getattr(importlib.import_module(module), attribute)
     members = vars(thing).values() if inspect.isclass(thing) else ()
-    texts = [thing.__doc__, *(inspect.unwrap(getattr(part, "__func__", part)).__doc__ for part in members)]
-    examples = [example for text in texts for example in doctest.DocTestParser().get_examples(text or "")]
+    texts = [
+        thing.__doc__,
+        *(inspect.unwrap(getattr(part, "__func__", part)).__doc__ for part in members),
+    ]
+    examples = [
+        example for text in texts for example in doctest.DocTestParser().get_examples(text or "")
+    ]
     assert examples, f"{name} has no example"
-    assert not any(doctest.SKIP in example.options for example in examples), f"{name} has an example that is skipped"
+    assert not any(doctest.SKIP in example.options for example in examples), (
+        f"{name} has an example that is skipped"
+    )
     home = inspect.getmodule(thing)
     assert home is not None
-    assert (home.__file__ or "").startswith(str(ROOT / "src")), "the tests run the examples of modules of the package"
+    assert (home.__file__ or "").startswith(str(ROOT / "src")), (
+        "the tests run the examples of modules of the package"
+    )
 
 
 def test_there_are_ten_tutorials_and_their_code_parses() -> None:
     assert len(TUTORIALS) == 10
     for path in TUTORIALS:
-        cells = re.findall(r"```\{code-cell\} python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+        cells = re.findall(
+            r"```\{code-cell\} python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL
+        )
         assert len(cells) >= 3, path
         for cell in cells:
             ast.parse(cell, str(path))
@@ -129,15 +150,31 @@ def test_the_site_builds_without_a_warning_and_runs_its_tutorials(tmp_path: Path
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "CHANGELOG.md", tmp_path)
     out = tmp_path / "html"
-    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", str(docs), str(out)]
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "--quiet",
+        str(docs),
+        str(out),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(
+        build, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     check = [sys.executable, str(ROOT / "tools" / "check_site.py"), str(out)]
     done = subprocess.run(check, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for path in TUTORIALS:
-        notebook = json.loads((out / "tutorials" / f"{path.stem}.ipynb").read_text(encoding="utf-8"))
+        notebook = json.loads(
+            (out / "tutorials" / f"{path.stem}.ipynb").read_text(encoding="utf-8")
+        )
         outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
-        assert any("image/png" in output.get("data", {}) for output in outputs) or path.stem == "deploy", path
+        assert (
+            any("image/png" in output.get("data", {}) for output in outputs)
+            or path.stem == "deploy"
+        ), path
         assert not any(output["output_type"] == "error" for output in outputs), path

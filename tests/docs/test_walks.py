@@ -1,4 +1,5 @@
-"""Work crosses the modules that CONTRIBUTING.md names, and an image on its way to its row at most twelve."""
+"""Work crosses the modules that CONTRIBUTING.md names, and an image on its way to its row at most
+twelve."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def test_an_image_crosses_at_most_twelve_modules_to_its_row(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "title", ["A batch to its score", pytest.param("A config to its report", marks=pytest.mark.slow)]
+    "title",
+    ["A batch to its score", pytest.param("A config to its report", marks=pytest.mark.slow)],
 )
 def test_the_other_walks_are_those_of_the_page(title: str, tmp_path: Path) -> None:
     assert crossed(title, tmp_path) == described(title)

@@ -25,7 +25,9 @@ def make_guard(name: str) -> fdbd.Guard:
 
 
 def fit_shard(rank: int, folder: str, names: list[str]) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
     torch.set_num_threads(1)
     inputs, labels = make_data()
     rows = slice(0, 120) if rank == 0 else slice(120, None)
@@ -47,4 +49,6 @@ def test_two_processes_end_with_the_buffers_of_one(tmp_path) -> None:
             found = torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True)
             assert found.keys() == expected.keys()
             for key in expected:
-                torch.testing.assert_close(found[key], expected[key], rtol=1e-5, atol=1e-6, msg=f"{name} {key}")
+                torch.testing.assert_close(
+                    found[key], expected[key], rtol=1e-5, atol=1e-6, msg=f"{name} {key}"
+                )

@@ -1,4 +1,5 @@
-"""Statistics against direct float64 formulas: any split of the data, any order of the shards, the same result."""
+"""Statistics against direct float64 formulas: any split of the data, any order of the shards, the
+same result."""
 
 import math
 from itertools import pairwise
@@ -37,7 +38,11 @@ def data(rows=500, offset=0.0, dtype=torch.float64, seed=0):
 
 
 def pieces(batch, cuts):
-    bounds = [0, *sorted(min(cut, batch.features.shape[0]) for cut in cuts), batch.features.shape[0]]
+    bounds = [
+        0,
+        *sorted(min(cut, batch.features.shape[0]) for cut in cuts),
+        batch.features.shape[0],
+    ]
     return [Batch(batch.features[a:b], None, batch.labels[a:b]) for a, b in pairwise(bounds)]
 
 
@@ -78,7 +83,9 @@ KINDS = {
     "moments": (lambda: Moments(WIDTH), lambda s: torch.cat([s.mean()[None], s.covariance()])),
     "class moments": (
         lambda: ClassMoments(CLASSES, WIDTH),
-        lambda s: torch.cat([s.means(), s.within_class_covariance(), s.counts[:, None].expand(-1, WIDTH)]),
+        lambda s: torch.cat(
+            [s.means(), s.within_class_covariance(), s.counts[:, None].expand(-1, WIDTH)]
+        ),
     ),
     "class means": (lambda: ClassMeans(CLASSES, WIDTH, by_label), lambda s: s.means()),
     "sum": (lambda: Sum(first_two), lambda s: s.sum()),
@@ -86,7 +93,9 @@ KINDS = {
     "bank": (Bank, lambda s: by_first_column(s.samples())),  # in no particular order
     "bank of a share": (lambda: Bank(0.3), lambda s: by_first_column(s.samples())),
     "transformed": (
-        lambda: Transformed(Mean(WIDTH), lambda batch: batch._replace(features=batch.features.clamp_max(1))),
+        lambda: Transformed(
+            Mean(WIDTH), lambda batch: batch._replace(features=batch.features.clamp_max(1))
+        ),
         lambda s: s.statistic.mean(),
     ),
 }
@@ -110,7 +119,9 @@ def test_mean_is_the_average_of_every_column():
     batch = data()
     columns = batch.features.numpy().T
     expected = [math.fsum(column) / len(column) for column in columns]
-    np.testing.assert_allclose(over(lambda: Mean(WIDTH), pieces(batch, [7, 300])).mean().numpy(), expected, rtol=1e-13)
+    np.testing.assert_allclose(
+        over(lambda: Mean(WIDTH), pieces(batch, [7, 300])).mean().numpy(), expected, rtol=1e-13
+    )
 
 
 def test_float32_data_are_summed_in_float64():
@@ -123,7 +134,9 @@ def test_an_offset_that_dwarfs_the_spread_does_not_cancel():
     spread = data().features
     shifted = Batch(spread + 1e7)
     moments = merged(lambda: Moments(WIDTH), [Batch(part) for part in shifted.features.split(100)])
-    expected = np.cov((shifted.features - 1e7).numpy().T, bias=True)  # the sum of squares would lose 14 digits
+    expected = np.cov(
+        (shifted.features - 1e7).numpy().T, bias=True
+    )  # the sum of squares would lose 14 digits
     np.testing.assert_allclose(moments.covariance().numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -149,7 +162,9 @@ def test_class_moments_are_those_of_each_class():
         torch.testing.assert_close(moments.means()[c], rows.mean(dim=0))
         within += (rows - rows.mean(dim=0)).T @ (rows - rows.mean(dim=0))
     assert moments.means()[CLASSES].isnan().all()  # a class without samples
-    torch.testing.assert_close(moments.within_class_covariance(), within / len(batch.features), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        moments.within_class_covariance(), within / len(batch.features), rtol=1e-11, atol=1e-11
+    )
 
 
 def test_labels_are_asked_for_where_they_are_missing():
@@ -163,7 +178,12 @@ def test_labels_are_asked_for_where_they_are_missing():
 def test_quantiles_are_right_to_a_thousandth(scale, shape, fraction):
     g = torch.Generator().manual_seed(1)
     values = torch.randn(20_000, 5, generator=g)
-    values = {"normal": values, "relu": values.relu(), "heavy": values**5, "negative": -values.abs()}[shape] * scale
+    values = {
+        "normal": values,
+        "relu": values.relu(),
+        "heavy": values**5,
+        "negative": -values.abs(),
+    }[shape] * scale
     histogram = over(Histogram, [Batch(part) for part in values.split(3000)])
     expected = np.quantile(values.double().numpy(), fraction)
     assert histogram.quantile(fraction) == pytest.approx(expected, rel=1e-3, abs=1e-6 * scale)
@@ -191,7 +211,9 @@ def test_a_full_bank_keeps_every_row():
 def test_a_bank_of_other_numbers_comes_as_float32_and_of_other_widths_not_at_all():
     rows = torch.arange(12).reshape(4, 3) % 5
     for dtype in (torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool):
-        bank = over(lambda dtype=dtype: Bank(value=lambda batch: batch.features.to(dtype)), [Batch(rows)])
+        bank = over(
+            lambda dtype=dtype: Bank(value=lambda batch: batch.features.to(dtype)), [Batch(rows)]
+        )
         assert bank.samples().dtype == torch.float32
         assert sorted(bank.samples().tolist()) == sorted(rows.to(dtype).float().tolist())
     mixed = over(Bank, [Batch(torch.ones(2, 3)), Batch(torch.ones(2, 4))])

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import fdbd
-from fdbd.report.gallery import read_scores
+from fdbd.pages.gallery import read_scores
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -59,7 +59,15 @@ def assert_equals(table, decision: fdbd.Decision) -> None:
 
 
 def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, result) -> None:
-    found = result("fit", "train.parquet", "--head", "head.npz", "--detector", "mds", "--network-never-saw-data")
+    found = result(
+        "fit",
+        "train.parquet",
+        "--head",
+        "head.npz",
+        "--detector",
+        "mds",
+        "--network-never-saw-data",
+    )
     assert (found["fit_rows"], found["calibration_rows"]) == (400, 100)
     held = np.random.default_rng(0).permutation(500) < 100
     arrays = np.load("head.npz")
@@ -67,12 +75,18 @@ def test_the_fit_equals_one_in_memory_on_the_rows_that_were_not_held_out(place, 
     expected = fdbd.Guard(fdbd.Head(arrays["weight"], arrays["bias"]), "mds")
     expected.fit(fdbd.Batch(train[~held], None, labels[~held])).calibrate(fdbd.Batch(train[held]))
     fresh = fdbd.Batch(torch.from_numpy(features(50, seed=3)))
-    torch.testing.assert_close(fdbd.load("guard.safetensors").decide(fresh).scores, expected.decide(fresh).scores)
+    torch.testing.assert_close(
+        fdbd.load("guard.safetensors").decide(fresh).scores, expected.decide(fresh).scores
+    )
     assert found["threshold"] == pytest.approx(expected.threshold.value.tolist())
 
 
-@pytest.mark.parametrize("form", ["fixed", "list", "large list", "float64", "many groups", "npz", "compressed npz"])
-def test_every_form_of_the_same_features_gives_the_guards_own_decisions(form, guard, place, result) -> None:
+@pytest.mark.parametrize(
+    "form", ["fixed", "list", "large list", "float64", "many groups", "npz", "compressed npz"]
+)
+def test_every_form_of_the_same_features_gives_the_guards_own_decisions(
+    form, guard, place, result
+) -> None:
     values = features(300, seed=1)
     path = place / ("new.npz" if "npz" in form else "new.parquet")
     if "npz" in form:
@@ -94,7 +108,10 @@ def test_every_form_of_the_same_features_gives_the_guards_own_decisions(form, gu
 
 
 def test_logits_in_the_file_are_the_ones_that_count(guard, place, result) -> None:
-    values, logits = features(40, seed=1), np.random.default_rng(2).standard_normal((40, CLASSES)).astype(np.float32)
+    values, logits = (
+        features(40, seed=1),
+        np.random.default_rng(2).standard_normal((40, CLASSES)).astype(np.float32),
+    )
     write(place / "new.parquet", features=fixed(values), logits=fixed(logits))
     result("score", "guard.safetensors", "new.parquet")
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values), torch.from_numpy(logits)))
@@ -149,12 +166,19 @@ def test_a_guard_of_features_becomes_a_graph_of_features(guard, place, result) -
     session = onnxruntime.InferenceSession("guard.onnx", providers=["CPUExecutionProvider"])
     values = features(30, seed=1)
     score = session.run(["score"], {"features": values})[0]
-    np.testing.assert_allclose(score, guard.decide(fdbd.Batch(torch.from_numpy(values))).scores, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        score, guard.decide(fdbd.Batch(torch.from_numpy(values))).scores, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_head_may_lie_in_safetensors_and_lack_a_bias(place, result) -> None:
     save_file({"weight": torch.from_numpy(np.load("head.npz")["weight"])}, "head.safetensors")
-    assert result("fit", "train.parquet", "--head", "head.safetensors", "--network-never-saw-data")["fit_rows"] == 400
+    assert (
+        result("fit", "train.parquet", "--head", "head.safetensors", "--network-never-saw-data")[
+            "fit_rows"
+        ]
+        == 400
+    )
     assert fdbd.load("guard.safetensors").detector.head_bias.abs().sum() == 0
 
 
@@ -197,13 +221,24 @@ def test_damaged_files_and_other_mistakes_are_one_clear_sentence(guard, place, r
         (("score", "guard.safetensors", "images.npz"), "takes features"),
         (("score", "guard.safetensors", "train.parquet", "--batch-size", 0), "at least 1"),
         (("score", "guard.safetensors", "train.parquet", "--address", "auto"), "--engine ray"),
-        (("score", "guard.safetensors", "train.parquet", "--out", "no/where.csv"), "does not exist"),
+        (
+            ("score", "guard.safetensors", "train.parquet", "--out", "no/where.csv"),
+            "does not exist",
+        ),
         (("explain", "guard.safetensors", "train.parquet"), "features"),
         (("fit", "cifar10-ce", "train.parquet", "--head", "head.npz"), "there is no model"),
         (("fit", "train.parquet", "--head", "guard.npz"), "no head"),
         (("fit", "images.npz", "--head", "head.npz", "--network-never-saw-data"), "images"),
         (
-            ("fit", "train.parquet", "--head", "head.npz", "--holdout", "1", "--network-never-saw-data"),
+            (
+                "fit",
+                "train.parquet",
+                "--head",
+                "head.npz",
+                "--holdout",
+                "1",
+                "--network-never-saw-data",
+            ),
             "between 0 and 1",
         ),
         (
@@ -247,7 +282,9 @@ def test_a_row_of_another_width_is_named_wherever_it_stands(guard, place, result
     decision = guard.decide(fdbd.Batch(torch.from_numpy(values[4:]), torch.tensor(logits[4:])))
     np.testing.assert_allclose(table["score"].to_numpy()[4:], decision.scores, rtol=1e-5)
 
-    write(place / "none.parquet", features=pa.array(values.tolist(), lists), logits=pa.nulls(8, lists))
+    write(
+        place / "none.parquet", features=pa.array(values.tolist(), lists), logits=pa.nulls(8, lists)
+    )
     assert result("score", "guard.safetensors", "none.parquet")["unreadable"] == 8
     write(place / "short.parquet", features=pa.array([[1.0, 2.0]] * 5, lists))
     assert result("score", "guard.safetensors", "short.parquet")["unreadable"] == 5
@@ -264,20 +301,27 @@ def test_labels_that_are_text_trouble_only_a_fit(form, guard, place, result, run
     else:
         write(place / "new.parquet", features=fixed(values), label=pa.array(names))
     result("score", "guard.safetensors", f"new.{form}")
-    assert_equals(pq.read_table("scores.parquet"), guard.decide(fdbd.Batch(torch.from_numpy(values))))
+    assert_equals(
+        pq.read_table("scores.parquet"), guard.decide(fdbd.Batch(torch.from_numpy(values)))
+    )
     code, _, err = run("fit", f"new.{form}", "--head", "head.npz", "--network-never-saw-data")
     assert code == 2
     assert f"the column {'y' if form == 'npz' else 'label'!r} is" in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_rows_that_would_not_fit_in_memory_are_refused_by_the_footer(guard, place, run, monkeypatch) -> None:
+def test_rows_that_would_not_fit_in_memory_are_refused_by_the_footer(
+    guard, place, run, monkeypatch
+) -> None:
     lists = pa.list_(pa.float32())
     write(place / "long.parquet", features=pa.array([[0.0] * 500, [0.0] * 6], lists))
     write(place / "many.parquet", 200_000, features=pa.nulls(200_000, lists))
     monkeypatch.setattr("fdbd.data.features.SPARE_VALUES", 100)
     monkeypatch.setattr("fdbd.data.features.FREE_ROWS", 1000)
-    for arguments in (("score", "guard.safetensors"), ("fit", "--head", "head.npz", "--network-never-saw-data")):
+    for arguments in (
+        ("score", "guard.safetensors"),
+        ("fit", "--head", "head.npz", "--network-never-saw-data"),
+    ):
         code, _, err = run(*arguments, "long.parquet")
         assert (code, err.count("\n")) == (2, 1)
         assert "506 features are far more than 6 per row" in err
@@ -293,33 +337,55 @@ def test_a_lack_of_memory_is_one_clear_sentence(run, monkeypatch) -> None:
     monkeypatch.setattr("fdbd.jobs.scoring.score_files", score_files)
     code, _, err = run("score", "guard.safetensors", "new.parquet")
     assert code == 2
-    assert err.startswith("fdbd: there is not enough memory (Unable to allocate 9 PiB): give a smaller --batch-size")
+    assert err.startswith(
+        "fdbd: there is not enough memory (Unable to allocate 9 PiB): give a smaller --batch-size"
+    )
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(ending, guard, place, result, run) -> None:
+def test_nearest_boundaries_and_discoveries_are_columns_where_asked_for(
+    ending, guard, place, result, run
+) -> None:
     values = features(300, seed=1)
     many = torch.from_numpy(features(5000, seed=2))
     values[:40] = many[guard.score(fdbd.Batch(many)).argsort()[:40]]  # the most suspicious
     values[7] = np.nan
     write(place / "new.parquet", group=40, features=fixed(values))
-    found = result("score", "guard.safetensors", "new.parquet", "--out", f"s.{ending}", "--nearest", "--fdr", "0.2")
+    found = result(
+        "score",
+        "guard.safetensors",
+        "new.parquet",
+        "--out",
+        f"s.{ending}",
+        "--nearest",
+        "--fdr",
+        "0.2",
+    )
     why = guard.explain(fdbd.Batch(torch.from_numpy(values)))
     expected = why.decision.discoveries(0.2)
     assert 0 < expected.sum() < 300
     assert found["discoveries"] == expected.sum()
     if ending == "csv":
         rows = list(csv.DictReader(Path("s.csv").read_text(encoding="utf-8").splitlines()))
-        nearest, named = [row["nearest"] or None for row in rows], [row["discovery"] == "true" for row in rows]
+        nearest, named = (
+            [row["nearest"] or None for row in rows],
+            [row["discovery"] == "true" for row in rows],
+        )
     else:
         table = pq.read_table("s.parquet")
         nearest, named = table["nearest"].to_pylist(), table["discovery"].to_pylist()
-    assert nearest == [None if row == 7 else str(label) for row, label in enumerate(why.nearest.tolist())]
+    assert nearest == [
+        None if row == 7 else str(label) for row, label in enumerate(why.nearest.tolist())
+    ]
     assert named == expected.tolist()
     gallery = read_scores(place / f"s.{ending}")
-    assert {row["name"]: row["nearest"] for row in gallery} == {str(row): label for row, label in enumerate(nearest)}
+    assert {row["name"]: row["nearest"] for row in gallery} == {
+        str(row): label for row, label in enumerate(nearest)
+    }
     result("score", "guard.safetensors", "new.parquet", "--out", "plain.parquet")
     assert {"nearest", "discovery"}.isdisjoint(pq.read_schema("plain.parquet").names)
-    code, _, err = run("score", "guard.safetensors", "new.parquet", "--out", "folder", "--fdr", "0.2")
+    code, _, err = run(
+        "score", "guard.safetensors", "new.parquet", "--out", "folder", "--fdr", "0.2"
+    )
     assert (code, err.count("\n")) == (2, 1)
     assert "not a folder" in err

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 import fdbd
 from fdbd.core import artifact
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.inputs import open_images
-from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.by_name import weights_hash
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -33,7 +33,9 @@ def tiny(num_classes=3):
 """
 
 
-def make_folder(folder: Path, classes: tuple[str, ...], count: int, size: int, seed: int = 0) -> Path:
+def make_folder(
+    folder: Path, classes: tuple[str, ...], count: int, size: int, seed: int = 0
+) -> Path:
     generator = np.random.default_rng(seed)
     for number in range(count):
         place = folder / classes[number % len(classes)] if classes else folder
@@ -53,7 +55,9 @@ def assert_rows_are(rows: list[dict], decision: fdbd.Decision) -> None:
     torch.testing.assert_close(
         torch.tensor([row["score"] for row in rows]), decision.scores.float(), rtol=1e-5, atol=1e-6
     )
-    torch.testing.assert_close(torch.tensor([row["p_value"] for row in rows]), decision.p_values.float())
+    torch.testing.assert_close(
+        torch.tensor([row["p_value"] for row in rows]), decision.p_values.float()
+    )
 
 
 @pytest.fixture
@@ -69,7 +73,9 @@ def tiny(tmp_path, monkeypatch) -> Path:
 
 def fit_tiny(result, *more: object, out: str = "guard.safetensors") -> dict:
     apart = () if "--calibration" in more else ("--network-never-saw-data",)
-    return result("fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", out, *apart, *more)
+    return result(
+        "fit", "tinyfactory:tiny", "images", "--preprocess", TINY_JSON, "--out", out, *apart, *more
+    )
 
 
 def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(
@@ -104,7 +110,9 @@ def test_the_zoo_model_goes_from_a_folder_to_decisions_a_picture_and_a_graph(
     assert said["predicted"] == readable[0]["class"]
     why = guard.explain(card.preprocess([np.asarray(Image.open(files[0]))]))
     assert said["boundaries"][0]["name"] == CIFAR[int(why.nearest[0])]
-    assert said["boundaries"][0]["distance"] == pytest.approx(float(why.nearest_distance[0]), rel=1e-5)
+    assert said["boundaries"][0]["distance"] == pytest.approx(
+        float(why.nearest_distance[0]), rel=1e-5
+    )
     assert (len(said["boundaries"]), said["others"]) == (4, 5)
     assert said["standing"] == pytest.approx(float(why.standing[0]))
     with Image.open("why.png") as picture:
@@ -129,7 +137,14 @@ def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> 
     weights = tiny / "weights.safetensors"
     save_file(fdbd.networks.create("resnet20", 3).state_dict(), weights)
     fitted = result(
-        "fit", "resnet20", "images", "--checkpoint", weights, "--preprocess", "cifar10", "--network-never-saw-data"
+        "fit",
+        "resnet20",
+        "images",
+        "--checkpoint",
+        weights,
+        "--preprocess",
+        "cifar10",
+        "--network-never-saw-data",
     )
     assert fitted["fit_rows"] == 48
     assert result("score", "guard.safetensors", "images", "--out", "a.parquet")["rows"] == 60
@@ -152,7 +167,9 @@ def test_a_checkpoint_is_found_again_checked_and_may_move(tiny, run, result) -> 
     assert not (tiny / "scores.parquet").exists()
 
 
-def test_a_zoo_model_whose_weights_are_others_now_is_refused(tmp_path, monkeypatch, run, result) -> None:
+def test_a_zoo_model_whose_weights_are_others_now_is_refused(
+    tmp_path, monkeypatch, run, result
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / "images", CIFAR, 40, 32)
     result("fit", "cifar10-ce", "images", "--network-never-saw-data")
@@ -162,7 +179,9 @@ def test_a_zoo_model_whose_weights_are_others_now_is_refused(tmp_path, monkeypat
     artifact.write("guard.safetensors", description, tensors)
     code, _, err = run("score", "guard.safetensors", "images")
     assert code == 2
-    assert "the weights of 'cifar10-ce' are not those that 'guard.safetensors' was fitted with" in err
+    assert (
+        "the weights of 'cifar10-ce' are not those that 'guard.safetensors' was fitted with" in err
+    )
 
 
 def test_a_guard_does_not_choose_which_code_runs(tiny, run, result) -> None:
@@ -170,14 +189,20 @@ def test_a_guard_does_not_choose_which_code_runs(tiny, run, result) -> None:
     code, _, err = run("score", "guard.safetensors", "images")
     assert code == 2
     assert "--model tinyfactory:tiny" in err
-    assert result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")["rows"] == 60
+    assert (
+        result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny")["rows"] == 60
+    )
 
 
-def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(tiny, run, result) -> None:
+def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(
+    tiny, run, result
+) -> None:
     import tinyfactory
 
     batch = torch.export.Dim("N")
-    program = torch.export.export(tinyfactory.tiny().eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(
+        tinyfactory.tiny().eval(), (torch.zeros(2, 3, 8, 8),), dynamic_shapes=({0: batch},)
+    )
     torch.export.save(program, tiny / "tiny.pt2")
     arguments = [
         "fit",
@@ -194,15 +219,30 @@ def test_an_exported_program_takes_a_word_of_trust_and_gives_the_same_scores(tin
     assert "can run code" in err
     result(*arguments, "--trust-model")
     fit_tiny(result)
-    result("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.parquet")
-    result("score", "exported.safetensors", "images", "--model", "tiny.pt2", "--trust-model", "--out", "b.parquet")
+    result(
+        "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.parquet"
+    )
+    result(
+        "score",
+        "exported.safetensors",
+        "images",
+        "--model",
+        "tiny.pt2",
+        "--trust-model",
+        "--out",
+        "b.parquet",
+    )
     ours, theirs = pq.read_table("a.parquet"), pq.read_table("b.parquet")
     assert ours["label"].equals(theirs["label"])
     np.testing.assert_allclose(ours["score"].to_numpy(), theirs["score"].to_numpy(), rtol=1e-5)
 
 
-def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guard(tiny, result) -> None:
-    fitted = fit_tiny(result, "--detector", "mds", "--shaping", "react", "--alpha", 0.2, "--holdout", 0.5)
+def test_labels_shaping_per_class_and_alpha_go_from_the_command_line_to_the_guard(
+    tiny, result
+) -> None:
+    fitted = fit_tiny(
+        result, "--detector", "mds", "--shaping", "react", "--alpha", 0.2, "--holdout", 0.5
+    )
     assert fitted["detector"] == "react+mds"
     assert fitted["calibration_rows"] == 30
     guard = fdbd.load("guard.safetensors")
@@ -229,14 +269,21 @@ def test_images_in_npz_give_the_rows_that_the_same_images_in_files_give(tiny, re
     assert ours["row"].to_pylist() == list(range(60))
     assert ours.drop_columns("row").equals(theirs.drop_columns("path"))
     assert (
-        result("fit", "tinyfactory:tiny", "images.npz", "--preprocess", TINY_JSON, "--network-never-saw-data")[
-            "fit_rows"
-        ]
+        result(
+            "fit",
+            "tinyfactory:tiny",
+            "images.npz",
+            "--preprocess",
+            TINY_JSON,
+            "--network-never-saw-data",
+        )["fit_rows"]
         == 48
     )
 
 
-def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, result, monkeypatch) -> None:
+def test_oversized_cut_and_vanished_images_are_rows_with_an_error(
+    tiny, result, monkeypatch
+) -> None:
     fit_tiny(result)
     folder = make_folder(tiny / "hostile", (), 4, 8)
     whole = (folder / "0001.png").read_bytes()
@@ -247,7 +294,9 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, result, 
     (folder / "0005.png").symlink_to(folder / "nowhere.png")
     (folder / "notes.txt").write_text("no image")
     (folder / ".hidden.png").write_bytes(whole)
-    summary = result("score", "guard.safetensors", folder, "--model", "tinyfactory:tiny", "--out", "s.csv")
+    summary = result(
+        "score", "guard.safetensors", folder, "--model", "tinyfactory:tiny", "--out", "s.csv"
+    )
     assert (summary["rows"], summary["unreadable"]) == (5, 3)
     lines = (tiny / "s.csv").read_text().splitlines()
     assert lines[0].replace('"', "") == "path,label,class,score,p_value,is_ood,error"
@@ -264,10 +313,16 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(tiny, result, 
         (("fit", "cifar10-ce", "nowhere/at/all", "--network-never-saw-data"), "does not exist"),
         (("fit", "no-such-model", "images", "--network-never-saw-data"), "no model"),
         (("fit", "resnet20", "images", "--network-never-saw-data"), "--checkpoint"),
-        (("fit", "resnet20", "images", "--checkpoint", "nowhere.pt", "--network-never-saw-data"), "nowhere.pt"),
+        (
+            ("fit", "resnet20", "images", "--checkpoint", "nowhere.pt", "--network-never-saw-data"),
+            "nowhere.pt",
+        ),
         (("fit", "tinyfactory:tiny", "images", "--network-never-saw-data"), "--preprocess"),
         (("fit", "tinyfactory:tiny", "--network-never-saw-data"), "no data"),
-        (("fit", "tinyfactory:tiny", "images", "--preprocess", "{", "--network-never-saw-data"), "JSON"),
+        (
+            ("fit", "tinyfactory:tiny", "images", "--preprocess", "{", "--network-never-saw-data"),
+            "JSON",
+        ),
         (
             (
                 "fit",
@@ -335,7 +390,16 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, 
     code, _, err = run(*arguments)
     assert code == 2
     assert words in err
-    assert len([line for line in err.strip().splitlines() if not line.startswith("fdbd: warning: accuracy")]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in err.strip().splitlines()
+                if not line.startswith("fdbd: warning: accuracy")
+            ]
+        )
+        == 1
+    )
     assert sorted(path for path in tiny.iterdir() if path.name != "__pycache__") == [
         path for path in before if path.name != "__pycache__"
     ]
@@ -343,7 +407,9 @@ def test_bad_input_is_one_clear_line_and_leaves_nothing(arguments, words, tiny, 
 
 def test_a_wrong_ending_of_the_output_is_told_before_any_work(tiny, run, result) -> None:
     fit_tiny(result)
-    code, _, err = run("score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx")
+    code, _, err = run(
+        "score", "guard.safetensors", "images", "--model", "tinyfactory:tiny", "--out", "a.xlsx"
+    )
     assert code == 2
     assert ".parquet or .csv" in err
 
@@ -367,7 +433,9 @@ def test_names_that_are_no_utf8_are_escaped(tiny, result) -> None:
         pytest.skip("this file system takes only UTF-8")
     (tiny / "images" / "ant").rename(tiny / "images" / os.fsdecode(b"f\xfcnf"))
     fit_tiny(result)
-    result("score", "guard.safetensors", "new", "--model", "tinyfactory:tiny", "--out", "scores.csv")
+    result(
+        "score", "guard.safetensors", "new", "--model", "tinyfactory:tiny", "--out", "scores.csv"
+    )
     result("score", "guard.safetensors", "new", "--model", "tinyfactory:tiny")
     rows = pq.read_table("scores.parquet").to_pylist()
     assert [row["path"] for row in rows] == [

@@ -1,4 +1,5 @@
-"""What goes wrong around a job: inputs that change, outputs that are inputs, files that are not what they seem."""
+"""What goes wrong around a job: inputs that change, outputs that are inputs, files that are not
+what they seem."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def place(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("form", ["parquet", "npz"])
 @pytest.mark.parametrize("how", ["renamed", "rewritten"])
-def test_an_input_that_is_replaced_during_a_run_is_an_error_and_no_mixture(form, how, place, run, monkeypatch) -> None:
+def test_an_input_that_is_replaced_during_a_run_is_an_error_and_no_mixture(
+    form, how, place, run, monkeypatch
+) -> None:
     monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 100)
     monkeypatch.setattr(scoring, "FEATURE_THREADS", 1)
 
@@ -107,7 +110,14 @@ def test_an_output_that_is_an_input_is_refused_before_any_work(link, lost, place
     assert (code, err.count("\n")) == (2, 1)
     assert "is also an input" in err
     code, _, err = run(
-        "fit", "today.parquet", "--head", "guard.safetensors", "--calibration", "today.parquet", "--out", out
+        "fit",
+        "today.parquet",
+        "--head",
+        "guard.safetensors",
+        "--calibration",
+        "today.parquet",
+        "--out",
+        out,
     )
     assert (code, "is also an input" in err) == (2, True)
     assert (place / lost).read_bytes() == content
@@ -118,7 +128,11 @@ def test_a_folder_or_a_device_in_place_of_the_output_is_one_sentence(place, run)
     (place / "folder.csv").mkdir()
     os.mkfifo(place / "pipe.csv")
     (place / "file").touch()
-    for out, words in (("folder.csv", "is a folder"), ("pipe.csv", "no regular file"), ("file", "expected a folder")):
+    for out, words in (
+        ("folder.csv", "is a folder"),
+        ("pipe.csv", "no regular file"),
+        ("file", "expected a folder"),
+    ):
         code, _, err = run("score", "guard.safetensors", "today.parquet", "--out", out)
         assert (code, err.count("\n")) == (2, 1)
         assert words in err
@@ -127,7 +141,18 @@ def test_a_folder_or_a_device_in_place_of_the_output_is_one_sentence(place, run)
 
 
 def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> None:
-    names = ["=1+1.png", "+a", "-b", "@c", "'=d", "'e", "plain, with comma", "caf\udce9", "two\nlines", "x"]
+    names = [
+        "=1+1.png",
+        "+a",
+        "-b",
+        "@c",
+        "'=d",
+        "'e",
+        "plain, with comma",
+        "caf\udce9",
+        "two\nlines",
+        "x",
+    ]
     guard = (
         fdbd.Guard(fdbd.Head(torch.eye(3)))
         .fit(fdbd.Batch(torch.randn(50, 3)))
@@ -155,7 +180,9 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
             cell = row[column]
             if isinstance(value, str):
                 assert not cell.startswith(("=", "+", "-", "@"))
-                assert (cell[1:] if re.match(r"''*[=+@-]", cell) else cell) == value  # one apostrophe more, if any
+                assert (
+                    cell[1:] if re.match(r"''*[=+@-]", cell) else cell
+                ) == value  # one apostrophe more, if any
             elif isinstance(value, float):
                 assert float(cell) == value
             else:
@@ -163,10 +190,15 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_a_part_whose_cells_are_damaged_or_missing_is_not_taken_for_one(tmp_path, name: str) -> None:
+def test_a_part_whose_cells_are_damaged_or_missing_is_not_taken_for_one(
+    tmp_path, name: str
+) -> None:
     out = output.Output(tmp_path / name, range(1))
     with out.hold({}):
-        for columns, cells in ((out.columns, ["0", "1", "", "0.5", "a half", "true", ""]), (["row"], ["0"])):
+        for columns, cells in (
+            (out.columns, ["0", "1", "", "0.5", "a half", "true", ""]),
+            (["row"], ["0"]),
+        ):
             if name == "a.csv":
                 out.path(0).write_text(f"{','.join(columns)}\n{','.join(cells)}\n")
             else:
@@ -176,13 +208,19 @@ def test_a_part_whose_cells_are_damaged_or_missing_is_not_taken_for_one(tmp_path
 
 def test_an_output_of_no_rows_is_a_header(tmp_path) -> None:
     guard = (
-        fdbd.Guard(fdbd.Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(9, 3))).calibrate(fdbd.Batch(torch.rand(9, 3)))
+        fdbd.Guard(fdbd.Head(torch.eye(3)))
+        .fit(fdbd.Batch(torch.rand(9, 3)))
+        .calibrate(fdbd.Batch(torch.rand(9, 3)))
     )
     out = output.Output(tmp_path / "a.csv", range(0), fdr=0.1)
     with out.hold({}):
-        out.write(0, [output.decide(guard, features.RowBatch(range(0), fdbd.Batch(torch.rand(0, 3)), {}))])
+        out.write(
+            0, [output.decide(guard, features.RowBatch(range(0), fdbd.Batch(torch.rand(0, 3)), {}))]
+        )
         assert out.finish(0, 1) == (0, 0, 0, 0)
-    assert (tmp_path / "a.csv").read_text().split() == ["row,label,class,score,p_value,is_ood,error,discovery"]
+    assert (tmp_path / "a.csv").read_text().split() == [
+        "row,label,class,score,p_value,is_ood,error,discovery"
+    ]
 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:
@@ -210,7 +248,9 @@ def test_a_killed_run_to_csv_goes_on(place, run, result, monkeypatch) -> None:
     assert (place / "s.csv").read_bytes() == (place / "whole.csv").read_bytes()
 
 
-def test_a_compressed_array_is_unpacked_once_whatever_the_number_of_parts(place, result, monkeypatch) -> None:
+def test_a_compressed_array_is_unpacked_once_whatever_the_number_of_parts(
+    place, result, monkeypatch
+) -> None:
     monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 50)
     np.savez_compressed(place / "today.npz", features=values(2000, 3))
     np.savez(place / "plain.npz", features=values(2000, 3))
@@ -246,7 +286,9 @@ def test_arrays_of_other_kinds_are_one_sentence(array, words, place, run) -> Non
 
 def test_integers_are_read_exactly_where_float32_cannot(place, result) -> None:
     numbers = np.random.default_rng(0).integers(-(2**40), 2**40, (50, WIDTH))
-    expected = fdbd.load("guard.safetensors").decide(fdbd.Batch(torch.from_numpy(numbers.astype(np.float64))))
+    expected = fdbd.load("guard.safetensors").decide(
+        fdbd.Batch(torch.from_numpy(numbers.astype(np.float64)))
+    )
     write_parquet(place / "a.parquet", numbers)
     np.savez(place / "b.npz", features=numbers, logits=np.zeros((50, 3), ">i2"))
     result("score", "guard.safetensors", "a.parquet", "--out", "a.out.parquet")
@@ -257,7 +299,10 @@ def test_integers_are_read_exactly_where_float32_cannot(place, result) -> None:
 
 def test_doubled_columns_and_too_few_class_names_are_one_sentence(place, run) -> None:
     column = pa.FixedSizeListArray.from_arrays(pa.array(values(10).reshape(-1)), WIDTH)
-    pq.write_table(pa.Table.from_arrays([column, column], names=["features", "features"]), place / "twice.parquet")
+    pq.write_table(
+        pa.Table.from_arrays([column, column], names=["features", "features"]),
+        place / "twice.parquet",
+    )
     code, _, err = run("score", "guard.safetensors", "twice.parquet")
     assert (code, "several columns called 'features'" in err) == (2, True)
     guard = fdbd.load("guard.safetensors")
@@ -268,7 +313,9 @@ def test_doubled_columns_and_too_few_class_names_are_one_sentence(place, run) ->
     assert (code, "names 2 classes, and its head has 3" in err) == (2, True)
 
 
-@pytest.mark.parametrize("batch", [fdbd.Batch(torch.randn(3, 7)), fdbd.Batch(torch.randn(3, WIDTH), torch.randn(3, 7))])
+@pytest.mark.parametrize(
+    "batch", [fdbd.Batch(torch.randn(3, 7)), fdbd.Batch(torch.randn(3, WIDTH), torch.randn(3, 7))]
+)
 def test_features_and_logits_of_another_width_are_one_sentence_in_decide(batch, place) -> None:
     with pytest.raises(ValueError, match="have shape"):
         fdbd.load("guard.safetensors").decide(batch)
@@ -282,13 +329,18 @@ def test_features_and_logits_of_another_width_are_one_sentence_in_decide(batch, 
         ("PIL", ("fit", "cifar10-ce", "photos", "--calibration", "photos"), ("Pillow", "vision")),
     ],
 )  # fmt: skip
-def test_a_missing_extra_is_one_sentence_and_csv_needs_none(missing, arguments, expected, place) -> None:
+def test_a_missing_extra_is_one_sentence_and_csv_needs_none(
+    missing, arguments, expected, place
+) -> None:
     np.savez(place / "today.npz", features=values(10))
     (place / "photos").mkdir()
     (place / "photos" / "a.png").write_bytes(b"")
     environment = {**os.environ, "PYTHONPATH": str(Path(fdbd.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, missing, *arguments], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", BLOCKED, missing, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if expected is None:
         assert done.returncode == 0, done.stderr
@@ -308,7 +360,9 @@ def test_control_characters_in_names_do_not_reach_the_terminal(place, run) -> No
     write_parquet(place / "\x1b[32m.parquet", values(10))
     code, out, err = run("score", "guard.safetensors", "\x1b[32m.parquet", "--out", "\x1b[33m.csv")
     assert (code, "\x1b" in out + err) == (0, False)
-    code, out, _ = run("score", "guard.safetensors", "\x1b[32m.parquet", "--out", "\x1b[33m.csv", "--json")
+    code, out, _ = run(
+        "score", "guard.safetensors", "\x1b[32m.parquet", "--out", "\x1b[33m.csv", "--json"
+    )
     assert json.loads(out)["out"] == "\x1b[33m.csv"
 
 
@@ -316,7 +370,11 @@ def test_the_guards_file_is_read_once(place, result, monkeypatch) -> None:
     write_parquet(place / "today.parquet", values(10))
     opened: list[object] = []
     original = artifact.safe_open
-    monkeypatch.setattr(artifact, "safe_open", lambda *given, **more: opened.append(given) or original(*given, **more))
+    monkeypatch.setattr(
+        artifact,
+        "safe_open",
+        lambda *given, **more: opened.append(given) or original(*given, **more),
+    )
     monkeypatch.setattr(files, "hash_file", opened.append)
     result("score", "guard.safetensors", "today.parquet")
     assert len(opened) == 1

@@ -1,4 +1,5 @@
-"""A guard on a real Ray cluster of several nodes gives the result of one machine, also when a node dies."""
+"""A guard on a real Ray cluster of several nodes gives the result of one machine, also when a node
+dies."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 import fdbd
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 
 ray = pytest.importorskip("ray")
 pa = pytest.importorskip("pyarrow")
@@ -53,7 +54,8 @@ def cluster():
     before = ray_processes()
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     cluster = Cluster(
-        initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": QUICK_DEATH}
+        initialize_head=True,
+        head_node_args={**NODE, "include_dashboard": False, "_system_config": QUICK_DEATH},
     )
     cluster.add_node(**NODE)
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -90,7 +92,9 @@ def test_the_examples_of_the_reference_run(cluster, module):
     assert not found.failed
 
 
-def make_features(rows: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def make_features(
+    rows: int, dtype: torch.dtype = torch.float32, seed: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (rows,), generator=generator)
     return (torch.randn(rows, 6, generator=generator) + labels[:, None]).to(dtype), labels
@@ -125,11 +129,17 @@ NAMES = ["fdbd", fdbd.create("knn", alpha=0.5), "react+vim", "mds"]
 
 @pytest.mark.parametrize(
     ("blocks", "dtype"),
-    [(7, torch.float64), pytest.param(1, torch.float64, marks=SLOW), pytest.param(31, torch.float32, marks=SLOW)],
+    [
+        (7, torch.float64),
+        pytest.param(1, torch.float64, marks=SLOW),
+        pytest.param(31, torch.float32, marks=SLOW),
+    ],
 )
 def test_a_fit_on_blocks_has_the_buffers_of_a_local_fit(cluster, blocks, dtype):
     features, labels = make_features(301, dtype)
-    dataset = ray.data.from_arrow(features_table(features, labels)).repartition(blocks).materialize()
+    dataset = (
+        ray.data.from_arrow(features_table(features, labels)).repartition(blocks).materialize()
+    )
     together, expected = fdbd.Ensemble(NAMES), fdbd.Ensemble(NAMES)
     on_ray.fit(together, dataset, head=HEAD)
     expected.fit(fdbd.Batch(features, None, labels), HEAD)
@@ -140,11 +150,15 @@ def test_true_classes_come_from_y_where_label_is_a_prediction(cluster):
     features, labels = make_features(301, torch.float64)
     table = features_table(features, (labels + 1) % 4).append_column("y", pa.array(labels.numpy()))
     expected = fdbd.create("mds").fit(fdbd.Batch(features, None, labels), HEAD)
-    assert_same_buffers(on_ray.fit(fdbd.create("mds"), ray.data.from_arrow(table), head=HEAD), expected)
+    assert_same_buffers(
+        on_ray.fit(fdbd.create("mds"), ray.data.from_arrow(table), head=HEAD), expected
+    )
 
 
 @SLOW
-@pytest.mark.parametrize("name", [name for name in fdbd.list_detectors() if not fdbd.create(name).needs.network])
+@pytest.mark.parametrize(
+    "name", [name for name in fdbd.list_detectors() if not fdbd.create(name).needs.network]
+)
 def test_every_detector_on_features_fits_alike(cluster, name):
     features, labels = make_features(301, torch.float64)
     dataset = ray.data.from_arrow(features_table(features, labels)).repartition(3).materialize()
@@ -155,8 +169,12 @@ def test_every_detector_on_features_fits_alike(cluster, name):
 def test_scores_of_parquet_rows_are_those_of_the_guard_and_each_row_comes_once(cluster, tmp_path):
     features, labels = make_features(1003)
     guard = feature_guard(features)
-    dataset = ray.data.read_parquet(write_features(tmp_path, features, labels, 3), override_num_blocks=5)
-    result = on_ray.score(guard, dataset, class_names="abcd", workers=on_ray.Workers(2, batch_size=64))
+    dataset = ray.data.read_parquet(
+        write_features(tmp_path, features, labels, 3), override_num_blocks=5
+    )
+    result = on_ray.score(
+        guard, dataset, class_names="abcd", workers=on_ray.Workers(2, batch_size=64)
+    )
     rows = result.to_pandas().sort_values("id")
     decision = guard.decide(fdbd.Batch(features))
     assert rows["id"].tolist() == list(range(1003))
@@ -199,28 +217,47 @@ def test_a_network_is_fitted_calibrated_and_asked_over_images(cluster, tmp_path)
         image.fromarray(array).save(tmp_path / f"{number:02}.png")
     (tmp_path / "30.png").write_bytes(b"no image")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)).double().eval()
+    model = (
+        nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 4))
+        .double()
+        .eval()
+    )
     preprocess = Preprocess(8)
     model = nn.Sequential(ToDouble(), *model)
     labels = np.arange(60) % 4
 
     train = ray.data.from_items([{"image": pixels[row], "label": labels[row]} for row in range(40)])
     calibration = ray.data.from_items([{"image": pixels[row]} for row in range(40, 60)])
-    found = on_ray.fit(fdbd.Guard(model, "vim"), train, preprocess=preprocess, workers=on_ray.Workers(2, batch_size=7))
-    expected = fdbd.Guard(model, "vim").fit([(preprocess(pixels[:40]), torch.from_numpy(labels[:40]))])
+    found = on_ray.fit(
+        fdbd.Guard(model, "vim"),
+        train,
+        preprocess=preprocess,
+        workers=on_ray.Workers(2, batch_size=7),
+    )
+    expected = fdbd.Guard(model, "vim").fit(
+        [(preprocess(pixels[:40]), torch.from_numpy(labels[:40]))]
+    )
     assert_same_buffers(found.detector, expected.detector)
     on_ray.calibrate(found, calibration, tpr=0.9, preprocess=preprocess, workers=1)
     expected.calibrate([preprocess(pixels[40:60])], tpr=0.9)
-    torch.testing.assert_close(found.threshold.value, expected.threshold.value, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        found.threshold.value, expected.threshold.value, rtol=1e-6, atol=1e-9
+    )
     with pytest.warns(UserWarning, match="also used for the fit"):
         found.calibrate([preprocess(pixels[:40])])  # the fit on the cluster remembers what it saw
     with pytest.warns(UserWarning, match="also used for the fit"):
         on_ray.calibrate(found, train, preprocess=preprocess, workers=1)
     files = ray.data.from_items([{"path": str(path)} for path in sorted(tmp_path.glob("*.png"))])
     found.threshold = expected.threshold
-    gaps = ray.data.from_items([{"image": pixels[0] if row % 2 else None} for row in range(3)], override_num_blocks=1)
-    assert [row["error"] is None for row in on_ray.score(found, gaps, preprocess=preprocess).take_all()] == [0, 1, 0]
-    rows = on_ray.score(found, files, preprocess=preprocess, workers=2).to_pandas().sort_values("path")
+    gaps = ray.data.from_items(
+        [{"image": pixels[0] if row % 2 else None} for row in range(3)], override_num_blocks=1
+    )
+    assert [
+        row["error"] is None for row in on_ray.score(found, gaps, preprocess=preprocess).take_all()
+    ] == [0, 1, 0]
+    rows = (
+        on_ray.score(found, files, preprocess=preprocess, workers=2).to_pandas().sort_values("path")
+    )
     decision = expected(preprocess(pixels[60:]))
     np.testing.assert_allclose(rows["score"][:-1], decision.scores, rtol=1e-6, atol=1e-6)
     assert rows["is_ood"].tolist() == [*decision.is_ood.tolist(), True]
@@ -249,7 +286,8 @@ class Slow(nn.Module):
 
 
 def hand_back(marks: Path, piece: object) -> tuple[str, object]:
-    """Work that gives a piece back. The first process that meets the piece "stop" is stopped, as by a debugger."""
+    """Work that gives a piece back. The first process that meets the piece "stop" is stopped, as by
+    a debugger."""
     (marks / ray.get_runtime_context().get_node_id()).touch()
     if piece == "stop" and not (marks / "stopped").exists():
         (marks / "stopped").write_text(str(os.getpid()))
@@ -258,7 +296,9 @@ def hand_back(marks: Path, piece: object) -> tuple[str, object]:
     return "done", piece
 
 
-def run_pieces(workers: on_ray.Workers, marks: Path, pieces: Sequence[object]) -> list[tuple[object, object]]:
+def run_pieces(
+    workers: on_ray.Workers, marks: Path, pieces: Sequence[object]
+) -> list[tuple[object, object]]:
     """All pieces with their results."""
     return list(workers.run(fdbd.Guard(HEAD), functools.partial(hand_back, marks), pieces))
 
@@ -266,7 +306,9 @@ def run_pieces(workers: on_ray.Workers, marks: Path, pieces: Sequence[object]) -
 def processes_of(node) -> list[int]:
     """Process ids of a node's raylet and its workers."""
     [raylet] = [each.process.pid for each in node.all_processes["raylet"]]
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(raylet)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(raylet)], capture_output=True, text=True, check=False
+    )
     return [raylet, *map(int, found.stdout.split())]
 
 
@@ -281,7 +323,8 @@ def wait_for(mark: Path, work: threading.Thread) -> None:
 @SLOW
 @pytest.mark.timeout(300)  # a hang is a failure
 @pytest.mark.parametrize(
-    ("job", "end"), [("score", "kill"), ("fit", "kill"), ("pieces", "kill"), ("pieces", "stop"), ("score", "stop")]
+    ("job", "end"),
+    [("score", "kill"), ("fit", "kill"), ("pieces", "kill"), ("pieces", "stop"), ("score", "stop")],
 )
 def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
     cluster, job, end, tmp_path, monkeypatch
@@ -290,21 +333,31 @@ def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
     torch.manual_seed(0)
     model = Slow(tmp_path).eval()
     inputs, labels = make_features(600, torch.float64)
-    expected = fdbd.Guard(model, "mds").fit([(inputs, labels)]).calibrate([make_features(100, torch.float64, 2)[0]])
-    items = [{"id": row, "inputs": inputs[row].numpy(), "label": int(labels[row])} for row in range(600)]
+    expected = (
+        fdbd.Guard(model, "mds")
+        .fit([(inputs, labels)])
+        .calibrate([make_features(100, torch.float64, 2)[0]])
+    )
+    items = [
+        {"id": row, "inputs": inputs[row].numpy(), "label": int(labels[row])} for row in range(600)
+    ]
     dataset = ray.data.from_items(items, override_num_blocks=60)
     workers = on_ray.Workers(6, batch_size=10)
     fitted = fdbd.Guard(model, "mds")
     node = cluster.add_node(**NODE, resources={"doomed": 1})
     cluster.wait_for_nodes()
-    name = next(one["NodeID"] for one in ray.nodes() if one["Alive"] and "doomed" in one["Resources"])
+    name = next(
+        one["NodeID"] for one in ray.nodes() if one["Alive"] and "doomed" in one["Resources"]
+    )
     rows: list[dict] = []
 
     def work() -> None:
         if job == "fit":
             on_ray.fit(fitted, dataset, column="inputs", workers=workers)
         elif job == "score":
-            rows.extend(on_ray.score(expected, dataset, column="inputs", workers=workers).iter_rows())
+            rows.extend(
+                on_ray.score(expected, dataset, column="inputs", workers=workers).iter_rows()
+            )
         else:
             rows.extend({"id": piece} for piece, _ in run_pieces(workers, tmp_path, range(600)))
 
@@ -358,11 +411,16 @@ def foreign_job():
 def test_a_job_that_gets_no_resources_ends_with_a_sentence_that_names_them(cluster, tmp_path):
     workers = on_ray.Workers(2, cpus=1.5, patience=3.0)
     features, labels = make_features(20)
-    guard, dataset = feature_guard(features), ray.data.from_arrow(features_table(features, labels)).materialize()
+    guard, dataset = (
+        feature_guard(features),
+        ray.data.from_arrow(features_table(features, labels)).materialize(),
+    )
     with foreign_job():
         with pytest.raises(TimeoutError, match=r"a task needs 1.5 CPUs on one node, and 1 of 4"):
             run_pieces(workers, tmp_path, range(3))
-        with pytest.raises(TimeoutError, match=r"no result for 3 seconds: a task needs 1.5 CPUs on one node"):
+        with pytest.raises(
+            TimeoutError, match=r"no result for 3 seconds: a task needs 1.5 CPUs on one node"
+        ):
             on_ray.calibrate(guard, dataset, workers=workers)
         with pytest.raises(ray.data.exceptions.ExecutionTimeoutError, match=r"task with 1.5 CPUs"):
             on_ray.score(guard, dataset, workers=workers).take_all()
@@ -416,7 +474,9 @@ def write_files(folder: Path, kind: str) -> tuple[list[object], str]:
     features, labels = make_features(1003)
     np.savez(folder / "head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
     if kind == "parquet":
-        pq.write_table(features_table(features, labels), folder / "features.parquet", row_group_size=50)
+        pq.write_table(
+            features_table(features, labels), folder / "features.parquet", row_group_size=50
+        )
     else:
         np.savez(folder / "features.npz", features=features.numpy(), label=labels.numpy())
     options = ["--head", "head.npz", "--detector", "mds", "--network-never-saw-data"]
@@ -425,7 +485,9 @@ def write_files(folder: Path, kind: str) -> tuple[list[object], str]:
 
 @SLOW
 @pytest.mark.parametrize("kind", ["parquet", "npz", "images"])
-def test_files_are_fitted_and_scored_as_by_the_local_engine(cluster, kind, tmp_path, monkeypatch, result):
+def test_files_are_fitted_and_scored_as_by_the_local_engine(
+    cluster, kind, tmp_path, monkeypatch, result
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(scoring, "FEATURE_PART_ROWS", 100)
     monkeypatch.setattr(scoring, "PART_ROWS", 16)
@@ -437,14 +499,23 @@ def test_files_are_fitted_and_scored_as_by_the_local_engine(cluster, kind, tmp_p
     assert [spread[name] for name in same] == [local[name] for name in same]
     assert local["left_out"] == (1 if kind == "images" else 0)
     expected, found = fdbd.load("local.safetensors"), fdbd.load("ray.safetensors")
-    for name, tensor in expected.detector.state_dict().items():  # float32 features, summed in float64
-        torch.testing.assert_close(found.detector.state_dict()[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
-    torch.testing.assert_close(found.threshold.value, expected.threshold.value, rtol=1e-5, atol=1e-6)
+    for (
+        name,
+        tensor,
+    ) in expected.detector.state_dict().items():  # float32 features, summed in float64
+        torch.testing.assert_close(
+            found.detector.state_dict()[name], tensor, rtol=1e-5, atol=1e-6, msg=name
+        )
+    torch.testing.assert_close(
+        found.threshold.value, expected.threshold.value, rtol=1e-5, atol=1e-6
+    )
     result("score", "local.safetensors", data, "--out", "local.parquet", "--batch-size", 8)
     result("score", "local.safetensors", data, "--out", "ray.parquet", *on_cluster)
     one, other = pq.read_table("local.parquet"), pq.read_table("ray.parquet")
     assert len(one) == (41 if kind == "images" else 1003)
-    np.testing.assert_allclose(*[table["score"].to_numpy() for table in (other, one)], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        *[table["score"].to_numpy() for table in (other, one)], rtol=1e-6, atol=1e-6
+    )
     assert other.drop_columns(["score", "p_value"]).equals(one.drop_columns(["score", "p_value"]))
 
 
@@ -473,8 +544,8 @@ def test_a_file_that_crashes_its_decoder_ends_the_job_in_one_sentence(cluster):
 
 @SLOW
 def test_reading_waits_for_the_model(cluster, tmp_path):
-    """100 blocks of 8 MB through nodes that hold 300 MB together: a read that went on while the model is busy would
-    spill to disk."""
+    """100 blocks of 8 MB through nodes that hold 300 MB together: a read that went on while the
+    model is busy would spill to disk."""
     read, scored = tmp_path / "read", tmp_path / "scored"
     read.mkdir()
     scored.mkdir()
@@ -482,7 +553,10 @@ def test_reading_waits_for_the_model(cluster, tmp_path):
     def block(batch):
         [number] = batch["id"]
         (read / str(number)).touch()
-        return {"id": [number] * 100, "inputs": np.random.default_rng(number).standard_normal((100, 10_000))}
+        return {
+            "id": [number] * 100,
+            "inputs": np.random.default_rng(number).standard_normal((100, 10_000)),
+        }
 
     class Busy(nn.Module):
         def __init__(self) -> None:
@@ -495,10 +569,19 @@ def test_reading_waits_for_the_model(cluster, tmp_path):
             return self.head(inputs[:, :6])
 
     model = Busy().eval()
-    guard = fdbd.Guard(model).fit([torch.randn(50, 10).double()]).calibrate([torch.randn(50, 10).double()])
-    # Half a CPU for a task: tasks with the needs of the actors would become one with them, and prove nothing.
-    dataset = ray.data.range(100, override_num_blocks=100).map_batches(block, batch_size=1, num_cpus=0.5)
-    decisions = on_ray.score(guard, dataset, column="inputs", workers=on_ray.Workers(1, batch_size=100))
+    guard = (
+        fdbd.Guard(model)
+        .fit([torch.randn(50, 10).double()])
+        .calibrate([torch.randn(50, 10).double()])
+    )
+    # Half a CPU for a task: tasks with the needs of the actors would become one with them, and
+    # prove nothing.
+    dataset = ray.data.range(100, override_num_blocks=100).map_batches(
+        block, batch_size=1, num_cpus=0.5
+    )
+    decisions = on_ray.score(
+        guard, dataset, column="inputs", workers=on_ray.Workers(1, batch_size=100)
+    )
     seen, ahead = [], []
     for batch in decisions.iter_batches(batch_size=100):
         seen += batch["id"].tolist()
@@ -522,11 +605,21 @@ def test_the_commands_on_the_page_run_as_they_stand(cluster, tmp_path, monkeypat
     features, labels = make_features(500)
     calibration, today = make_features(100, seed=2), make_features(300, seed=3)
     feature_guard(features).save("guard.safetensors")
-    tables = {"train": (features, labels), "calibration": calibration, "fresh": calibration, "today": today}
+    tables = {
+        "train": (features, labels),
+        "calibration": calibration,
+        "fresh": calibration,
+        "today": today,
+    }
     for name, data in tables.items():
         pq.write_table(features_table(*data), f"{name}.parquet", row_group_size=100)
     np.savez("head.npz", weight=HEAD.weight.numpy(), bias=HEAD.bias.numpy())
-    arrays = {"features": features, "calibration": calibration[0], "weight": HEAD.weight, "bias": HEAD.bias}
+    arrays = {
+        "features": features,
+        "calibration": calibration[0],
+        "weight": HEAD.weight,
+        "bias": HEAD.bias,
+    }
     np.savez("train.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
     names = {"fdbd": fdbd, "head": HEAD}
     blocks = page_blocks()

@@ -46,7 +46,11 @@ def slow():
 def make_guard(width: int = 4, classes: int = 3) -> fdbd.Guard:
     torch.manual_seed(0)
     head = fdbd.Head(torch.randn(classes, width), torch.randn(classes))
-    return fdbd.Guard(head).fit(fdbd.Batch(torch.randn(200, width))).calibrate(fdbd.Batch(torch.randn(100, width)))
+    return (
+        fdbd.Guard(head)
+        .fit(fdbd.Batch(torch.randn(200, width)))
+        .calibrate(fdbd.Batch(torch.randn(100, width)))
+    )
 
 
 @pytest.fixture
@@ -77,7 +81,11 @@ def start(folder: Path, out: str) -> subprocess.Popen[bytes]:
         "engine = s.Engine(batch_size=4, workers=1); "
         f"s.score_files('guard.safetensors', 'images', {out!r}, engine, 'slowmodel:slow')"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), PACKAGE]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder), PACKAGE]),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env=environment)
 
 
@@ -91,7 +99,9 @@ def kill_when_some_are_done(process: subprocess.Popen[bytes], parts: Path, count
 
 def score(out: str, **options) -> scoring.Summary:
     engine = scoring.Engine(batch_size=4, workers=1)
-    return scoring.score_files("guard.safetensors", "images", out, engine, "slowmodel:slow", **options)
+    return scoring.score_files(
+        "guard.safetensors", "images", out, engine, "slowmodel:slow", **options
+    )
 
 
 def test_a_killed_run_goes_on_and_ends_like_one_that_was_left_alone(slow_job) -> None:
@@ -142,8 +152,15 @@ def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
 
 def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> None:
     out = tmp_path / "out.parquet"
-    drafts = [tmp_path / ".0badcafe.out.parquet", tmp_path / "out.parquet.parts" / ".0badcafe.part-000001.parquet"]
-    others = [tmp_path / ".0badcafe.other.parquet", tmp_path / ".my.out.parquet", tmp_path / "0badcafe.out.parquet"]
+    drafts = [
+        tmp_path / ".0badcafe.out.parquet",
+        tmp_path / "out.parquet.parts" / ".0badcafe.part-000001.parquet",
+    ]
+    others = [
+        tmp_path / ".0badcafe.other.parquet",
+        tmp_path / ".my.out.parquet",
+        tmp_path / "0badcafe.out.parquet",
+    ]
     (tmp_path / "out.parquet.parts").mkdir()
     for path in (*drafts, *others):
         path.touch()
@@ -153,7 +170,9 @@ def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> No
 
 @settings(max_examples=25)
 @given(st.lists(st.sampled_from(["fine", "unread", "nan"]), max_size=12), st.booleans())
-def test_each_row_has_its_own_decision_whatever_its_neighbours_are(kinds: list[str], has_names: bool) -> None:
+def test_each_row_has_its_own_decision_whatever_its_neighbours_are(
+    kinds: list[str], has_names: bool
+) -> None:
     guard = GUARD
     values = torch.randn(len(kinds), 4, generator=torch.Generator().manual_seed(1))
     values[[kind == "nan" for kind in kinds]] = float("nan")
@@ -187,7 +206,9 @@ GUARD = make_guard()
     compress=st.booleans(),
     cuts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5),
 )
-def test_slices_of_an_array_in_npz_are_those_of_the_array(tmp_path_factory, dtype, rest, count, compress, cuts) -> None:
+def test_slices_of_an_array_in_npz_are_those_of_the_array(
+    tmp_path_factory, dtype, rest, count, compress, cuts
+) -> None:
     array = np.random.default_rng(0).integers(0, 100, (count, *rest)).astype(dtype)
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     (np.savez_compressed if compress else np.savez)(path, other=np.zeros(3), a=array)
@@ -197,12 +218,16 @@ def test_slices_of_an_array_in_npz_are_those_of_the_array(tmp_path_factory, dtyp
         np.testing.assert_array_equal(stream[start:stop], array[start:stop])
 
 
-def test_an_npz_that_claims_more_than_it_holds_is_refused_before_memory_is_asked_for(tmp_path) -> None:
+def test_an_npz_that_claims_more_than_it_holds_is_refused_before_memory_is_asked_for(
+    tmp_path,
+) -> None:
     import io
     import zipfile
 
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**12, 10**6)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (10**12, 10**6)}
+    )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("features.npy", header.getvalue() + b"\0" * 64)
     with pytest.raises(ValueError, match="not what its header says"):
@@ -210,7 +235,10 @@ def test_an_npz_that_claims_more_than_it_holds_is_refused_before_memory_is_asked
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the peak of a process is read from Linux's /proc",
+)
 def test_memory_is_the_same_for_ten_times_the_images(slow_job) -> None:
     # Not ru_maxrss, which starts at the peak of the process that started it: this one's.
     code = """
@@ -220,12 +248,18 @@ summary = score_files("guard.safetensors", *sys.argv[1:3], Engine(workers=1), "f
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([summary.rows, int(peak)]))
 """
-    (slow_job / "fastmodel.py").write_text(SLOW_MODEL.replace("time.sleep(0.02)", "pass").replace("slow()", "fast()"))
+    (slow_job / "fastmodel.py").write_text(
+        SLOW_MODEL.replace("time.sleep(0.02)", "pass").replace("slow()", "fast()")
+    )
     peaks = {}
     for count in (2_000, 20_000):
         pixels = np.random.default_rng(0).integers(0, 255, (count, 32, 32, 3), np.uint8)
         np.savez(slow_job / f"{count}.npz", x=pixels)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(slow_job), PACKAGE]), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(slow_job), PACKAGE]),
+            "OMP_NUM_THREADS": "1",
+        }
         run = subprocess.run(
             [sys.executable, "-c", code, f"{count}.npz", f"{count}.parquet"],
             cwd=slow_job, env=environment, capture_output=True, check=True,

@@ -1,4 +1,5 @@
-"""The compiled kernels against their definitions in plain torch, threads, compilation, and what bypasses them."""
+"""The compiled kernels against their definitions in plain torch, threads, compilation, and what
+bypasses them."""
 
 import gc
 import os
@@ -29,7 +30,12 @@ def problem(rows, width, classes, dtype=torch.float32, seed=0):
     def random(*shape):
         return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
-    folded = (random(classes, width), random(classes), random(width), torch.tensor(1e-6, dtype=dtype))
+    folded = (
+        random(classes, width),
+        random(classes),
+        random(width),
+        torch.tensor(1e-6, dtype=dtype),
+    )
     return random(rows, width), random(rows, classes), folded
 
 
@@ -56,8 +62,12 @@ def set_threads():
     given_classes=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dtype, divide, given_classes, seed):
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_kernel_agrees_with_its_definition(
+    always, rows, width, classes, dtype, divide, given_classes, seed
+):
     features, logits, folded = problem(rows, width, classes, dtype, seed)
     predicted = logits.argmax(dim=1)
     how = {"predicted": predicted} if given_classes else {"logits": logits}
@@ -79,7 +89,8 @@ def test_the_kernel_agrees_with_its_definition(always, rows, width, classes, dty
 def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype):
     width = 3
     g = torch.Generator().manual_seed(classes)
-    # Few distinct values: maxima repeat within and across pieces, among them both zeros and negative rows.
+    # Few distinct values: maxima repeat within and across pieces, among them both zeros and
+    # negative rows.
     logits = torch.randint(-3, 2, (400, classes), generator=g).to(dtype)
     logits[::2] -= 2
     logits[1::4][torch.rand(100, classes, generator=g) < 0.5] *= 0.0  # −0 and +0 as maxima
@@ -98,7 +109,9 @@ def test_the_argmax_is_torchs_whatever_the_ties_and_signs(always, classes, dtype
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("classes", [2, 300])
 @pytest.mark.parametrize("least", [0, 1 << 30], ids=["kernel", "plain"])
-def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(monkeypatch, least, classes, bad, dtype):
+def test_one_bad_logit_or_feature_anywhere_makes_its_row_nan_and_no_other(
+    monkeypatch, least, classes, bad, dtype
+):
     monkeypatch.setattr(dispatch, "WORTH_A_KERNEL", least)
     features, logits, folded = problem(20, 37, classes, dtype)
     logits[3, 0] = logits[7, classes // 2] = logits[11, classes - 1] = bad
@@ -174,12 +187,17 @@ def test_no_digit_depends_on_the_number_of_threads(set_threads, always, dtype):
 def test_each_row_is_scored_by_itself(always):
     features, logits, folded = problem(23, 64, 40)
     together = kernels.folded_score(features, folded, True, logits=logits)
-    alone = [kernels.folded_score(features[i : i + 1], folded, True, logits=logits[i : i + 1]) for i in range(23)]
+    alone = [
+        kernels.folded_score(features[i : i + 1], folded, True, logits=logits[i : i + 1])
+        for i in range(23)
+    ]
     assert torch.equal(torch.cat(alone), together)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_shared_parts_are_each_done_once_by_at_most_as_many_threads_as_torch_has(set_threads, count):
+def test_shared_parts_are_each_done_once_by_at_most_as_many_threads_as_torch_has(
+    set_threads, count
+):
     set_threads(count)
     done, workers = [], set()
     barrier = threading.Barrier(min(count, 3))
@@ -229,7 +247,9 @@ def test_eight_python_threads_at_once_get_what_one_gets(always):
 
     def work(index):
         features, logits, folded = problems[index]
-        return kernels.folded_score(features, folded, True, logits=logits), kernels.column_sums(features)
+        return kernels.folded_score(features, folded, True, logits=logits), kernels.column_sums(
+            features
+        )
 
     expected = [work(index) for index in range(8)]
     with ThreadPoolExecutor(8) as pool:
@@ -245,7 +265,9 @@ def reaches_kernel(monkeypatch, features, folded, **how):
     """Whether scores of these tensors come from the compiled kernel."""
     entered = []
     run = dispatch._run_score
-    monkeypatch.setattr(dispatch, "_run_score", lambda *arguments: (entered.append(1), run(*arguments))[1])
+    monkeypatch.setattr(
+        dispatch, "_run_score", lambda *arguments: (entered.append(1), run(*arguments))[1]
+    )
     kernels.folded_score(features, folded, True, **how)
     monkeypatch.setattr(dispatch, "_run_score", run)
     return bool(entered)
@@ -307,7 +329,9 @@ def test_recorded_graphs_hold_the_computation_and_not_its_result(always):
         lambda: torch.compile(score, fullgraph=True, backend="eager"),
     ):
         torch.testing.assert_close(record()(others, other_logits), expected)
-    torch.testing.assert_close(torch.func.vmap(lambda z, y: score(z[None], y[None])[0])(others, other_logits), expected)
+    torch.testing.assert_close(
+        torch.func.vmap(lambda z, y: score(z[None], y[None])[0])(others, other_logits), expected
+    )
 
 
 def test_forward_mode_derivatives_agree_with_finite_differences(always):
@@ -330,7 +354,10 @@ def test_forward_mode_derivatives_agree_with_finite_differences(always):
 
 def test_the_default_device_of_the_program_does_not_matter(always):
     features, logits, folded = problem(5, 8, 4)
-    expected = kernels.folded_score(features, folded, True, logits=logits), kernels.column_sums(features)
+    expected = (
+        kernels.folded_score(features, folded, True, logits=logits),
+        kernels.column_sums(features),
+    )
     with torch.device("meta"):
         assert torch.equal(kernels.folded_score(features, folded, True, logits=logits), expected[0])
         assert torch.equal(kernels.column_sums(features), expected[1])
@@ -340,18 +367,28 @@ def test_the_default_device_of_the_program_does_not_matter(always):
 
 
 @given(
-    rows=st.integers(0, 700), width=st.integers(0, 40), dtype=st.sampled_from([*DTYPES, torch.float16, torch.bfloat16])
+    rows=st.integers(0, 700),
+    width=st.integers(0, 40),
+    dtype=st.sampled_from([*DTYPES, torch.float16, torch.bfloat16]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_column_sums_are_those_of_float64(always, rows, width, dtype):
     features = torch.randn(rows, width, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    expected = np.array([sum(float(value) for value in column) for column in features.double().numpy().T])
-    np.testing.assert_allclose(kernels.column_sums(features).numpy(), expected, rtol=1e-12, atol=1e-12)
+    expected = np.array(
+        [sum(float(value) for value in column) for column in features.double().numpy().T]
+    )
+    np.testing.assert_allclose(
+        kernels.column_sums(features).numpy(), expected, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_column_sums_of_a_large_strided_matrix_are_those_of_float64(always):
     features = torch.randn(3000, 200, generator=torch.Generator().manual_seed(0))[:, ::2]
-    torch.testing.assert_close(kernels.column_sums(features), features.double().sum(dim=0), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        kernels.column_sums(features), features.double().sum(dim=0), rtol=0, atol=1e-10
+    )
 
 
 # Compilation
@@ -398,7 +435,9 @@ def test_machine_code_is_kept_on_disk_for_the_next_process(tmp_path):
 def test_a_cache_folder_that_cannot_be_written_changes_no_answer(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")  # a file where the folder should be: nothing can be created below it
-    assert run_python(LARGE_BATCH + "print('scored')", NUMBA_CACHE_DIR=str(blocked / "cache")) == ["scored"]
+    assert run_python(LARGE_BATCH + "print('scored')", NUMBA_CACHE_DIR=str(blocked / "cache")) == [
+        "scored"
+    ]
 
 
 def test_without_a_cache_folder_threads_share_one_compilation(monkeypatch):

@@ -19,7 +19,9 @@ from fdbd.fitting.statistics import ClassMeans, Moments, products, row_hashes
 DTYPES = [torch.float32, torch.float64]
 
 
-def random(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def random(
+    *shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(dtype)
 
@@ -32,13 +34,20 @@ def random(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = 
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=100, deadline=None)
-def test_logsumexp_and_the_largest_probability_are_those_of_exact_exponentials(rows, classes, dtype, spread, seed):
+def test_logsumexp_and_the_largest_probability_are_those_of_exact_exponentials(
+    rows, classes, dtype, spread, seed
+):
     logits = random(rows, classes, seed=seed, scale=spread, dtype=dtype)
     exact = logits.double()
     rtol = 1e-5 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(logsumexp(logits).double(), exact.logsumexp(dim=1), rtol=rtol, atol=rtol)
     torch.testing.assert_close(
-        largest_probability(logits).double(), exact.softmax(dim=1).amax(dim=1), rtol=rtol, atol=1e-30
+        logsumexp(logits).double(), exact.logsumexp(dim=1), rtol=rtol, atol=rtol
+    )
+    torch.testing.assert_close(
+        largest_probability(logits).double(),
+        exact.softmax(dim=1).amax(dim=1),
+        rtol=rtol,
+        atol=1e-30,
     )
 
 
@@ -60,7 +69,9 @@ def test_moments_keep_their_digits_where_the_mean_is_huge_and_an_outlier_comes_f
         for part in rows.split(37):
             moments.update(Batch(part))
         exact = np.cov(rows.numpy().astype(np.longdouble).T.astype(np.float64), bias=True)
-        np.testing.assert_allclose(moments.covariance().numpy(), exact, rtol=1e-7, atol=1e-7 * exact.max())
+        np.testing.assert_allclose(
+            moments.covariance().numpy(), exact, rtol=1e-7, atol=1e-7 * exact.max()
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,14 +113,20 @@ def test_a_bank_names_the_row_that_is_not_finite_and_takes_large_ones(kind):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_projections_are_those_of_a_loop(dtype, monkeypatch):
     monkeypatch.setattr(linear_algebra, "_ELEMENTS", 100)  # blocks of 64 rows
-    rows, basis, shift = random(401, 6, dtype=dtype), random(6, 3, seed=1, dtype=dtype), random(3, seed=2, dtype=dtype)
+    rows, basis, shift = (
+        random(401, 6, dtype=dtype),
+        random(6, 3, seed=1, dtype=dtype),
+        random(3, seed=2, dtype=dtype),
+    )
     rows[17, 2] = math.nan
 
     def norms(some):
         return torch.linalg.vector_norm(torch.addmm(shift, some, basis), dim=1)
 
     found = linear_algebra.in_blocks(norms, rows, 3)
-    expected = [math.hypot(*(row @ basis.double() + shift.double()).tolist()) for row in rows.double()]
+    expected = [
+        math.hypot(*(row @ basis.double() + shift.double()).tolist()) for row in rows.double()
+    ]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype), equal_nan=True)
     assert found.dtype == dtype
     assert linear_algebra.in_blocks(norms, rows.requires_grad_(), 3).requires_grad

@@ -1,4 +1,5 @@
-"""Means over OOD sets that share their ID samples: their errors against a bootstrap of the samples."""
+"""Means over OOD sets that share their ID samples: their errors against a bootstrap of the
+samples."""
 
 from __future__ import annotations
 
@@ -12,14 +13,18 @@ from fdbd.metrics.comparison import Comparison, compare, influences
 
 
 def scores(seed: int = 0) -> tuple[np.ndarray, list[np.ndarray], np.ndarray, list[np.ndarray]]:
-    """Scores of two detectors, correlated as those of the same samples are, on one ID and three OOD sets."""
+    """Scores of two detectors, correlated as those of the same samples are, on one ID and three OOD
+    sets."""
     rng = np.random.default_rng(seed)
 
     def both(count: int, mean: float) -> tuple[np.ndarray, np.ndarray]:
         common = rng.normal(mean, 1, count)
         return common + 0.5 * rng.normal(size=count), common + 0.5 * rng.normal(size=count)
 
-    inside, outside = both(300, 1.5), [both(count, mean) for count, mean in ((120, 0.0), (200, 0.3), (80, -0.5))]
+    inside, outside = (
+        both(300, 1.5),
+        [both(count, mean) for count, mean in ((120, 0.0), (200, 0.3), (80, -0.5))],
+    )
     return inside[0], [part[0] for part in outside], inside[1], [part[1] for part in outside]
 
 
@@ -29,7 +34,9 @@ def resampled(statistic, sides: list[list[np.ndarray]], draws: int = 600) -> np.
     found = []
     for _ in range(draws):
         rows = [rng.integers(0, len(part), len(part)) for part in sides[0]]
-        found.append(statistic([[part[chosen] for part, chosen in zip(side, rows)] for side in sides]))
+        found.append(
+            statistic([[part[chosen] for part, chosen in zip(side, rows)] for side in sides])
+        )
     return np.array(found)
 
 
@@ -40,9 +47,13 @@ def mean_of(side: list[np.ndarray], measure=metrics.auroc) -> float:
 
 def test_the_error_of_a_mean_difference_is_that_of_a_paired_bootstrap() -> None:
     id_a, ood_a, id_b, ood_b = scores()
-    result = compare([influences(id_a, part) for part in ood_a], [influences(id_b, part) for part in ood_b])
+    result = compare(
+        [influences(id_a, part) for part in ood_a], [influences(id_b, part) for part in ood_b]
+    )
     assert result.difference == pytest.approx(mean_of([id_a, *ood_a]) - mean_of([id_b, *ood_b]))
-    drawn = resampled(lambda sides: mean_of(sides[0]) - mean_of(sides[1]), [[id_a, *ood_a], [id_b, *ood_b]])
+    drawn = resampled(
+        lambda sides: mean_of(sides[0]) - mean_of(sides[1]), [[id_a, *ood_a], [id_b, *ood_b]]
+    )
     assert result.standard_error == pytest.approx(drawn.std(ddof=1), rel=0.15)
     single = [metrics.delong_test(id_a, a, id_b, b).standard_error for a, b in zip(ood_a, ood_b)]
     assert result.standard_error < 0.85 * np.mean(single)

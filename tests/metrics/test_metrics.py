@@ -23,10 +23,14 @@ from fdbd.metrics.intervals import fpr_interval
 from fdbd.metrics.points import Counts, average_precision, false_positive_rate
 
 INF = math.inf
-GOLDEN = Path(__file__).parents[3] / "shared" / "data" / "openood_scores" / "scale_cifar10_resnet18.npz"
+GOLDEN = (
+    Path(__file__).parents[3] / "shared" / "data" / "openood_scores" / "scale_cifar10_resnet18.npz"
+)
 
 # Few distinct values, so that ties abound, and both infinities.
-tied = st.lists(st.sampled_from([-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF]), min_size=1, max_size=12)
+tied = st.lists(
+    st.sampled_from([-INF, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, INF]), min_size=1, max_size=12
+)
 spread = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=1, max_size=12)
 samples = st.one_of(tied, spread)
 rates = st.sampled_from([0.05, 0.3, 0.5, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0])
@@ -35,11 +39,15 @@ unhurried = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 def auroc_by_pairs(inside: list[float], outside: list[float]) -> float:
-    return sum((x > y) + 0.5 * (x == y) for x in inside for y in outside) / len(inside) / len(outside)
+    return (
+        sum((x > y) + 0.5 * (x == y) for x in inside for y in outside) / len(inside) / len(outside)
+    )
 
 
 def fpr_by_trying_all_thresholds(inside: list[float], outside: list[float], tpr: float) -> float:
-    allowed = [t for t in {*inside, *outside} if sum(x >= t for x in inside) >= tpr * len(inside) - 1e-9]
+    allowed = [
+        t for t in {*inside, *outside} if sum(x >= t for x in inside) >= tpr * len(inside) - 1e-9
+    ]
     return sum(y >= max(allowed) for y in outside) / len(outside)
 
 
@@ -50,8 +58,12 @@ def sklearn_ready(inside: list[float], outside: list[float]) -> tuple[list[int],
 
 @unhurried
 @given(samples, samples)
-def test_auroc_is_the_share_of_pairs_in_the_right_order(inside: list[float], outside: list[float]) -> None:
-    assert metrics.auroc(inside, outside) == pytest.approx(auroc_by_pairs(inside, outside), abs=1e-12)
+def test_auroc_is_the_share_of_pairs_in_the_right_order(
+    inside: list[float], outside: list[float]
+) -> None:
+    assert metrics.auroc(inside, outside) == pytest.approx(
+        auroc_by_pairs(inside, outside), abs=1e-12
+    )
 
 
 @unhurried
@@ -59,7 +71,9 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(inside: list[float], out
 def test_auroc_and_aupr_agree_with_scikit_learn(inside: list[float], outside: list[float]) -> None:
     labels, scores = sklearn_ready(inside, outside)
     assert metrics.auroc(inside, outside) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
-    assert metrics.aupr(inside, outside) == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
+    assert metrics.aupr(inside, outside) == pytest.approx(
+        average_precision_score(labels, scores), abs=1e-12
+    )
     flipped = average_precision_score(1 - np.array(labels), -scores)
     assert metrics.aupr(inside, outside, positive="ood") == pytest.approx(flipped, abs=1e-12)
 
@@ -73,7 +87,9 @@ def test_fpr_is_that_of_the_largest_threshold_that_keeps_the_tpr(
     assert metrics.fpr_at_tpr(inside, outside, tpr) == pytest.approx(expected, abs=1e-12)
     negated = [-y for y in outside], [-x for x in inside]
     expected = fpr_by_trying_all_thresholds(*negated, tpr)
-    assert metrics.fpr_at_tpr(inside, outside, tpr, positive="ood") == pytest.approx(expected, abs=1e-12)
+    assert metrics.fpr_at_tpr(inside, outside, tpr, positive="ood") == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_a_tie_group_at_the_threshold_is_accepted_whole() -> None:
@@ -91,12 +107,19 @@ def test_target_rates_are_meant_as_decimals() -> None:
 
 @unhurried
 @given(spread, spread)
-def test_swapping_id_and_ood_gives_one_minus_auroc(inside: list[float], outside: list[float]) -> None:
-    assert metrics.auroc(outside, inside) == pytest.approx(1 - metrics.auroc(inside, outside), abs=1e-12)
+def test_swapping_id_and_ood_gives_one_minus_auroc(
+    inside: list[float], outside: list[float]
+) -> None:
+    assert metrics.auroc(outside, inside) == pytest.approx(
+        1 - metrics.auroc(inside, outside), abs=1e-12
+    )
 
 
 @unhurried
-@given(st.lists(st.integers(-50, 50), min_size=1, max_size=15), st.lists(st.integers(-50, 50), min_size=1, max_size=15))
+@given(
+    st.lists(st.integers(-50, 50), min_size=1, max_size=15),
+    st.lists(st.integers(-50, 50), min_size=1, max_size=15),
+)
 def test_all_measures_ignore_a_monotone_transform(inside: list[int], outside: list[int]) -> None:
     plain = metrics.evaluate(inside, outside)
     bent = metrics.evaluate([math.exp(x / 10) for x in inside], [math.exp(y / 10) for y in outside])
@@ -105,7 +128,9 @@ def test_all_measures_ignore_a_monotone_transform(inside: list[int], outside: li
 
 @unhurried
 @given(samples, samples, st.sampled_from(["id", "ood"]), st.sampled_from([0.5, 0.95, 1.0]))
-def test_every_interval_contains_its_value(inside: list[float], outside: list[float], side: str, tpr: float) -> None:
+def test_every_interval_contains_its_value(
+    inside: list[float], outside: list[float], side: str, tpr: float
+) -> None:
     result = metrics.evaluate(inside, outside, positive=side, tpr=tpr, bootstrap=200)
     for estimate in (result.auroc, result.fpr, result.aupr_in, result.aupr_out):
         assert 0 <= estimate.low <= estimate <= estimate.high <= 1
@@ -168,7 +193,12 @@ def test_an_evaluation_is_a_plain_record() -> None:
     result = metrics.evaluate([1.0, 2.0, 3.0], [0.0, 1.0], tpr=0.9, positive="ood")
     record = json.loads(json.dumps(result.to_dict()))
     assert record["fpr"]["value"] == result.fpr
-    assert (record["tpr"], record["positive"], record["num_id"], record["num_ood"]) == (0.9, "ood", 3, 2)
+    assert (record["tpr"], record["positive"], record["num_id"], record["num_ood"]) == (
+        0.9,
+        "ood",
+        3,
+        2,
+    )
     assert not hasattr(result, "fpr95")
     for copied in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
         assert copied == result
@@ -189,7 +219,9 @@ def test_roc_curve_passes_through_the_measures() -> None:
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(1, 1, 3000).round(3), rng.normal(0, 1, 2000).round(3)
     fpr, tpr, _ = metrics.roc_curve(inside, outside, points=100_000)
-    assert (np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2).sum() == pytest.approx(metrics.auroc(inside, outside), abs=1e-12)
+    assert (np.diff(fpr) * (tpr[1:] + tpr[:-1]) / 2).sum() == pytest.approx(
+        metrics.auroc(inside, outside), abs=1e-12
+    )
     assert fpr[np.argmax(tpr >= 0.95)] == metrics.fpr_at_tpr(inside, outside)
     thin_fpr, thin_tpr, thin_thresholds = metrics.roc_curve(inside, outside, points=50)
     assert len(thin_fpr) <= 50
@@ -205,7 +237,9 @@ def test_roc_curve_passes_through_the_measures() -> None:
 def test_delong_variance_matches_its_definition() -> None:
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(1, 1, (2, 40)).round(1), rng.normal(0, 1, (2, 30)).round(1)
-    wins = (inside[:, :, None] > outside[:, None, :]) + 0.5 * (inside[:, :, None] == outside[:, None, :])
+    wins = (inside[:, :, None] > outside[:, None, :]) + 0.5 * (
+        inside[:, :, None] == outside[:, None, :]
+    )
     by_id, by_ood = wins.mean(2), wins.mean(1)
     covariance = np.cov(by_id) / 40 + np.cov(by_ood) / 30
     result = metrics.delong_test(inside[0], outside[0], inside[1], outside[1])
@@ -220,7 +254,9 @@ def test_delong_test_is_uniform_under_equal_detectors_and_small_under_different_
     p_values = []
     for _ in range(400):
         truth_id, truth_ood = rng.normal(1, 1, 150), rng.normal(0, 1, 150)
-        noisy = [truth + rng.normal(0, 1, 150) for truth in (truth_id, truth_ood, truth_id, truth_ood)]
+        noisy = [
+            truth + rng.normal(0, 1, 150) for truth in (truth_id, truth_ood, truth_id, truth_ood)
+        ]
         p_values.append(metrics.delong_test(*noisy).p_value)
     assert 0.02 < np.mean(np.array(p_values) < 0.05) < 0.09
     better = metrics.delong_test(truth_id + 1, truth_ood, noisy[0], noisy[1])
@@ -266,7 +302,8 @@ def test_the_bootstrap_agrees_with_resampling_both_sides() -> None:
     inside, outside = rng.normal(2, 1, 800), rng.normal(0, 1, 600)
     low, high = fpr_interval([Counts.of(inside, outside)], 0.95, 0.95, 20_000, seed=0)
     resampled = [
-        metrics.fpr_at_tpr(rng.choice(inside, len(inside)), rng.choice(outside, len(outside))) for _ in range(2000)
+        metrics.fpr_at_tpr(rng.choice(inside, len(inside)), rng.choice(outside, len(outside)))
+        for _ in range(2000)
     ]
     assert (low, high) == pytest.approx(tuple(np.quantile(resampled, [0.025, 0.975])), abs=0.02)
 
@@ -277,7 +314,10 @@ SETTINGS: dict[str, tuple[Sampler, Sampler]] = {
     "weak": (lambda rng, n: rng.normal(0.5, 1, n), lambda rng, n: rng.normal(0, 1, n)),
     "good": (lambda rng, n: rng.normal(2, 1, n), lambda rng, n: rng.normal(0, 1, n)),
     "low_fpr": (lambda rng, n: rng.normal(4, 1, n), lambda rng, n: rng.normal(0, 1, n)),
-    "ties": (lambda rng, n: rng.normal(3, 1, n).round(), lambda rng, n: rng.normal(0, 1, n).round()),
+    "ties": (
+        lambda rng, n: rng.normal(3, 1, n).round(),
+        lambda rng, n: rng.normal(0, 1, n).round(),
+    ),
     "heavy_tails": (lambda rng, n: rng.standard_t(2, n) + 3, lambda rng, n: rng.standard_t(2, n)),
     "wide_ood": (lambda rng, n: rng.normal(3, 1, n), lambda rng, n: rng.normal(0, 3, n)),
 }
@@ -285,11 +325,14 @@ SIZES = [(200, 200), (1000, 300), (200, 1000)]
 
 
 def population(name: str, sizes: tuple[int, int]) -> dict[str, float]:
-    """The measures of the distributions themselves, from a large sample; AUPR at the class balance of `sizes`."""
+    """The measures of the distributions themselves, from a large sample; AUPR at the class balance
+    of `sizes`."""
     rng, n = np.random.default_rng(123), 400_000
     inside, outside = (sampler(rng, n) for sampler in SETTINGS[name])
     counts = Counts.of(inside, outside)
-    balanced = counts._replace(positive=counts.positive * sizes[0], negative=counts.negative * sizes[1])
+    balanced = counts._replace(
+        positive=counts.positive * sizes[0], negative=counts.negative * sizes[1]
+    )
     return {
         "auroc": metrics.auroc(inside, outside),
         "fpr": false_positive_rate(counts, 0.95),
@@ -310,10 +353,14 @@ def coverage(name: str, sizes: tuple[int, int], runs: int) -> dict[str, float]:
     return {measure: count / runs for measure, count in covered.items()}
 
 
-@pytest.mark.parametrize(("name", "sizes"), [(name, SIZES[i % 3]) for i, name in enumerate(SETTINGS)])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [(name, SIZES[i % 3]) for i, name in enumerate(SETTINGS)]
+)
 def test_intervals_cover_the_truth(name: str, sizes: tuple[int, int]) -> None:
     runs = 300
-    slack = 2.5 * math.sqrt(0.95 * 0.05 / runs)  # 95 % coverage passes but for chance; `slow` looks closer
+    slack = 2.5 * math.sqrt(
+        0.95 * 0.05 / runs
+    )  # 95 % coverage passes but for chance; `slow` looks closer
     for measure, share in coverage(name, sizes, runs).items():
         assert share >= 0.95 - slack, f"{measure} covers {share:.3f}"
 
@@ -327,7 +374,8 @@ def test_intervals_cover_the_truth_in_a_large_simulation(name: str, sizes: tuple
 
 
 def test_a_binomial_interval_would_not_cover() -> None:
-    """Why the interval of FPR@TPR is what it is: with the threshold taken as known, coverage collapses."""
+    """Why the interval of FPR@TPR is what it is: with the threshold taken as known, coverage
+    collapses."""
     truth, rng, covered = population("good", (200, 1000))["fpr"], np.random.default_rng(0), 0
     for _ in range(300):
         inside, outside = (sampler(rng, n) for sampler, n in zip(SETTINGS["good"], (200, 1000)))
@@ -336,21 +384,34 @@ def test_a_binomial_interval_would_not_cover() -> None:
     assert covered / 300 < 0.75
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the published OpenOOD scores are not on this machine")
+@pytest.mark.skipif(
+    not GOLDEN.exists(), reason="the published OpenOOD scores are not on this machine"
+)
 @pytest.mark.parametrize(
     ("ood", "expected"),
     [("texture", (80.39, 83.94, 84.19, 80.27)), ("cifar100", (81.78, 81.27, 75.68, 83.24))],
 )
 def test_published_openood_figures_are_reproduced(ood: str, expected: tuple[float, ...]) -> None:
     data = np.load(GOLDEN)
-    runs = [metrics.evaluate(data[f"id_s{s}"], data[f"{ood}_s{s}"], positive="ood", bootstrap=100) for s in range(3)]
-    mean = [100 * np.mean([getattr(r, m) for r in runs]) for m in ("fpr95", "auroc", "aupr_in", "aupr_out")]
+    runs = [
+        metrics.evaluate(data[f"id_s{s}"], data[f"{ood}_s{s}"], positive="ood", bootstrap=100)
+        for s in range(3)
+    ]
+    mean = [
+        100 * np.mean([getattr(r, m) for r in runs])
+        for m in ("fpr95", "auroc", "aupr_in", "aupr_out")
+    ]
     assert mean[0] == pytest.approx(expected[0], abs=0.05)
     assert mean[1] == pytest.approx(expected[1], abs=0.01)
-    assert mean[2:] == pytest.approx(list(expected[2:]), abs=0.02)  # published by trapezoids, here by steps
+    assert mean[2:] == pytest.approx(
+        list(expected[2:]), abs=0.02
+    )  # published by trapezoids, here by steps
 
 
 @pytest.mark.slow
 def test_importing_the_measures_does_not_import_scikit_learn() -> None:
     code = "import sys, fdbd.metrics; print('sklearn' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        == "False"
+    )

@@ -1,4 +1,5 @@
-"""Weights files: the public checkpoints as they are, wrapped and prefixed ones, and refusals that say why."""
+"""Weights files: the public checkpoints as they are, wrapped and prefixed ones, and refusals that
+say why."""
 
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from fdbd.networks.checkpoint import under_names
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "weights"
 
 
-@pytest.mark.parametrize(("name", "file"), [("resnet20", "resnet20-12fca82f.th"), ("resnet56", "resnet56-4bfd9763.th")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("resnet20", "resnet20-12fca82f.th"), ("resnet56", "resnet56-4bfd9763.th")]
+)
 def test_public_checkpoint_loads_as_it_is(name, file):
     if not (PUBLIC / file).exists():
         pytest.skip(f"the public checkpoint {file} is not at hand")
@@ -38,9 +41,13 @@ def test_wrappings_are_undone(model, tmp_path, wrap):
     if wrap == "safetensors":
         save_file(state, path)
     else:
-        torch.save({"state_dict": state, "epoch": 3} if wrap in ("state_dict", "both") else state, path)
+        torch.save(
+            {"state_dict": state, "epoch": 3} if wrap in ("state_dict", "both") else state, path
+        )
     loaded = models.create("densenet22", checkpoint=path)
-    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values())
+    )
 
 
 @pytest.mark.parametrize("prefix", ["model.", "model.net.", "encoder.module.", "net.backbone."])
@@ -53,7 +60,8 @@ def test_wrappers_are_undone_one_in_another(model, prefix):
 def test_of_two_networks_in_one_file_neither_is_taken(model, tmp_path):
     state = model.state_dict()
     torch.save(
-        {f"{prefix}.{key}": value for key, value in state.items() for prefix in ("model", "net")}, tmp_path / "w"
+        {f"{prefix}.{key}": value for key, value in state.items() for prefix in ("model", "net")},
+        tmp_path / "w",
     )
     with pytest.raises(ValueError, match=r"keys \d+ missing .* and \d+ unexpected \(model\."):
         models.create("densenet22", checkpoint=tmp_path / "w")
@@ -79,14 +87,18 @@ def test_missing_and_unexpected_keys_are_named(model, tmp_path):
     state = dict(model.state_dict())
     state["surplus.weight"] = state.pop("fc.weight")
     torch.save(state, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match=r"1 missing \(fc.weight\) and 1 unexpected \(surplus.weight\)"):
+    with pytest.raises(
+        ValueError, match=r"1 missing \(fc.weight\) and 1 unexpected \(surplus.weight\)"
+    ):
         models.create("densenet22", checkpoint=tmp_path / "w.pt")
 
 
 def test_another_shape_is_named(model, tmp_path):
     state = {**model.state_dict(), "conv1.weight": torch.zeros(24, 3, 5, 5)}
     torch.save(state, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match=r"conv1.weight is \(24, 3, 5, 5\) there and \(24, 3, 3, 3\) here"):
+    with pytest.raises(
+        ValueError, match=r"conv1.weight is \(24, 3, 5, 5\) there and \(24, 3, 3, 3\) here"
+    ):
         models.create("densenet22", checkpoint=tmp_path / "w.pt")
 
 

@@ -1,4 +1,5 @@
-"""Published weights under other names: each layout as its authors' code writes it, with generated tensors."""
+"""Published weights under other names: each layout as its authors' code writes it, with generated
+tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def renamed(state, *pairs):
     "layout",
     [
         (("linear.", "fc."),),  # OpenOOD
-        (("linear.", "fc."), (".shortcut.", ".downsample.")),  # the authors of fDBD, in torchvision's manner
+        (
+            ("linear.", "fc."),
+            (".shortcut.", ".downsample."),
+        ),  # the authors of fDBD, in torchvision's manner
         ((".shortcut.", ".downsample."),),
     ],
 )
@@ -42,7 +46,9 @@ def test_resnets_with_other_names_of_head_and_shortcut_load(layout, wrapped, tmp
 def test_a_supcon_file_loads_with_its_separate_linear_head(tmp_path) -> None:
     model = networks.create("resnet18")
     state = model.state_dict()
-    encoder = {f"encoder.{key}": value for key, value in state.items() if not key.startswith("linear.")}
+    encoder = {
+        f"encoder.{key}": value for key, value in state.items() if not key.startswith("linear.")
+    }
     projection = {"head.0.weight": torch.zeros(512, 512), "head.2.weight": torch.zeros(128, 512)}
     torch.save({"model": {**encoder, **projection}, "epoch": 500}, tmp_path / "supcon.pth")
     linear = {"fc.weight": state["linear.weight"], "fc.bias": state["linear.bias"]}
@@ -87,7 +93,9 @@ def test_the_papers_vit_loads_into_torchvisions_and_computes_the_same(tmp_path) 
 
 
 @pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "IMAGENET1K_V2"])
-def test_both_published_resnet50s_load_from_a_file_of_their_name(weights, tmp_path, monkeypatch) -> None:
+def test_both_published_resnet50s_load_from_a_file_of_their_name(
+    weights, tmp_path, monkeypatch
+) -> None:
     from fdbd.networks.by_name import model_by_name
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))

@@ -25,11 +25,14 @@ def _one_thread():
 
 
 class Small(nn.Module):
-    """A convolutional network with batch norm, dropout and something after the pooling; `end` follows the head."""
+    """A convolutional network with batch norm, dropout and something after the pooling; `end`
+    follows the head."""
 
     def __init__(self, classes: int = 4, end=None) -> None:
         super().__init__()
-        self.fc = nn.Linear(12, classes)  # registered first, so that the order of registration does not help
+        self.fc = nn.Linear(
+            12, classes
+        )  # registered first, so that the order of registration does not help
         self.conv = nn.Conv2d(3, 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6)
         self.last = nn.Conv2d(6, 12, 3, padding=1)
@@ -54,7 +57,9 @@ def images(n: int = 3, size: int = 8) -> Tensor:
 
 def hook_count(model: nn.Module) -> int:
     return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._forward_hooks_with_kwargs)
+        len(module._forward_hooks)
+        + len(module._forward_pre_hooks)
+        + len(module._forward_hooks_with_kwargs)
         for module in model.modules()
     )
 
@@ -78,7 +83,8 @@ def check_model(model: nn.Module, inputs, **options) -> Batch:
     return batch
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
+# --- models
+# -----------------------------------------------------------------------------------------------------------
 
 TORCHVISION = {
     "resnet18": ("fc", 32),
@@ -122,15 +128,21 @@ def test_squeezenet_is_refused_because_it_pools_after_its_head() -> None:
     models = pytest.importorskip("torchvision.models")
     model = models.squeezenet1_1(weights=None).eval()
     for head in (None, "classifier.1"):
-        with pytest.raises(ValueError, match=r"\(2, 512, 3, 3\), expected \(N, 512\).*not supported"):
+        with pytest.raises(
+            ValueError, match=r"\(2, 512, 3, 3\), expected \(N, 512\).*not supported"
+        ):
             Classifier(model, head)(images(2, 64))
 
 
 @pytest.mark.parametrize("head", [None, "roi_heads.box_predictor.cls_score"])
 def test_a_detection_model_is_no_classifier(head: str | None) -> None:
     detection = pytest.importorskip("torchvision.models.detection")
-    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None).eval()
-    with pytest.raises(ValueError, match=r"FasterRCNN gives a list where.*detection and segmentation are not"):
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None
+    ).eval()
+    with pytest.raises(
+        ValueError, match=r"FasterRCNN gives a list where.*detection and segmentation are not"
+    ):
         Classifier(model, head)(images(2, 64))
 
 
@@ -197,9 +209,27 @@ def test_averaged_heads_are_one_head_on_their_inputs_side_by_side() -> None:
 
 
 HF_IMAGE = {
-    "ViT": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
-    "DeiT": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
-    "Beit": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+    "ViT": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "DeiT": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "Beit": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    },
     "ConvNext": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]},
     "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]},
     "Swin": {
@@ -254,7 +284,9 @@ def test_hugging_face_text_classifiers_give_features_and_logits(name: str) -> No
 
 def test_distilbert_gives_features_and_logits_and_drops_labels() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.DistilBertConfig(vocab_size=100, dim=32, n_layers=1, n_heads=2, hidden_dim=64, num_labels=3)
+    config = transformers.DistilBertConfig(
+        vocab_size=100, dim=32, n_layers=1, n_heads=2, hidden_dim=64, num_labels=3
+    )
     model = transformers.DistilBertForSequenceClassification(config)
     check_model(model, TOKENS)
     batch = Classifier(model)({**TOKENS, "labels": torch.tensor([2, 0])})
@@ -264,12 +296,21 @@ def test_distilbert_gives_features_and_logits_and_drops_labels() -> None:
 def test_the_kept_token_of_a_padded_sequence_gives_the_features() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=100, n_embd=32, n_layer=1, n_head=2, num_labels=3, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        vocab_size=100,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        num_labels=3,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     model = transformers.GPT2ForSequenceClassification(config).eval()
     batch = check_model(model, TOKENS)
     hidden = model.transformer(**TOKENS).last_hidden_state
-    torch.testing.assert_close(batch.features, torch.stack([hidden[0, 4], hidden[1, 2]]).detach(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        batch.features, torch.stack([hidden[0, 4], hidden[1, 2]]).detach(), atol=1e-6, rtol=0
+    )
 
 
 def test_token_classifiers_are_refused_with_their_shapes() -> None:
@@ -293,7 +334,12 @@ def test_a_head_before_the_mean_over_tokens_is_refused() -> None:
 
 def test_a_1x1_convolution_after_global_pooling_is_a_head() -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Dropout(), nn.Conv2d(8, 5, 1), nn.Flatten()
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Dropout(),
+        nn.Conv2d(8, 5, 1),
+        nn.Flatten(),
     )
     batch = check_model(model, images())
     assert batch.features.shape == (3, 8)
@@ -301,7 +347,9 @@ def test_a_1x1_convolution_after_global_pooling_is_a_head() -> None:
 
 
 def test_plain_sequentials_and_a_bare_linear_layer() -> None:
-    check_model(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Identity()), torch.randn(4, 6))
+    check_model(
+        nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Identity()), torch.randn(4, 6)
+    )
     assert Classifier(nn.Linear(6, 3)).head_name == ""
     check_model(nn.Linear(6, 3), torch.randn(4, 6))
 
@@ -331,22 +379,29 @@ def test_a_binary_head_gives_two_columns() -> None:
     torch.testing.assert_close(classifier.head(batch.features), batch.logits)
 
 
-# --- refusals and explicit heads --------------------------------------------------------------------------------------
+# --- refusals and explicit heads
+# --------------------------------------------------------------------------------------
 
 
 def test_a_model_whose_last_layer_is_not_linear_lists_the_linear_layers() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), nn.Softmax(1))
-    with pytest.raises(ValueError, match=r"something follows it.*softmax.*2 \(5 to 3\), 0 \(6 to 5\)"):
+    with pytest.raises(
+        ValueError, match=r"something follows it.*softmax.*2 \(5 to 3\), 0 \(6 to 5\)"
+    ):
         Classifier(model)(torch.randn(2, 6))
     with pytest.raises(ValueError, match="no linear layer"):
         Classifier(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
 
 
-@pytest.mark.parametrize("end", [torch.relu, torch.relu_, lambda x: x.log_softmax(1), lambda x: 30 * x.tanh()])
+@pytest.mark.parametrize(
+    "end", [torch.relu, torch.relu_, lambda x: x.log_softmax(1), lambda x: 30 * x.tanh()]
+)
 def test_what_follows_the_head_in_code_is_noticed_at_the_first_call(end) -> None:
     classifier = Classifier(small(end=end))
     for _ in range(2):  # and at each further call
-        with pytest.raises(ValueError, match=r"'fc'.*(something follows|not weight).*linear layers found"):
+        with pytest.raises(
+            ValueError, match=r"'fc'.*(something follows|not weight).*linear layers found"
+        ):
             classifier(images(8))
 
 
@@ -368,7 +423,9 @@ def test_a_wrong_guess_lists_the_layers_to_choose_from() -> None:
             return self.out(self.into(x).relu())
 
     model = Backwards()
-    with pytest.raises(ValueError, match=r"not that of its linear layer 'into'.*name another.*out \(5 to 5\)"):
+    with pytest.raises(
+        ValueError, match=r"not that of its linear layer 'into'.*name another.*out \(5 to 5\)"
+    ):
         Classifier(model)(torch.randn(3, 5))
     check_model(model, torch.randn(3, 5), head="out")
 
@@ -396,7 +453,9 @@ def test_bad_head_arguments_say_what_is_there() -> None:
 
 def test_a_named_head_with_another_class_count_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    with pytest.raises(ValueError, match=r"gives \(2, 3\) where its linear layer '0' gives \(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"gives \(2, 3\) where its linear layer '0' gives \(2, 5\)"
+    ):
         Classifier(model, head="0")(torch.randn(2, 6))
 
 
@@ -421,7 +480,8 @@ def test_non_finite_and_empty_first_batches_pass_and_leave_the_check_to_the_next
         classifier(images(8))
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
+# --- layers
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_layers_are_pooled_over_positions() -> None:
@@ -438,7 +498,9 @@ def test_layers_of_transformers_are_pooled_over_tokens() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(num_labels=5, **HF_IMAGE["ViT"])
     model = transformers.ViTForImageClassification(config).eval()
-    name = next(name for name, module in model.named_modules() if type(module).__name__ == "ViTLayer")
+    name = next(
+        name for name, module in model.named_modules() if type(module).__name__ == "ViTLayer"
+    )
     batch = Classifier(model, layers=[name])(images(2, 32))
     assert batch.layers[name].shape == (2, 32)
 
@@ -447,7 +509,9 @@ def test_layers_of_transformers_are_pooled_over_tokens() -> None:
 def test_channels_last_layers_of_swin_are_pooled_over_positions() -> None:
     models = pytest.importorskip("torchvision.models")
     timm = pytest.importorskip("timm")
-    batch = Classifier(models.swin_t(weights=None).eval(), layers=("features.0.0", "features.1"))(images(2, 64))
+    batch = Classifier(models.swin_t(weights=None).eval(), layers=("features.0.0", "features.1"))(
+        images(2, 64)
+    )
     assert [layer.shape[1] for layer in batch.layers.values()] == [96, 96]
     model = timm.create_model("swin_tiny_patch4_window7_224").eval()
     batch = Classifier(model, layers=("layers.0", "layers.1", "patch_embed.proj"))(images(1, 224))
@@ -463,7 +527,8 @@ def test_unknown_and_repeated_layers_are_refused() -> None:
         Classifier(model, layers=["1"])(torch.randn(2, 4))
 
 
-# --- modes, devices, dtypes, inputs -----------------------------------------------------------------------------------
+# --- modes, devices, dtypes, inputs
+# -----------------------------------------------------------------------------------
 
 
 def test_a_model_in_training_mode_is_run_in_eval_mode_and_restored() -> None:
@@ -523,12 +588,16 @@ class Sigmoids(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda classes: nn.Sequential(nn.Linear(4, classes), nn.Sigmoid()), Sigmoids], ids=["module", "function"]
+    "make",
+    [lambda classes: nn.Sequential(nn.Linear(4, classes), nn.Sigmoid()), Sigmoids],
+    ids=["module", "function"],
 )
 def test_a_sigmoid_for_each_class_is_refused_as_multi_label(make) -> None:
     with pytest.raises(ValueError, match="multi-label models are not supported"):
         Classifier(make(3))(torch.randn(2, 4))
-    with pytest.raises(ValueError, match="pass head="):  # of two classes, which a head by name may be
+    with pytest.raises(
+        ValueError, match="pass head="
+    ):  # of two classes, which a head by name may be
         Classifier(make(1))(torch.randn(2, 4))
     name = "0" if isinstance(make(1), nn.Sequential) else "fc"
     assert Classifier(make(1), head=name)(torch.randn(2, 4)).logits.shape == (2, 2)
@@ -563,7 +632,11 @@ def test_loader_items_go_in_as_they_are() -> None:
         assert torch.equal(batch.features, expected.features)
         assert batch.labels.tolist() == [0, 1, 3]
     assert classifier([images()]).labels is None
-    assert classifier({"x": images(), "label": torch.tensor([[0], [1], [3]])}).labels.tolist() == [0, 1, 3]
+    assert classifier({"x": images(), "label": torch.tensor([[0], [1], [3]])}).labels.tolist() == [
+        0,
+        1,
+        3,
+    ]
 
 
 def test_split_batch_tells_labels_from_other_things() -> None:
@@ -582,7 +655,8 @@ def test_split_batch_tells_labels_from_other_things() -> None:
         split_batch(())
 
 
-# --- hooks, threads, copies -------------------------------------------------------------------------------------------
+# --- hooks, threads, copies
+# -------------------------------------------------------------------------------------------
 
 
 def test_deleting_classifiers_removes_their_hooks() -> None:
@@ -665,7 +739,8 @@ def test_a_copied_model_carries_a_hook_that_does_nothing() -> None:
     assert torch.equal(Classifier(model)(images()).features, classifier(images()).features)
 
 
-# --- compile and export -----------------------------------------------------------------------------------------------
+# --- compile and export
+# -----------------------------------------------------------------------------------------------
 
 
 def assert_same(batch: Batch, expected: Batch) -> None:
@@ -747,7 +822,10 @@ def test_export_and_compile_of_averaged_heads_and_kept_tokens() -> None:
     torch._dynamo.reset()
     config = transformers.DeiTConfig(num_labels=5, **HF_IMAGE["DeiT"])
     teacher = Classifier(transformers.DeiTForImageClassificationWithTeacher(config).eval())
-    assert_same(torch.export.export(teacher, (images(2, 32),)).module()(images(2, 32)), teacher(images(2, 32)))
+    assert_same(
+        torch.export.export(teacher, (images(2, 32),)).module()(images(2, 32)),
+        teacher(images(2, 32)),
+    )
     compiled = torch.compile(teacher, fullgraph=True, backend="eager")
     assert_same(compiled(images(2, 32)), teacher(images(2, 32)))
     tokens = Classifier(LastToken().eval())

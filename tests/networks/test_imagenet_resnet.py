@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 from fdbd.networks import public
 from fdbd.networks.classifier import Classifier
 
@@ -25,7 +25,9 @@ def keras_tensors(seed=0):
 
     def layer(convolution, norm, size, width_in, width):
         scale = (2 / (size * size * width_in)) ** 0.5
-        tensors[f"{convolution}/kernel"] = scale * random.standard_normal((size, size, width_in, width), np.float32)
+        tensors[f"{convolution}/kernel"] = scale * random.standard_normal(
+            (size, size, width_in, width), np.float32
+        )
         tensors[f"{convolution}/bias"] = random.standard_normal(width, np.float32)
         for name in ("gamma", "moving_variance"):
             tensors[f"{norm}/{name}"] = random.uniform(0.3, 0.9, width).astype(np.float32)
@@ -50,7 +52,8 @@ def keras_tensors(seed=0):
 
 
 def keras_forward(tensors, bgr):
-    """What Keras computes, layer by layer as its model is written: images are BGR, convolutions have a bias."""
+    """What Keras computes, layer by layer as its model is written: images are BGR, convolutions
+    have a bias."""
 
     def layer(x, name, norm, stride=1, padding=0):
         kernel = torch.from_numpy(tensors[f"{name}/kernel"]).permute(3, 2, 0, 1)
@@ -71,7 +74,9 @@ def keras_forward(tensors, bgr):
             y = layer(y, f"res{name}2c", f"bn{name}2c")
             x = (y + (layer(x, f"res{name}1", f"bn{name}1", stride) if letter == "a" else x)).relu()
     pooled = x.mean(dim=(2, 3))
-    return pooled, pooled @ torch.from_numpy(tensors["fc1000/kernel"]) + torch.from_numpy(tensors["fc1000/bias"])
+    return pooled, pooled @ torch.from_numpy(tensors["fc1000/kernel"]) + torch.from_numpy(
+        tensors["fc1000/bias"]
+    )
 
 
 def test_the_network_computes_what_keras_does_from_the_same_tensors():
@@ -82,8 +87,12 @@ def test_the_network_computes_what_keras_does_from_the_same_tensors():
     with torch.no_grad():
         features, logits = keras_forward(tensors, rgb.flip(1))
         found = Classifier(model.eval())(rgb)
-    torch.testing.assert_close(found.features, features, rtol=1e-3, atol=1e-3 * float(features.abs().max()))
-    torch.testing.assert_close(found.logits, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max()))
+    torch.testing.assert_close(
+        found.features, features, rtol=1e-3, atol=1e-3 * float(features.abs().max())
+    )
+    torch.testing.assert_close(
+        found.logits, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())
+    )
 
 
 def add(archive, name, content):

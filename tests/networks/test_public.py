@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 from fdbd.networks import public
 from fdbd.networks.architectures import CifarResNet
 from fdbd.networks.by_name import model_by_name
@@ -33,13 +33,17 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_weights(CifarResNet(8), path)
     sha256 = hash_file(path)
     make, file = partial(CifarResNet, 8), "weights/small.safetensors"
-    changed = replace(public.public_network("resnet20"), make=make, file=file, sha256=sha256, source="a test")
+    changed = replace(
+        public.public_network("resnet20"), make=make, file=file, sha256=sha256, source="a test"
+    )
     monkeypatch.setitem(public.NETWORKS, "resnet20", changed)
     monkeypatch.setenv("FDBD_DATA", str(tmp_path))
     return path
 
 
-def test_a_public_name_gives_the_network_with_its_weights_preprocessing_and_class_names(published: Path) -> None:
+def test_a_public_name_gives_the_network_with_its_weights_preprocessing_and_class_names(
+    published: Path,
+) -> None:
     found = model_by_name("public:resnet20", named_by="config.toml")
     assert found.preprocess == Preprocess.preset("cifar-imagenet-statistics")
     assert found.class_names[0] == "airplane"
@@ -57,10 +61,14 @@ def test_a_file_that_is_not_the_published_one_is_refused(published: Path) -> Non
 
 def test_missing_weights_are_named_with_their_file_folder_and_source(published: Path) -> None:
     published.unlink()
-    with pytest.raises(FileNotFoundError, match=r"no weights/small\.safetensors .*FDBD_DATA.* a test"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no weights/small\.safetensors .*FDBD_DATA.* a test"
+    ):
         model_by_name("public:resnet20")
 
 
 def test_an_unknown_public_network_is_answered_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="no public network is called 'resnet51': there are resnet50"):
+    with pytest.raises(
+        ValueError, match="no public network is called 'resnet51': there are resnet50"
+    ):
         model_by_name("public:resnet51")

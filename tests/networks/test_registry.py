@@ -65,9 +65,13 @@ def test_bad_names_are_one_clear_sentence(name, message):
 def test_missing_extra_names_the_pip_command(monkeypatch):
     for module in ("torchvision", "torchvision.models", "timm"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with pytest.raises(ImportError, match=r"torchvision is not installed; run: pip install 'fdbd\[vision\]'"):
+    with pytest.raises(
+        ImportError, match=r"torchvision is not installed; run: pip install 'fdbd\[vision\]'"
+    ):
         models.create("torchvision:resnet18")
-    with pytest.raises(ImportError, match=r"timm is not installed; run: pip install 'fdbd\[vision\]'"):
+    with pytest.raises(
+        ImportError, match=r"timm is not installed; run: pip install 'fdbd\[vision\]'"
+    ):
         models.create("timm:resnet18")
 
 

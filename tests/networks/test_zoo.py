@@ -1,4 +1,5 @@
-"""The shipped models: small files, cards that say what they are, and the accuracy that they claim."""
+"""The shipped models: small files, cards that say what they are, and the accuracy that they
+claim."""
 
 import numpy as np
 import pytest

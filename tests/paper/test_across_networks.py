@@ -15,16 +15,21 @@ from fdbd.paper.result import Result
 
 
 def classes(per_class: int, within: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """200 classes with means of variance 1 and samples of variance `within` around them, in 20 dimensions."""
+    """200 classes with means of variance 1 and samples of variance `within` around them, in 20
+    dimensions."""
     random = np.random.default_rng(seed)
     labels = np.repeat(np.arange(200), per_class)
-    z = random.standard_normal((200, 20))[labels] + within**0.5 * random.standard_normal((len(labels), 20))
+    z = random.standard_normal((200, 20))[labels] + within**0.5 * random.standard_normal(
+        (len(labels), 20)
+    )
     return torch.from_numpy(z), torch.from_numpy(labels)
 
 
 @pytest.mark.parametrize("per_class", [2, 5, 40])
 @pytest.mark.parametrize("within", [0.1, 1.0, 3.0])
-def test_collapse_does_not_depend_on_the_number_of_samples_per_class(per_class: int, within: float) -> None:
+def test_collapse_does_not_depend_on_the_number_of_samples_per_class(
+    per_class: int, within: float
+) -> None:
     assert collapse(*classes(per_class, within)) == pytest.approx(within, rel=0.15)
 
 
@@ -46,7 +51,10 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     head = Head(torch.randn(4, 12, generator=generator), torch.zeros(4))
 
     def features(count: int, strength: float) -> torch.Tensor:
-        return (strength * head.weight[torch.arange(count) % 4] + torch.randn(count, 12, generator=generator)).relu()
+        return (
+            strength * head.weight[torch.arange(count) % 4]
+            + torch.randn(count, 12, generator=generator)
+        ).relu()
 
     labels = torch.arange(80) % 4
     benchmark = Benchmark(
@@ -61,10 +69,14 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def experiment(**settings: object) -> Experiment:
     entries = [{"title": title, "bundle": "a bundle"} for title in ("one", "two", "three")]
-    return Experiment("own", "percentiles", "a title", "", "a claim", "small", {"models": entries, **settings}, "")
+    return Experiment(
+        "own", "percentiles", "a title", "", "a claim", "small", {"models": entries, **settings}, ""
+    )
 
 
-def test_a_sweep_has_a_row_for_each_network_and_shaping_and_names_the_best_percentile(small_model: None) -> None:
+def test_a_sweep_has_a_row_for_each_network_and_shaping_and_names_the_best_percentile(
+    small_model: None,
+) -> None:
     settings = {"percentiles": [80, 90], "shapings": {"react": 80, "scale": 90}}
     result = Result(experiment(**settings))
     across_networks.percentiles(result)
@@ -81,4 +93,7 @@ def test_the_gain_is_set_against_dispersion_and_collapse(small_model: None) -> N
     assert found["gain"] == pytest.approx(found["regDistDB"] - found["avgDistDB"])
     assert 0 < found["dispersion"] < 1
     assert found["collapse"] > 0
-    assert [item.verdict for item in result.checks[-2:]] == ["undecided", "undecided"]  # all networks are the same
+    assert [item.verdict for item in result.checks[-2:]] == [
+        "undecided",
+        "undecided",
+    ]  # all networks are the same

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fdbd import FDBD, Batch, Head
-from fdbd.core import geometry
+from fdbd import FDBD, Batch, Head, geometry
 from fdbd.paper.complexity import as_printed, slope
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fdbd import Head
-from fdbd.core import geometry
+from fdbd import Head, geometry
 from fdbd.paper.closed_form import CarliniWagner, relative_gaps
 
 
@@ -20,7 +19,9 @@ def pairs():
     return head, z, rows, targets, exact[rows, targets], closed[rows, targets]
 
 
-def test_the_attack_is_never_below_the_exact_distance_which_is_never_below_the_closed_form(pairs) -> None:
+def test_the_attack_is_never_below_the_exact_distance_which_is_never_below_the_closed_form(
+    pairs,
+) -> None:
     head, z, rows, targets, exact, closed = pairs
     found = CarliniWagner(rate=0.02, steps=200).distances(z[rows], head, targets).double()
     assert found.isfinite().double().mean() > 0.9
@@ -34,7 +35,9 @@ def test_attacked_points_of_the_batch_are_those_of_single_attacks(pairs) -> None
     head, z, rows, targets, *_ = pairs
     attack = CarliniWagner(rate=0.02, steps=40, searches=2)
     together = attack.distances(z[rows[:4]], head, targets[:4])
-    alone = torch.cat([attack.distances(z[rows[i], None], head, targets[i, None]) for i in range(4)])
+    alone = torch.cat(
+        [attack.distances(z[rows[i], None], head, targets[i, None]) for i in range(4)]
+    )
     assert torch.allclose(together, alone, rtol=1e-5, atol=1e-6)
 
 

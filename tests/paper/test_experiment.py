@@ -1,4 +1,5 @@
-"""The files of experiments: all are there, all can be read at every scale, and slips are one clear line."""
+"""The files of experiments: all are there, all can be read at every scale, and slips are one clear
+line."""
 
 from __future__ import annotations
 
@@ -8,9 +9,29 @@ from fdbd.paper import find, list_experiments, run
 from fdbd.paper.experiment import SCALES
 
 NAMES = {
-    *("table-cifar10", "table-imagenet", "table-vit", "table-densenet", "table-shaping", "table-regularization"),
-    *("table-domain-shift", "figure-overview", "figure-regularization", "figure-deviation", "figure-distances"),
-    *("figure-nearest-k", "distance-quality", "theorem-bound", "proposition-1", "proposition-2", "proposition-kl"),
+    *(
+        "table-cifar10",
+        "table-imagenet",
+        "table-vit",
+        "table-densenet",
+        "table-shaping",
+        "table-regularization",
+    ),
+    *(
+        "table-domain-shift",
+        "figure-overview",
+        "figure-regularization",
+        "figure-deviation",
+        "figure-distances",
+    ),
+    *(
+        "figure-nearest-k",
+        "distance-quality",
+        "theorem-bound",
+        "proposition-1",
+        "proposition-2",
+        "proposition-kl",
+    ),
     *("complexity", "sweep-percentiles", "regularization-gain"),
 }
 
@@ -21,7 +42,9 @@ def test_every_table_figure_and_statement_of_the_paper_is_listed() -> None:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(name: str, scale: str) -> None:
+def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(
+    name: str, scale: str
+) -> None:
     experiment = find(name, scale)
     assert experiment.claim
     assert experiment.place
@@ -29,7 +52,11 @@ def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(name: s
     for model in models:
         assert "bundle" in model or {"model", "id", "ood"} <= set(model)
         source = model.get("model", "").partition(":")[0]
-        has_weights = {"bundle", "train_with"} & set(model) or source in ("public", "zoo", "torchvision")
+        has_weights = {"bundle", "train_with"} & set(model) or source in (
+            "public",
+            "zoo",
+            "torchvision",
+        )
         assert has_weights, "where do the weights come from?"
     theory = {"theorem-bound", "proposition-1", "proposition-2", "complexity"}
     assert bool(models) == (name not in theory and "untested" not in experiment.settings)
@@ -55,7 +82,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         ('kind = "theorem"\ntitle = "t"', "needs a text 'claim'"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_in_one_sentence(text: str, message: str, tmp_path) -> None:
+def test_a_file_with_a_mistake_is_refused_in_one_sentence(
+    text: str, message: str, tmp_path
+) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -80,5 +109,7 @@ def test_a_public_network_is_named_once_and_an_entry_of_its_own_comes_on_top(tmp
     assert (first["title"], first["model"]) == ("ResNet-50", "public:resnet50")
     assert (second["model"], second["limit"]) == ("public:resnet20", 7)
     path.write_text(start + '["resnet51"]')
-    with pytest.raises(ValueError, match="no network is called 'resnet51', expected one of resnet50"):
+    with pytest.raises(
+        ValueError, match="no network is called 'resnet51', expected one of resnet50"
+    ):
         find(str(path), "public")

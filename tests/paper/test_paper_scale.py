@@ -1,4 +1,5 @@
-"""All experiments at the paper's scale, from start to end, on generated miniatures of its data and stub weights."""
+"""All experiments at the paper's scale, from start to end, on generated miniatures of its data and
+stub weights."""
 
 from __future__ import annotations
 
@@ -26,18 +27,22 @@ FEWER = {
     "proposition-kl": {"tables": 50},
     "complexity": {"classes": [10, 30, 100], "widths": [16, 32, 64], "budget": 0.001},
 }
-"""Sizes of what is drawn or searched; everything that comes from networks and data is as it stands in the files."""
+"""Sizes of what is drawn or searched; everything that comes from networks and data is as it stands
+in the files."""
 
 
 def photographs(folder: Path, names: list[str], side: int, random: np.random.Generator) -> None:
     folder.mkdir(parents=True)
     for name in names:
-        Image.fromarray(random.integers(0, 256, (side, side, 3), np.uint8)).save(folder / f"{name}.png")
+        Image.fromarray(random.integers(0, 256, (side, side, 3), np.uint8)).save(
+            folder / f"{name}.png"
+        )
 
 
 @pytest.fixture
 def miniatures(tmp_path, monkeypatch) -> Path:
-    """The folders that `fdbd data` asks for, with a few images each, and the weights that `fdbd train` leaves."""
+    """The folders that `fdbd data` asks for, with a few images each, and the weights that `fdbd
+    train` leaves."""
     torchvision = pytest.importorskip("torchvision")
     random, data = np.random.default_rng(0), tmp_path / "data"
     for split, count in (("train", 60), ("test", 60)):
@@ -49,7 +54,9 @@ def miniatures(tmp_path, monkeypatch) -> Path:
     for name in ("iSUN", "places365", "dtd/images", "iNaturalist", "SUN", "Places"):
         photographs(data / name, [str(number) for number in range(8)], 40, random)
     for split in ("train", "val"):
-        names = [f"{label:03d}_n0000000{label}_{number}" for label in range(4) for number in range(3)]
+        names = [
+            f"{label:03d}_n0000000{label}_{number}" for label in range(4) for number in range(3)
+        ]
         photographs(data / "imagenet" / split, names, 64, random)
     torch.manual_seed(0)
     for run, network in (
@@ -59,15 +66,23 @@ def miniatures(tmp_path, monkeypatch) -> Path:
     ):
         (tmp_path / "runs" / run).mkdir(parents=True)
         classes = 1000 if run == "supcon-imagenet" else 10
-        save_file(create(network, classes).state_dict(), tmp_path / "runs" / run / "model.safetensors")
+        save_file(
+            create(network, classes).state_dict(), tmp_path / "runs" / run / "model.safetensors"
+        )
     hub = tmp_path / "torch" / "hub" / "checkpoints"
     hub.mkdir(parents=True)
     for build, weights in (("resnet50", "ResNet50_Weights"), ("vit_b_16", "ViT_B_16_Weights")):
         file = getattr(torchvision.models, weights).IMAGENET1K_V1.url.rpartition("/")[2]
         model = getattr(torchvision.models, build)()
-        torch.nn.init.normal_((model.fc if build == "resnet50" else model.heads.head).weight, std=0.02)  # a ViT's is 0
+        torch.nn.init.normal_(
+            (model.fc if build == "resnet50" else model.heads.head).weight, std=0.02
+        )  # a ViT's is 0
         torch.save(model.state_dict(), hub / file)
-    for variable, folder in (("FDBD_DATA", data), ("FDBD_CACHE", tmp_path / "cache"), ("TORCH_HOME", hub.parents[1])):
+    for variable, folder in (
+        ("FDBD_DATA", data),
+        ("FDBD_CACHE", tmp_path / "cache"),
+        ("TORCH_HOME", hub.parents[1]),
+    ):
         monkeypatch.setenv(variable, str(folder))
     monkeypatch.setenv("FDBD_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
@@ -76,7 +91,9 @@ def miniatures(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.filterwarnings("ignore")  # of few images, and of labels that random weights do not predict
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # of few images, and of labels that random weights do not predict
 def test_all_experiments_run_at_the_papers_scale(miniatures, monkeypatch, capsys) -> None:
     def smaller(name: str, scale: str, device: str):
         experiment = find(name, scale, device)
@@ -92,15 +109,20 @@ def test_all_experiments_run_at_the_papers_scale(miniatures, monkeypatch, capsys
     with pytest.raises(SystemExit) as end:
         cli.main(["paper", "all", "--scale", "paper", "--out", str(miniatures)])
     assert not end.value.code, capsys.readouterr().err
-    records = {name: json.loads((miniatures / f"{name}.json").read_text()) for name in list_experiments()}
+    records = {
+        name: json.loads((miniatures / f"{name}.json").read_text()) for name in list_experiments()
+    }
     missing = [line for record in records.values() for line in record["missing"]]
-    # The paper asks for the 1,000th neighbour, and for the tenth in 1 % of the samples: a miniature has not so many.
+    # The paper asks for the 1,000th neighbour, and for the tenth in 1 % of the samples: a miniature
+    # has not so many.
     expected = r"knn.* failed: ValueError: k is 10+, but only \d+ training samples|accuracy on \w+ is .* no better"
     assert all(re.match(expected, line) for line in missing), missing
     for name, record in records.items():
         titles = [model["title"] for model in find(name, "paper").settings.get("models", [])]
         assert record["checks"], name
-        assert len(titles) < 2 or all(title in str([record["tables"], record["data"]]) for title in titles), name
+        assert len(titles) < 2 or all(
+            title in str([record["tables"], record["data"]]) for title in titles
+        ), name
     assert [row[0] for row in records["table-domain-shift"]["tables"][0]["rows"]] == [
         "clean",
         "severity 1",
@@ -109,6 +131,11 @@ def test_all_experiments_run_at_the_papers_scale(miniatures, monkeypatch, capsys
     statements = {check["statement"] for check in records["table-cifar10"]["checks"]}
     for second in ("odin (ResNet-18)", "mds, layers and noise (ResNet-18)", "csi (CSI)"):
         assert f"fdbd separates ID from OOD better than {second}" in statements
-    assert "fdbd on the ResNet-18, SupCon model separates better than csi on the CSI model" in statements
+    assert (
+        "fdbd on the ResNet-18, SupCon model separates better than csi on the CSI model"
+        in statements
+    )
     _, on_images = records["table-cifar10"]["data"]["CSI"]
-    assert [row["name"] for row in on_images["detectors"]] == ["fdbd", "csi"], "CSI's network on the same images"
+    assert [row["name"] for row in on_images["detectors"]] == ["fdbd", "csi"], (
+        "CSI's network on the same images"
+    )

@@ -33,7 +33,9 @@ def quick(monkeypatch):
         def run(result: Result) -> None:
             name = result.experiment.name
             calls.append(name)
-            result.experiment = replace(result.experiment, settings={**result.settings, **few[name]})
+            result.experiment = replace(
+                result.experiment, settings={**result.settings, **few[name]}
+            )
             program(result)
 
         return run
@@ -51,7 +53,9 @@ def command(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_a_run_leaves_a_table_in_three_formats_and_a_figure_in_two(quick, tmp_path, capsys) -> None:
-    code, out, _ = command(capsys, "proposition-1", "--out", str(tmp_path / "new" / "folder"), "--json")
+    code, out, _ = command(
+        capsys, "proposition-1", "--out", str(tmp_path / "new" / "folder"), "--json"
+    )
     assert code == 0
     folder = tmp_path / "new" / "folder"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -83,7 +87,9 @@ def test_new_features_in_the_package_make_old_results_stale(quick, tmp_path, mon
     assert len(quick) == 2
 
 
-def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_path, monkeypatch) -> None:
+def test_an_experiment_without_data_is_a_line_and_the_others_are_run(
+    quick, tmp_path, monkeypatch
+) -> None:
     def without(result: Result) -> None:
         raise runner.MissingData("theorem-bound needs numbers: invent some")
 
@@ -99,7 +105,9 @@ def test_an_experiment_without_data_is_a_line_and_the_others_are_run(quick, tmp_
     assert "invent some" in (tmp_path / "README.md").read_text()
 
 
-def test_the_command_lists_runs_and_refuses_in_one_line(quick, tmp_path, capsys, monkeypatch) -> None:
+def test_the_command_lists_runs_and_refuses_in_one_line(
+    quick, tmp_path, capsys, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, _ = command(capsys, "--json")
     assert code == 0
@@ -116,7 +124,9 @@ def test_the_command_lists_runs_and_refuses_in_one_line(quick, tmp_path, capsys,
     assert "holds" in out
 
 
-def test_at_the_papers_scale_missing_weights_and_data_are_named(nowhere, tmp_path, capsys, monkeypatch) -> None:
+def test_at_the_papers_scale_missing_weights_and_data_are_named(
+    nowhere, tmp_path, capsys, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = command(capsys, "table-cifar10", "--scale", "paper")
     assert code == 2
@@ -137,7 +147,9 @@ def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, mo
                 continue
             result = Result(
                 experiment,
-                checks=[Check.of(f"water is wet ({model})", name != "complexity", f"42 for {name}.")],
+                checks=[
+                    Check.of(f"water is wet ({model})", name != "complexity", f"42 for {name}.")
+                ],
                 tables=[Table("a title", ["a", "b"], [["1", f"**{scale}**"]])],
             )
             (folder / f"{name}.json").write_text(json.dumps(result.record(1.0)))
@@ -150,7 +162,10 @@ def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, mo
         if name != "table-vit":
             assert f"(paper/{name}.svg)" in text
             assert (target.parent / "paper" / f"{name}.svg").read_text() == "<svg>public</svg>"
-    assert "| water is wet | ✓ zoo: 42 for table-cifar10. | ✓ ResNet-50: 42 for table-cifar10. |" in text
+    assert (
+        "| water is wet | ✓ zoo: 42 for table-cifar10. | ✓ ResNet-50: 42 for table-cifar10. |"
+        in text
+    )
     assert "| water is wet | ✗ zoo: 42 for complexity. | ✗ ResNet-50: 42 for complexity. |" in text
     assert re.search(r"`table-vit`.*\| not tested \| not tested \|", text)
     assert "Slips" in text
@@ -185,7 +200,10 @@ def test_published_weights_that_are_missing_are_named_with_file_address_and_fold
     monkeypatch.chdir(tmp_path)
     code, _, err = command(capsys, "table-vit", "--scale", "paper")
     assert code == 2
-    assert "downloads are off: put vit_b_16-c867db91.pth from https://download.pytorch.org/models/" in err
+    assert (
+        "downloads are off: put vit_b_16-c867db91.pth from https://download.pytorch.org/models/"
+        in err
+    )
     assert str(tmp_path / "torch" / "hub" / "checkpoints") in err
 
 

@@ -1,4 +1,5 @@
-"""The theorem and the propositions: they hold under the paper's model, and the search sees when they do not."""
+"""The theorem and the propositions: they hold under the paper's model, and the search sees when
+they do not."""
 
 from __future__ import annotations
 
@@ -12,14 +13,25 @@ from hypothesis import strategies as st
 
 from fdbd import Head
 from fdbd.paper.closed_form import nearer_points
-from fdbd.paper.propositions import band, boundary_distance, cap_angle, kl, separation_limit, sides, simplex_etf, sphere
+from fdbd.paper.propositions import (
+    band,
+    boundary_distance,
+    cap_angle,
+    kl,
+    separation_limit,
+    sides,
+    simplex_etf,
+    sphere,
+)
 
 
 @pytest.mark.parametrize(("classes", "width"), [(2, 1), (3, 2), (10, 9), (10, 40)])
 def test_class_means_are_centred_of_equal_length_and_equiangular(classes: int, width: int) -> None:
     means = simplex_etf(classes, width)
     assert torch.allclose(means.sum(dim=0), torch.zeros(width, dtype=torch.float64), atol=1e-12)
-    expected = torch.full((classes, classes), -1 / (classes - 1), dtype=torch.float64).fill_diagonal_(1)
+    expected = torch.full(
+        (classes, classes), -1 / (classes - 1), dtype=torch.float64
+    ).fill_diagonal_(1)
     assert torch.allclose(means @ means.T, expected)
     assert float(boundary_distance(means, means)[0]) == pytest.approx(separation_limit(classes))
 
@@ -42,7 +54,9 @@ def test_points_of_a_cap_are_distributed_as_rejection_would_have_them() -> None:
     accepted = sphere(60_000, 3, generator)
     cosine = accepted @ axis
     accepted = accepted[(cosine < math.cos(0.2)) & (cosine > math.cos(1.1))]
-    assert torch.allclose(torch.linalg.vector_norm(drawn, dim=1), torch.ones(20_000, dtype=torch.float64))
+    assert torch.allclose(
+        torch.linalg.vector_norm(drawn, dim=1), torch.ones(20_000, dtype=torch.float64)
+    )
     for quantile in (0.1, 0.5, 0.9):
         mine, theirs = (float((part @ axis).quantile(quantile)) for part in (drawn, accepted))
         assert mine == pytest.approx(theirs, abs=0.01)
@@ -68,8 +82,15 @@ def test_the_theorem_holds_and_its_search_would_see_if_it_did_not(tiny, verdicts
 
 
 def test_the_search_finds_a_member_of_the_region_just_beyond_the_bound_and_none_before() -> None:
-    head = Head(torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
-    z, own, target = torch.tensor([[3.0, 1.0]], dtype=torch.float64), torch.tensor([0]), torch.tensor([1])
+    head = Head(
+        torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+    )
+    z, own, target = (
+        torch.tensor([[3.0, 1.0]], dtype=torch.float64),
+        torch.tensor([0]),
+        torch.tensor([1]),
+    )
     generator = torch.Generator().manual_seed(0)
     assert not nearer_points(z, head, own, target, 0.999, generator).any()
     assert nearer_points(z, head, own, target, 1.001, generator).all()
@@ -80,27 +101,41 @@ def test_distance_grows_with_the_radius_unless_a_class_has_a_bias(tiny, verdicts
     assert set(verdicts(finding).values()) == {"holds"}
 
 
-def test_dense_regions_lie_farther_from_boundaries_unless_class_means_are_twins(tiny, verdicts) -> None:
-    finding = tiny("proposition-2", sizes=[[3, 6], [10, 30]], points=800, overlapping=[1.2], twins=[[5, 10, 0.05, 0.9]])
+def test_dense_regions_lie_farther_from_boundaries_unless_class_means_are_twins(
+    tiny, verdicts
+) -> None:
+    finding = tiny(
+        "proposition-2",
+        sizes=[[3, 6], [10, 30]],
+        points=800,
+        overlapping=[1.2],
+        twins=[[5, 10, 0.05, 0.9]],
+    )
     found = list(verdicts(finding).values())
     assert (found[0], found[2]) == ("holds", "holds")
     assert all(case["radius"] >= 1 - case["reach"] for case in finding.data["separated"])
 
 
 def test_kl_of_known_distributions() -> None:
-    assert kl(np.array([0.5, 0.5]), np.array([0.25, 0.75])) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert kl(np.array([0.5, 0.5]), np.array([0.25, 0.75])) == pytest.approx(
+        0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    )
     assert kl(np.array([1.0, 0.0]), np.array([0.5, 0.5])) == pytest.approx(math.log(2))
 
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), x=st.integers(2, 6), y=st.integers(2, 6))
-def test_conditioning_raises_the_divergence_when_marginals_are_equal(seed: int, x: int, y: int) -> None:
+def test_conditioning_raises_the_divergence_when_marginals_are_equal(
+    seed: int, x: int, y: int
+) -> None:
     random = np.random.default_rng(seed)
     marginal = random.dirichlet(np.ones(x))
     first, second = (marginal[:, None] * random.dirichlet(np.ones(y), size=x) for _ in range(2))
     alone, given_x = sides(first, second)
     assert alone <= given_x + 1e-12
-    by_hand = sum(marginal[i] * kl(first[i] / marginal[i], second[i] / marginal[i]) for i in range(x))
+    by_hand = sum(
+        marginal[i] * kl(first[i] / marginal[i], second[i] / marginal[i]) for i in range(x)
+    )
     assert given_x == pytest.approx(by_hand)
 
 

@@ -1,4 +1,5 @@
-"""Tables and figures on the bundle: the statements they make, and what they say when data are missing."""
+"""Tables and figures on the bundle: the statements they make, and what they say when data are
+missing."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ import torch
 import fdbd
 from fdbd import FDBD, metrics
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
+from fdbd.bench.rows import Latency
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, models
 from fdbd.paper.detector_tables import RotatedCSI, beats, image_results
 from fdbd.paper.models import EvaluatedModel
-from fdbd.results.rows import Latency
 
 
 @pytest.fixture
@@ -25,7 +26,9 @@ def small_bundle(monkeypatch):
 
     def part(samples: FeatureSet, step: int = 10) -> FeatureSet:
         return FeatureSet(
-            samples.name, samples.features[::step], None if samples.labels is None else samples.labels[::step]
+            samples.name,
+            samples.features[::step],
+            None if samples.labels is None else samples.labels[::step],
         )
 
     small = Benchmark(
@@ -44,7 +47,10 @@ def small_bundle(monkeypatch):
 
 def test_regularisation_raises_auroc_and_lowers_fpr_on_the_bundle() -> None:
     bundle = load_bundle("cifar10-ce")
-    plain, divided = (FDBD(normalizer=n).fit(bundle.train.rows(slice(None)), bundle.head) for n in (None, "deviation"))
+    plain, divided = (
+        FDBD(normalizer=n).fit(bundle.train.rows(slice(None)), bundle.head)
+        for n in (None, "deviation")
+    )
     inside = bundle.test.rows(slice(None))
     auroc, fpr = [], []
     for samples in bundle.ood:
@@ -56,22 +62,41 @@ def test_regularisation_raises_auroc_and_lowers_fpr_on_the_bundle() -> None:
     assert np.diff(np.mean(fpr, axis=0)) > 0
 
 
-def test_the_regularisation_table_weighs_the_gain_against_its_error(small_bundle, tiny, verdicts) -> None:
+def test_the_regularisation_table_weighs_the_gain_against_its_error(
+    small_bundle, tiny, verdicts
+) -> None:
     found = verdicts(tiny("table-regularization"))
-    assert found["regDistDB separates ID from OOD better than avgDistDB (cross-entropy)"] in ("holds", "undecided")
+    assert found["regDistDB separates ID from OOD better than avgDistDB (cross-entropy)"] in (
+        "holds",
+        "undecided",
+    )
 
 
-def test_a_bundle_that_the_package_lacks_is_one_line_that_says_how_to_write_it(small_bundle, tiny) -> None:
+def test_a_bundle_that_the_package_lacks_is_one_line_that_says_how_to_write_it(
+    small_bundle, tiny
+) -> None:
     result = tiny("table-regularization")
     assert len(result.missing) == 2
-    assert "no cifar10-supcon; `python tools/make_bundle.py` in the repository writes it" in result.missing[1]
+    assert (
+        "no cifar10-supcon; `python tools/make_bundle.py` in the repository writes it"
+        in result.missing[1]
+    )
     assert {row[0] for row in result.tables[0].rows} == {"cross-entropy"}
 
 
-def test_without_images_odin_says_so_and_the_other_rows_are_there(small_bundle, tiny, nowhere) -> None:
+def test_without_images_odin_says_so_and_the_other_rows_are_there(
+    small_bundle, tiny, nowhere
+) -> None:
     result = tiny("table-cifar10")
     assert any("odin on cross-entropy need images: cifar10" in line for line in result.missing)
-    assert {row[1] for row in result.tables[0].rows} == {"msp", "energy", "mds", "knn", "vim", "fdbd"}
+    assert {row[1] for row in result.tables[0].rows} == {
+        "msp",
+        "energy",
+        "mds",
+        "knn",
+        "vim",
+        "fdbd",
+    }
     assert any(item.statement.startswith("fdbd adds less than 1%") for item in result.checks)
 
 
@@ -99,12 +124,18 @@ def test_corrupted_images_that_are_missing_end_the_experiment_with_the_way_to_ge
         ("figure-nearest-k", 3),
     ],
 )
-def test_figures_come_with_a_table_and_decided_statements(name: str, statements: int, small_bundle, tiny) -> None:
+def test_figures_come_with_a_table_and_decided_statements(
+    name: str, statements: int, small_bundle, tiny
+) -> None:
     result = tiny(name)
     assert len(result.checks) == statements
     assert result.tables[0].rows
     for axis in result.figure.axes:
-        if axis.get_visible() and axis.has_data() and not (axis.get_title() or axis.get_title("left")):
+        if (
+            axis.get_visible()
+            and axis.has_data()
+            and not (axis.get_title() or axis.get_title("left"))
+        ):
             assert axis.get_xlabel()
 
 
@@ -127,14 +158,18 @@ class Tiny(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.Tanh())
+        self.body = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(192, 6), torch.nn.Tanh()
+        )
         self.head = torch.nn.Linear(6, 3)
 
     def forward(self, images):
         return self.head(self.body(images))
 
 
-def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path, monkeypatch) -> None:
+def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr("fdbd.paper.test_tiny_model", Tiny, raising=False)
     generator = np.random.default_rng(0)
     preprocess = {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -147,7 +182,9 @@ def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path
         np.savez(tmp_path / f"{name}.npz", x=pixels, y=labels[name].numpy())
     features = {name: classifier(inputs).features.detach() for name, inputs in sets.items()}
     inside = FeatureSet("inside", features["inside"], labels["inside"])
-    benchmark = Benchmark(classifier.head, inside, inside, [FeatureSet("outside", features["outside"])])
+    benchmark = Benchmark(
+        classifier.head, inside, inside, [FeatureSet("outside", features["outside"])]
+    )
     config = Config.from_dict(
         {
             "model": "fdbd.paper:test_tiny_model",
@@ -169,15 +206,21 @@ def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(tmp_path
     images = sets["inside"]
     csi = fdbd.CSI().fit(RotatedCSI().observe(images, classifier).detach(), classifier.head)
     expected = csi.score(RotatedCSI().observe(images[::2], classifier)).detach()
-    assert torch.allclose(results.row("csi").id_scores, expected, atol=1e-4), "CSI is fitted and asked on its own views"
+    assert torch.allclose(results.row("csi").id_scores, expected, atol=1e-4), (
+        "CSI is fitted and asked on its own views"
+    )
     noisy = fdbd.Guard(
         Classifier(Tiny().eval(), layers=["body.1"]),
         fdbd.MDS(["body.1"], std=0.5),
         perturb=fdbd.InputPerturbation(0.005, objective="score", std=0.5),
     ).fit([(images, labels["inside"])])
-    assert torch.allclose(results.row("mds, layers and noise").id_scores, noisy.score(images[::2]), atol=1e-3)
+    assert torch.allclose(
+        results.row("mds, layers and noise").id_scores, noisy.score(images[::2]), atol=1e-3
+    )
     moved = results.row("odin").id_scores
-    assert torch.allclose(moved, torch.full_like(moved, 1 / 3), atol=0.01), "at T = 1000 the softmax is nearly flat"
+    assert torch.allclose(moved, torch.full_like(moved, 1 / 3), atol=0.01), (
+        "at T = 1000 the softmax is nearly flat"
+    )
 
 
 def test_a_detector_beats_another_only_if_both_metrics_say_so() -> None:
@@ -185,12 +228,13 @@ def test_a_detector_beats_another_only_if_both_metrics_say_so() -> None:
     inside = torch.randn(2000, 1, generator=generator)
     head = fdbd.Head(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
     outside = FeatureSet("outside", torch.randn(2000, 1, generator=generator) - 3)
-    results = Benchmark(head, FeatureSet("inside", inside), FeatureSet("inside", inside), [outside]).run(
-        ["msp", "energy"], latency=False, progress=False
-    )
+    results = Benchmark(
+        head, FeatureSet("inside", inside), FeatureSet("inside", inside), [outside]
+    ).run(["msp", "energy"], latency=False, progress=False)
     good, bad = results.rows
     scores = torch.randn(2000, generator=generator)
-    # One detector separates most samples but lets a tenth of the OOD samples in; the other is a bit worse everywhere.
+    # One detector separates most samples but lets a tenth of the OOD samples in; the other is a bit
+    # worse everywhere.
     leaky = torch.where(torch.arange(2000) % 10 == 0, scores + 9.0, scores - 9.0)
     rows = {
         "leaky": (scores, leaky),
@@ -202,7 +246,9 @@ def test_a_detector_beats_another_only_if_both_metrics_say_so() -> None:
         for name, (a, b) in rows.items()
     ]
     made = [
-        replace(row, evaluations={"outside": metrics.evaluate(row.id_scores, row.ood_scores["outside"])})
+        replace(
+            row, evaluations={"outside": metrics.evaluate(row.id_scores, row.ood_scores["outside"])}
+        )
         for row in made
     ]
     results = Results(results.setting, made)

@@ -1,6 +1,8 @@
-"""Asks a service with the clients of Triton and KServe and prints what they answered: ADDRESS INPUT ROWS.npy.
+"""Asks a service with the clients of Triton and KServe and prints what they answered: ADDRESS INPUT
+ROWS.npy.
 
-It runs in an environment of its own, without fdbd: the clients ask for other versions of common packages.
+It runs in an environment of its own, without fdbd: the clients ask for other versions of common
+packages.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def by_triton(address: str, name: str, rows: np.ndarray) -> dict[str, object]:
     client = triton.InferenceServerClient(address)
     about = client.get_model_metadata("guard")
     found: dict[str, object] = {
-        "ready": client.is_server_live() and client.is_server_ready() and client.is_model_ready("guard"),
+        "ready": client.is_server_live()
+        and client.is_server_ready()
+        and client.is_model_ready("guard"),
         "server": client.get_server_metadata()["name"],
         "inputs": about["inputs"],
         "outputs": [output["name"] for output in about["outputs"]],
@@ -30,10 +34,19 @@ def by_triton(address: str, name: str, rows: np.ndarray) -> dict[str, object]:
         tensor.set_data_from_numpy(rows, binary_data=is_binary)
         wanted = [triton.InferRequestedOutput(output, binary_data=is_binary) for output in OUTPUTS]
         answer = client.infer("guard", [tensor], outputs=wanted, request_id="7")
-        found[f"binary={is_binary}"] = {output: answer.as_numpy(output).tolist() for output in OUTPUTS}
+        found[f"binary={is_binary}"] = {
+            output: answer.as_numpy(output).tolist() for output in OUTPUTS
+        }
         found[f"id, binary={is_binary}"] = answer.get_response()["id"]
     try:
-        client.infer("guard", [triton.InferInput("other", [1, 2], "FP32").set_data_from_numpy(np.zeros((1, 2), "f4"))])
+        client.infer(
+            "guard",
+            [
+                triton.InferInput("other", [1, 2], "FP32").set_data_from_numpy(
+                    np.zeros((1, 2), "f4")
+                )
+            ],
+        )
     except triton.InferenceServerException as error:
         found["refusal"] = error.message()
     return found
@@ -58,5 +71,8 @@ async def by_kserve(address: str, name: str, rows: np.ndarray) -> dict[str, obje
 if __name__ == "__main__":
     address, name, path = sys.argv[1:]
     rows = np.load(path)
-    found = {"triton": by_triton(address, name, rows), "kserve": asyncio.run(by_kserve(address, name, rows))}
+    found = {
+        "triton": by_triton(address, name, rows),
+        "kserve": asyncio.run(by_kserve(address, name, rows)),
+    }
     print(json.dumps(found))

@@ -13,7 +13,7 @@ import uvicorn
 from torch import nn
 
 import fdbd
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.serve.app import App
 from fdbd.serve.backend import Backend
@@ -37,7 +37,11 @@ def feature_guard() -> fdbd.Guard:
 def image_guard() -> fdbd.Guard:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, WIDTH, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES)
+        nn.Conv2d(3, WIDTH, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(WIDTH, CLASSES),
     )
     guard = fdbd.Guard(model.eval(), "fdbd").fit([torch.rand(100, 3, SIDE, SIDE)])
     return guard.calibrate([torch.rand(100, 3, SIDE, SIDE)], tpr=0.9)

@@ -1,4 +1,5 @@
-"""The service over HTTP: both protocols give the guard's own answers, and nothing a client sends ends in a 500."""
+"""The service over HTTP: both protocols give the guard's own answers, and nothing a client sends
+ends in a 500."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import fdbd
-from fdbd.data.images import decode
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.pixels import decode
+from fdbd.core.preprocessing import Preprocess
 from fdbd.serve.app import App, Settings
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
@@ -26,13 +27,17 @@ TOKEN = "a-token-of-enough-letters"
 
 @pytest.fixture(scope="module")
 def image_client(images):
-    with TestClient(App(images, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+    with TestClient(
+        App(images, Settings(max_body=100_000)), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def feature_client(features):
-    with TestClient(App(features, Settings(max_body=100_000)), raise_server_exceptions=False) as client:
+    with TestClient(
+        App(features, Settings(max_body=100_000)), raise_server_exceptions=False
+    ) as client:
         yield client
 
 
@@ -48,7 +53,9 @@ def expected(guard: fdbd.Guard, image: bytes) -> fdbd.Decision:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_image_as_raw_bytes_or_multipart_gets_the_guards_own_decision(image_client, image_guard, seed) -> None:
+def test_an_image_as_raw_bytes_or_multipart_gets_the_guards_own_decision(
+    image_client, image_guard, seed
+) -> None:
     image = png(seed)
     decision = expected(image_guard, image)
     raw = image_client.post("/decide", content=image, headers={"content-type": "image/png"})
@@ -83,7 +90,9 @@ def test_features_as_json_get_the_guards_own_decisions(feature_client, feature_g
 
 def test_a_number_that_is_not_finite_is_ood_and_its_score_null(feature_client) -> None:
     body = json.dumps({"features": [[1e999] + [0.0] * (WIDTH - 1)]}).replace("Infinity", "1e999")
-    found = feature_client.post("/decide", content=body, headers={"content-type": "application/json"})
+    found = feature_client.post(
+        "/decide", content=body, headers={"content-type": "application/json"}
+    )
     assert found.status_code == 200
     assert found.json()["decisions"][0]["is_ood"] is True
     assert found.json()["decisions"][0]["score"] is None
@@ -92,7 +101,9 @@ def test_a_number_that_is_not_finite_is_ood_and_its_score_null(feature_client) -
 def test_inference_as_json_and_as_bytes_gives_the_same(feature_client, feature_guard) -> None:
     rows = np.random.default_rng(0).normal(size=(3, WIDTH)).astype(np.float32)
     plain = {"name": "features", "shape": [3, WIDTH], "datatype": "FP32", "data": rows.tolist()}
-    answer = feature_client.post("/v2/models/guard/infer", json={"id": "7", "inputs": [plain]}).json()
+    answer = feature_client.post(
+        "/v2/models/guard/infer", json={"id": "7", "inputs": [plain]}
+    ).json()
     assert answer["id"] == "7"
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     decision = feature_guard.decide(fdbd.Batch(torch.from_numpy(rows)))
@@ -102,7 +113,9 @@ def test_inference_as_json_and_as_bytes_gives_the_same(feature_client, feature_g
     del head["data"]
     header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
     length = {"inference-header-content-length": str(len(header))}
-    answer = feature_client.post("/v2/models/guard/infer", content=header + rows.tobytes(), headers=length)
+    answer = feature_client.post(
+        "/v2/models/guard/infer", content=header + rows.tobytes(), headers=length
+    )
     size = int(answer.headers["inference-header-content-length"])
     place = size
     for output in json.loads(answer.content[:size])["outputs"]:
@@ -115,7 +128,13 @@ def test_inference_as_json_and_as_bytes_gives_the_same(feature_client, feature_g
 
 
 def tensor(**changes):
-    return {"name": "features", "shape": [1, WIDTH], "datatype": "FP32", "data": [0.0] * WIDTH, **changes}
+    return {
+        "name": "features",
+        "shape": [1, WIDTH],
+        "datatype": "FP32",
+        "data": [0.0] * WIDTH,
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -157,7 +176,10 @@ def test_a_body_without_a_stated_length_is_cut_off_at_the_limit(image_client) ->
     assert answer.status_code == 413
 
 
-@given(st.binary(max_size=400), st.sampled_from(["application/json", "image/png", "multipart/form-data; boundary=b"]))
+@given(
+    st.binary(max_size=400),
+    st.sampled_from(["application/json", "image/png", "multipart/form-data; boundary=b"]),
+)
 def test_no_body_ends_in_a_server_error_on_decide(image_client, feature_client, body, kind) -> None:
     for client in (image_client, feature_client):
         answer = client.post("/decide", content=body, headers={"content-type": kind})
@@ -166,30 +188,44 @@ def test_no_body_ends_in_a_server_error_on_decide(image_client, feature_client, 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
 
 @given(
-    st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "shape", "datatype", "data", "parameters"), json_values))
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("name", "shape", "datatype", "data", "parameters"), json_values)
+    )
 )
 def test_no_tensor_ends_in_a_server_error_on_infer(feature_client, changes) -> None:
-    answer = feature_client.post("/v2/models/guard/infer", content=json.dumps({"inputs": [tensor(**changes)]}))
+    answer = feature_client.post(
+        "/v2/models/guard/infer", content=json.dumps({"inputs": [tensor(**changes)]})
+    )
     assert answer.status_code < 500, answer.text
 
 
-@given(st.binary(max_size=200), st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=8))
+@given(
+    st.binary(max_size=200),
+    st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=8),
+)
 def test_no_header_length_ends_in_a_server_error_on_infer(feature_client, body, length) -> None:
     headers = {"inference-header-content-length": length}
-    assert feature_client.post("/v2/models/guard/infer", content=body, headers=headers).status_code < 500
+    assert (
+        feature_client.post("/v2/models/guard/infer", content=body, headers=headers).status_code
+        < 500
+    )
 
 
 def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> None:
     with TestClient(App(features, Settings(token=TOKEN))) as client:
         for path in ("/status", "/metrics", "/v2", "/v2/models/guard"):
             assert client.get(path).status_code == 401
-            assert client.get(path, headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
+            assert (
+                client.get(path, headers={"authorization": f"Bearer {TOKEN}x"}).status_code == 401
+            )
             assert client.get(path, headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
         assert client.post("/decide", json={"features": [[0.0] * WIDTH]}).status_code == 401
         for path in ("/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"):
@@ -197,8 +233,14 @@ def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> No
 
 
 def test_a_request_keeps_its_id_and_gets_one_where_it_has_none(feature_client) -> None:
-    assert feature_client.get("/status", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
-    assert len(feature_client.get("/status", headers={"x-request-id": "a b"}).headers["x-request-id"]) == 32
+    assert (
+        feature_client.get("/status", headers={"x-request-id": "abc-1"}).headers["x-request-id"]
+        == "abc-1"
+    )
+    assert (
+        len(feature_client.get("/status", headers={"x-request-id": "a b"}).headers["x-request-id"])
+        == 32
+    )
 
 
 class Slow:
@@ -264,7 +306,10 @@ def test_metrics_count_what_was_asked_and_decided(features) -> None:
     assert 'fdbd_requests_total{path="/decide",status="200"} 1.0' in text
     assert 'fdbd_requests_total{path="/decide",status="400"} 1.0' in text
     for entry in decisions:
-        assert f'fdbd_samples_total{{class="{NAMES[entry["label"]]}",label="{entry["label"]}"}}' in text
+        assert (
+            f'fdbd_samples_total{{class="{NAMES[entry["label"]]}",label="{entry["label"]}"}}'
+            in text
+        )
     assert "fdbd_batch_rows_sum 2.0" in text
     assert status["monitor"]["samples"] == 2
     assert status["monitor"]["ood"] == sum(entry["is_ood"] for entry in decisions)
@@ -273,7 +318,9 @@ def test_metrics_count_what_was_asked_and_decided(features) -> None:
 def test_rejected_images_are_kept_as_thumbnails_up_to_a_bound(images) -> None:
     def rejected(settings: Settings) -> list[dict]:
         with TestClient(App(images, settings)) as client:
-            count = sum(client.post("/decide", content=png(seed)).json()["is_ood"] for seed in range(40))
+            count = sum(
+                client.post("/decide", content=png(seed)).json()["is_ood"] for seed in range(40)
+            )
             assert count > 2, "the test needs rejected images"
             return client.get("/status").json()["samples"]
 

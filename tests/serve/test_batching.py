@@ -1,4 +1,5 @@
-"""Micro-batches: together where they arrive together, refused where they do not fit, dropped where nobody waits."""
+"""Micro-batches: together where they arrive together, refused where they do not fit, dropped where
+nobody waits."""
 
 from __future__ import annotations
 
@@ -143,7 +144,9 @@ def test_an_error_of_the_model_reaches_its_own_batch_alone() -> None:
     async def program() -> None:
         batcher = Batcher(decide, size=1)
         batcher.start()
-        hot, cold = await asyncio.gather(batcher.submit(rows(101)), batcher.submit(rows(1)), return_exceptions=True)
+        hot, cold = await asyncio.gather(
+            batcher.submit(rows(101)), batcher.submit(rows(1)), return_exceptions=True
+        )
         assert isinstance(hot, RuntimeError)
         assert cold.scores.tolist() == [1.0]
         await batcher.stop()
@@ -183,7 +186,9 @@ def test_callers_that_came_together_are_waited_for_until_all_are_back() -> None:
     run(program)  # ends after 30 s, before the delay does
 
 
-def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_with_all_cores() -> None:
+def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_with_all_cores() -> (
+    None
+):
     entered: dict[int, int] = {}
     decided: list[tuple[int, int]] = []
     both = threading.Barrier(2, timeout=20)
@@ -198,7 +203,9 @@ def test_a_slow_model_takes_two_batches_at_a_time_under_load_and_a_lone_request_
         return answers(batch)
 
     async def program() -> None:
-        batcher = Batcher(decide, size=8, enter=lambda n: entered.update({threading.get_ident(): n}))
+        batcher = Batcher(
+            decide, size=8, enter=lambda n: entered.update({threading.get_ident(): n})
+        )
         batcher.start()
         assert (await batcher.submit(rows(1))).scores.tolist() == [1.0]
         found = await asyncio.gather(*(batcher.submit(rows(value)) for value in range(8)))

@@ -1,4 +1,5 @@
-"""The files around the service are valid where they will be used: Prometheus, Grafana, Kubernetes and KServe."""
+"""The files around the service are valid where they will be used: Prometheus, Grafana, Kubernetes
+and KServe."""
 
 from __future__ import annotations
 
@@ -17,23 +18,34 @@ FOLDER = Path(__file__).parents[2] / "deployment"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
+)
 def test_the_alert_rules_pass_prometheus_own_check() -> None:
     found = subprocess.run(
-        ["promtool", "check", "rules", FOLDER / "prometheus-rules.yaml"], capture_output=True, text=True
+        ["promtool", "check", "rules", FOLDER / "prometheus-rules.yaml"],
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr
     assert "4 rules found" in found.stdout
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
+)
 def test_every_query_of_the_dashboard_is_a_valid_rule(tmp_path: Path) -> None:
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     rules = [
-        {"record": f"fdbd:query{index}", "expr": query.replace("$job", ".*")} for index, query in enumerate(queries)
+        {"record": f"fdbd:query{index}", "expr": query.replace("$job", ".*")}
+        for index, query in enumerate(queries)
     ]
-    (tmp_path / "rules.json").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    found = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.json"], capture_output=True, text=True)
+    (tmp_path / "rules.json").write_text(
+        json.dumps({"groups": [{"name": "dashboard", "rules": rules}]})
+    )
+    found = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "rules.json"], capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr
 
 
@@ -65,7 +77,9 @@ def test_the_manifests_are_valid_kubernetes() -> None:
     assert [document["kind"] for document in documents] == ["Deployment", "Service"]
     for document in documents:
         kubernetes_validate.validate(document, "1.28", strict=True)
-    predictor = yaml.safe_load((FOLDER / "kserve.yaml").read_text(encoding="utf-8"))["spec"]["predictor"]
+    predictor = yaml.safe_load((FOLDER / "kserve.yaml").read_text(encoding="utf-8"))["spec"][
+        "predictor"
+    ]
     containers = {"containers": predictor["containers"]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "guard"}, "spec": containers}
     kubernetes_validate.validate(pod, "1.28", strict=True)
@@ -78,4 +92,7 @@ def test_the_kserve_manifest_is_an_inference_service() -> None:
     predictor = dict(document["spec"]["predictor"])
     known = set(kserve.V1beta1PredictorSpec.attribute_map.values())
     assert set(predictor) <= known
-    assert (document["apiVersion"], document["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert (document["apiVersion"], document["kind"]) == (
+        "serving.kserve.io/v1beta1",
+        "InferenceService",
+    )

@@ -1,4 +1,5 @@
-"""The service under load with faults, and under a machine that reads its own description of the interface."""
+"""The service under load with faults, and under a machine that reads its own description of the
+interface."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_minute_of_faults_leaves_answers_right_and_memory_flat() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "serving_faults.py"
-    found = subprocess.run([sys.executable, script, "--minutes", "1"], capture_output=True, text=True, timeout=500)
+    found = subprocess.run(
+        [sys.executable, script, "--minutes", "1"], capture_output=True, text=True, timeout=500
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     summary = json.loads(found.stdout)
     assert summary["faults"] == []
@@ -26,7 +29,9 @@ def test_a_minute_of_faults_leaves_answers_right_and_memory_flat() -> None:
 
 
 @pytest.mark.parametrize("kind", ["features", "images"])
-def test_what_schemathesis_makes_of_the_interface_is_never_answered_with_500(kind: str, request) -> None:
+def test_what_schemathesis_makes_of_the_interface_is_never_answered_with_500(
+    kind: str, request
+) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
 

@@ -24,7 +24,9 @@ def graph(feature_guard: fdbd.Guard, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def test_the_graph_answers_as_the_guard_and_knows_its_calibration(graph: Path, feature_guard: fdbd.Guard) -> None:
+def test_the_graph_answers_as_the_guard_and_knows_its_calibration(
+    graph: Path, feature_guard: fdbd.Guard
+) -> None:
     backend = OnnxBackend(graph)
     rows = torch.randn(7, 6)
     rows[3, 2] = torch.nan
@@ -32,7 +34,9 @@ def test_the_graph_answers_as_the_guard_and_knows_its_calibration(graph: Path, f
     np.testing.assert_allclose(answers.scores, decision.scores, rtol=1e-4)
     assert answers.is_ood.tolist() == decision.is_ood.tolist()
     assert feature_guard.threshold is not None
-    np.testing.assert_array_equal(backend.calibration, np.sort(feature_guard.threshold.calibration.double().numpy()))
+    np.testing.assert_array_equal(
+        backend.calibration, np.sort(feature_guard.threshold.calibration.double().numpy())
+    )
     assert backend.promise == feature_guard.threshold.guarantee
     assert backend.row_shape == (6,)
 

@@ -1,4 +1,5 @@
-"""The service on a real Ray cluster of two nodes: one view of all monitors, no request lost when a replica dies."""
+"""The service on a real Ray cluster of two nodes: one view of all monitors, no request lost when a
+replica dies."""
 
 from __future__ import annotations
 
@@ -60,7 +61,15 @@ def test_the_command_serves_on_a_cluster_of_this_machine_adds_replicas_under_loa
     feature_guard: fdbd.Guard, tmp_path: Path
 ) -> None:
     feature_guard.save(tmp_path / "guard.safetensors")
-    command = [sys.executable, "-m", "fdbd", "serve", str(tmp_path / "guard.safetensors"), "--engine", "ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "fdbd",
+        "serve",
+        str(tmp_path / "guard.safetensors"),
+        "--engine",
+        "ray",
+    ]
     command += ["--port", "0", "--max-workers", "2", "--device", "cpu", "--delay", "300"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "RAY_ADDRESS": ""})
@@ -73,7 +82,10 @@ def test_the_command_serves_on_a_cluster_of_this_machine_adds_replicas_under_loa
         url = found[1]
         expected = feature_guard.decide(fdbd.Batch(torch.tensor(ROW["features"])))
         answer = httpx.post(f"{url}/decide", json=ROW, timeout=60).json()["decisions"][0]
-        assert (answer["label"], answer["is_ood"]) == (int(expected.labels[0]), bool(expected.is_ood[0]))
+        assert (answer["label"], answer["is_ood"]) == (
+            int(expected.labels[0]),
+            bool(expected.is_ood[0]),
+        )
         assert answer["score"] == pytest.approx(float(expected.scores[0]), rel=1e-5)
 
         def processes() -> int:
@@ -104,11 +116,23 @@ def test_the_command_serves_on_a_cluster_of_this_machine_adds_replicas_under_loa
         process.kill()
 
 
-def test_more_replicas_than_cores_are_refused_in_one_line(feature_guard: fdbd.Guard, tmp_path: Path) -> None:
+def test_more_replicas_than_cores_are_refused_in_one_line(
+    feature_guard: fdbd.Guard, tmp_path: Path
+) -> None:
     feature_guard.save(tmp_path / "guard.safetensors")
-    command = [sys.executable, "-m", "fdbd", "serve", str(tmp_path / "guard.safetensors"), "--engine", "ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "fdbd",
+        "serve",
+        str(tmp_path / "guard.safetensors"),
+        "--engine",
+        "ray",
+    ]
     given = {**os.environ, "RAY_ADDRESS": ""}
-    found = subprocess.run([*command, "--workers", "9999"], capture_output=True, text=True, env=given, timeout=240)
+    found = subprocess.run(
+        [*command, "--workers", "9999"], capture_output=True, text=True, env=given, timeout=240
+    )
     assert found.returncode == 2
     assert "9999 replicas need a core each" in found.stderr.splitlines()[-1]
 
@@ -116,7 +140,9 @@ def test_more_replicas_than_cores_are_refused_in_one_line(feature_guard: fdbd.Gu
 def replicas() -> dict[int, str]:
     """Process id to node of the living replicas."""
     living = [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
-    return {a["Pid"]: a["Address"]["NodeID"] for a in living if "ServeReplica" in a["ActorClassName"]}
+    return {
+        a["Pid"]: a["Address"]["NodeID"] for a in living if "ServeReplica" in a["ActorClassName"]
+    }
 
 
 def test_a_slot_is_taken_over_only_when_its_replica_has_gone_silent(monkeypatch) -> None:
@@ -173,6 +199,11 @@ def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(
     assert {view["processes"] for view in views} == {2}
     assert len({view["samples"] for view in views}) == 1, "all replicas show the same sum"
     lost = CLIENTS * REQUESTS + 1 - views[0]["samples"]
-    assert lost <= CLIENTS * REQUESTS // 2, "only what the dead replica counted in its last second is missing"
+    assert lost <= CLIENTS * REQUESTS // 2, (
+        "only what the dead replica counted in its last second is missing"
+    )
     text = httpx.get(f"{url}/metrics", timeout=60).text
-    assert f'fdbd_samples_total{{class="",label="{expected["decisions"][0]["label"]}"}} {views[0]["samples"]}' in text
+    assert (
+        f'fdbd_samples_total{{class="",label="{expected["decisions"][0]["label"]}"}} {views[0]["samples"]}'
+        in text
+    )

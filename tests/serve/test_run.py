@@ -29,7 +29,9 @@ class Running:
 
     def __init__(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "fdbd", "serve", *map(str, arguments), "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert self.process.stderr is not None
         self.lines: list[str] = []
         for line in self.process.stderr:
@@ -61,8 +63,14 @@ class Running:
         return self.client.get("/status").json()["monitor"]["samples"]
 
     def workers(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        return [
+            int(child)
+            for child in children
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
@@ -101,7 +109,9 @@ def test_after_a_kill_the_monitor_goes_on_but_for_the_last_second(start, guard_f
     assert again.samples() == 21
 
 
-def test_workers_share_one_view_and_a_killed_one_is_replaced(start, guard_file: Path, feature_guard) -> None:
+def test_workers_share_one_view_and_a_killed_one_is_replaced(
+    start, guard_file: Path, feature_guard
+) -> None:
     service = start(guard_file, "--workers", 2)
     expected = service.client.post("/decide", json=ROW).json()
 
@@ -120,14 +130,19 @@ def test_workers_share_one_view_and_a_killed_one_is_replaced(start, guard_file: 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            if httpx.post(f"{service.url}/decide", json=ROW, timeout=5).status_code == 200 and service.samples() >= 102:
+            if (
+                httpx.post(f"{service.url}/decide", json=ROW, timeout=5).status_code == 200
+                and service.samples() >= 102
+            ):
                 break
         except httpx.HTTPError:
             time.sleep(0.2)
     service.until(lambda: service.samples() >= 102)
 
 
-def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(start, guard_file: Path, tmp_path) -> None:
+def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(
+    start, guard_file: Path, tmp_path
+) -> None:
     service = start(guard_file, "--workers", 2, "--state", tmp_path / "state")
     address = service.client.base_url.host, service.client.base_url.port
     with contextlib.ExitStack() as stack:
@@ -141,12 +156,15 @@ def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(start
         """Requests that each process has saved."""
         states = [json.loads(path.read_text()) for path in (tmp_path / "state").glob("slot-*.json")]
         return [
-            sum(each[-1] for each in state["counts"] if each[:2] == ["requests", "/v2/health/live"]) for state in states
+            sum(each[-1] for each in state["counts"] if each[:2] == ["requests", "/v2/health/live"])
+            for state in states
         ]
 
     service.until(lambda: sum(counted()) == 48)
     assert len(counted()) == 2
-    assert min(counted()) > 4, "the chance of that is below one in a million where connections are shared out"
+    assert min(counted()) > 4, (
+        "the chance of that is below one in a million where connections are shared out"
+    )
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -162,11 +180,24 @@ def test_workers_end_with_their_supervisor(start, guard_file: Path, how: signal.
 
 
 def test_a_guard_that_only_the_workers_cannot_load_ends_the_service(guard_file: Path) -> None:
-    """The supervisor loads the guard and starts two processes; here their monitor finds no place for its state."""
+    """The supervisor loads the guard and starts two processes; here their monitor finds no place
+    for its state."""
     state = guard_file.parent / "a-file"
     state.touch()
-    command = [sys.executable, "-m", "fdbd", "serve", str(guard_file), "--port", "0", "--workers", "2"]
-    found = subprocess.run([*command, "--state", str(state)], capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "fdbd",
+        "serve",
+        str(guard_file),
+        "--port",
+        "0",
+        "--workers",
+        "2",
+    ]
+    found = subprocess.run(
+        [*command, "--state", str(state)], capture_output=True, text=True, timeout=120
+    )
     assert found.returncode == 2
     assert "serving on" not in found.stderr
 
@@ -176,7 +207,9 @@ def test_a_client_that_sends_too_much_reads_why_it_was_refused(start, guard_file
     address = service.client.base_url.host, service.client.base_url.port
     with socket.create_connection(address, timeout=30) as client:
         body = bytes(1 << 24)  # more than the sockets hold between the two
-        client.sendall(b"POST /decide HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(
+            b"POST /decide HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"larger than the limit" in answer
@@ -201,9 +234,13 @@ def test_being_told_to_end_finishes_what_was_taken(start, guard_file: Path) -> N
         (["{guard}", "--token-file", "nowhere.txt"], "token"),
     ],
 )
-def test_what_cannot_start_says_so_in_one_line(guard_file: Path, arguments: list[str], words: str) -> None:
+def test_what_cannot_start_says_so_in_one_line(
+    guard_file: Path, arguments: list[str], words: str
+) -> None:
     given = [argument.format(guard=guard_file) for argument in arguments]
-    found = subprocess.run([sys.executable, "-m", "fdbd", "serve", *given], capture_output=True, text=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-m", "fdbd", "serve", *given], capture_output=True, text=True, timeout=120
+    )
     assert found.returncode == 2
     assert words in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1

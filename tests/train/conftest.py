@@ -1,4 +1,5 @@
-"""A network small enough to train in a second, with group norm so that a split batch is the same batch."""
+"""A network small enough to train in a second, with group norm so that a split batch is the same
+batch."""
 
 import numpy as np
 import pytest
@@ -33,7 +34,8 @@ def networks(tmp_path, monkeypatch):
 
 
 def coloured_squares(n, seed):
-    """uint8 images (n, 16, 16, 3) whose class is the brightest quarter, under noise; labels (n,)."""
+    """uint8 images (n, 16, 16, 3) whose class is the brightest quarter, under noise; labels
+    (n,)."""
     random = np.random.default_rng(seed)
     labels = random.integers(0, 4, n)
     images = random.integers(0, 120, (n, 16, 16, 3))

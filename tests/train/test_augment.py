@@ -23,7 +23,10 @@ def test_seeded_and_independent_of_the_split(augment, images):
     draws = augment.draw(12, generator())
     whole = augment.apply(images, draws)
     assert torch.equal(whole, augment.apply(images, augment.draw(12, generator())))
-    parts = [augment.apply(images[s], {k: v[s] for k, v in draws.items()}) for s in (slice(0, 5), slice(5, 12))]
+    parts = [
+        augment.apply(images[s], {k: v[s] for k, v in draws.items()})
+        for s in (slice(0, 5), slice(5, 12))
+    ]
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-6, rtol=0)
     assert not torch.equal(whole, augment.apply(images, augment.draw(12, generator(1))))
     assert whole.shape == images.shape
@@ -34,7 +37,9 @@ def test_crop_shifts_and_flip_mirrors(images):
     augment = Augment(pad=2)
     draws = {"flip": torch.zeros(12).bool(), "offset": torch.full((12, 2), 2)}
     assert torch.equal(augment.apply(images, draws), images)
-    assert torch.equal(augment.apply(images, {**draws, "flip": torch.ones(12).bool()}), images.flip(3))
+    assert torch.equal(
+        augment.apply(images, {**draws, "flip": torch.ones(12).bool()}), images.flip(3)
+    )
     moved = augment.apply(images, {**draws, "offset": torch.tensor([[3, 2]]).repeat(12, 1)})
     assert torch.equal(moved[:, :, :-1], images[:, :, 1:])
     assert not moved[:, :, -1].any()
@@ -51,10 +56,16 @@ def test_a_smaller_window_reaches_both_corners_and_keeps_pixels(images):
 
 def test_resized_crop_of_everything_is_the_image_and_takes_another_size(images):
     augment = Augment(area=(1.0, 1.0))
-    draws = {"flip": torch.zeros(12).bool(), "size": torch.ones(12, 2), "centre": torch.zeros(12, 2)}
+    draws = {
+        "flip": torch.zeros(12).bool(),
+        "size": torch.ones(12, 2),
+        "centre": torch.zeros(12, 2),
+    }
     torch.testing.assert_close(augment.apply(images, draws), images)
     assert augment.apply(images, draws, size=5).shape == (12, 3, 5, 5)
-    torch.testing.assert_close(augment.apply(images, {**draws, "flip": torch.ones(12).bool()}), images.flip(3))
+    torch.testing.assert_close(
+        augment.apply(images, {**draws, "flip": torch.ones(12).bool()}), images.flip(3)
+    )
 
 
 def test_random_boxes_lie_inside_the_image():

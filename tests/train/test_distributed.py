@@ -45,8 +45,18 @@ def test_two_processes_have_the_loss_curve_of_one(recipe, networks, data, tmp_pa
         "whiten": False,
         "start": "", "sizes": [], "ema": 0.9, "linear_epochs": 5,
     }  # fmt: skip
-    arguments = [str(tmp_path / "data.npz"), json.dumps({"recipe": recipe, **options}), str(tmp_path / "two.pt")]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    arguments = [
+        str(tmp_path / "data.npz"),
+        json.dumps({"recipe": recipe, **options}),
+        str(tmp_path / "two.pt"),
+    ]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-addr=127.0.0.1",
+    ]
     workers = subprocess.Popen(
         [*torchrun, f"--master-port={free_port()}", str(tmp_path / "run.py"), *arguments],
         env={**os.environ, "PYTHONPATH": str(networks), "OMP_NUM_THREADS": "1"},

@@ -36,7 +36,8 @@ class Interrupted(Exception):
 
 
 class Breaking:
-    """Images that raise at the given read, as a kill would stop a run: between two steps, anywhere."""
+    """Images that raise at the given read, as a kill would stop a run: between two steps,
+    anywhere."""
 
     def __init__(self, images, at):
         self.images, self.at, self.reads = images, at, 0
@@ -59,18 +60,25 @@ def equal(one, other):
 
 @pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", "csi-small", "ce-resnet18"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_resuming_after_an_interruption_gives_the_same_bits(recipe, optimizer, networks, data, test_data, tmp_path):
+def test_resuming_after_an_interruption_gives_the_same_bits(
+    recipe, optimizer, networks, data, test_data, tmp_path
+):
     options = {**SMALL, **QUIET, "optimizer": optimizer, "checkpoint_steps": 4, "epochs": 2}
     if recipe == "ce-resnet18":
         options["ema"] = 0.0
     whole = train.train(recipe, data, test_data, tmp_path / "whole", **options)
-    broken = Breaking(data[0], 9)  # in the second of two epochs of six steps, one step after a checkpoint
+    broken = Breaking(
+        data[0], 9
+    )  # in the second of two epochs of six steps, one step after a checkpoint
     with pytest.raises(Interrupted):
         train.train(recipe, (broken, data[1]), test_data, tmp_path / "broken", **options)
     assert load_plain(tmp_path / "broken" / "checkpoint.pt")["step"] == 8
     resumed = train.train(recipe, data, test_data, tmp_path / "broken", **options)
     assert equal(whole.model, resumed.model)
-    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in r.history] for r in (whole, resumed)]
+    timeless = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in r.history]
+        for r in (whole, resumed)
+    ]
     assert timeless[0] == timeless[1]
     assert whole.test_accuracy == resumed.test_accuracy
 
@@ -81,7 +89,11 @@ def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
     result = train.train("zoo-ce", data, test_data, tmp_path / "run", progress=False, **options)
     assert result.test_accuracy > 0.9
     assert not result.model.training
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.pt", "log.csv", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "checkpoint.pt",
+        "log.csv",
+        "model.safetensors",
+    ]
     with open(tmp_path / "run" / "log.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["epoch"]) for row in rows] == list(range(1, 13))
@@ -95,7 +107,14 @@ def test_it_learns_and_writes_what_it_says(networks, data, test_data, tmp_path):
 
 def test_supcon_with_its_linear_head_learns(networks, data, test_data):
     augment = train.Augment(area=(0.7, 1.0), flip=False)
-    options = {**SMALL, "epochs": 15, "lr": 0.2, "augment": augment, "linear_flip": False, "linear_epochs": 40}
+    options = {
+        **SMALL,
+        "epochs": 15,
+        "lr": 0.2,
+        "augment": augment,
+        "linear_flip": False,
+        "linear_epochs": 40,
+    }
     result = train.train("zoo-supcon", data, test_data, **QUIET, **options)
     assert result.test_accuracy > 0.9
     assert result.history[-1]["loss"] < result.history[0]["loss"]
@@ -110,7 +129,9 @@ def test_a_finished_run_is_not_repeated(networks, data, tmp_path):
     assert equal(first.model, fresh.model)
 
 
-def test_another_seed_is_another_model_and_training_leaves_the_callers_generator_alone(networks, data):
+def test_another_seed_is_another_model_and_training_leaves_the_callers_generator_alone(
+    networks, data
+):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     one = train.train("zoo-ce", data, **QUIET, **SMALL)
@@ -180,7 +201,10 @@ def test_bad_options_are_one_sentence(changes, message, networks, data):
 def test_bad_data_are_one_sentence(networks, data):
     images, labels = data
     for given, message in [
-        ((images.astype(np.float32), labels), r"holds float32 \(96, 16, 16, 3\), expected uint8 \(N, height"),
+        (
+            (images.astype(np.float32), labels),
+            r"holds float32 \(96, 16, 16, 3\), expected uint8 \(N, height",
+        ),
         ((images[..., 0], labels), r"holds uint8 \(96, 16, 16\), expected"),
         ((images, labels[:5]), r"labels of shape \(5,\) and dtype int64, expected 96 integers"),
         ((images, None), "training needs labelled images"),
@@ -195,13 +219,20 @@ def test_bad_data_are_one_sentence(networks, data):
 
 def test_a_checkpoint_of_another_recipe_is_refused(networks, data, tmp_path):
     train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1})
-    with pytest.raises(ValueError, match=r"of another training \(lr was 0.05, is 0.01\): choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"of another training \(lr was 0.05, is 0.01\): choose another folder"
+    ):
         train.train("zoo-ce", data, out=tmp_path, **QUIET, **{**SMALL, "epochs": 1, "lr": 0.01})
 
 
 def test_a_diverging_run_stops_and_says_so(networks, data):
     with pytest.raises(RuntimeError, match=r"the loss is (nan|inf) at step \d+: lower lr"):
-        train.train("zoo-ce", data, **QUIET, **{**SMALL, "model": "tiny_networks:still", "lr": 1e30, "warmup": 0.0})
+        train.train(
+            "zoo-ce",
+            data,
+            **QUIET,
+            **{**SMALL, "model": "tiny_networks:still", "lr": 1e30, "warmup": 0.0},
+        )
 
 
 @pytest.mark.slow
@@ -219,7 +250,9 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(networks)}
 
     def start(name):
-        return subprocess.Popen([sys.executable, str(script), str(tmp_path / name)], env=environment)
+        return subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / name)], env=environment
+        )
 
     assert start("whole").wait(300) == 0
     victim = start("killed")
@@ -231,17 +264,38 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
     victim.wait()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     assert start("killed").wait(300) == 0
-    whole, resumed = (models.checkpoint.read_weights(tmp_path / n / "model.safetensors") for n in ("whole", "killed"))
+    whole, resumed = (
+        models.checkpoint.read_weights(tmp_path / n / "model.safetensors")
+        for n in ("whole", "killed")
+    )
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
 def test_training_can_start_from_a_zoo_model():
     images = np.zeros((16, 32, 32, 3), np.uint8)
-    options = {"epochs": 1, "batch_size": 16, "lr": 1e-12, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
-    trained = train.train("ce-small", (images, np.zeros(16, np.int64)), start="cifar10-ce", ema=0.0, **options, **QUIET)
+    options = {
+        "epochs": 1,
+        "batch_size": 16,
+        "lr": 1e-12,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "nesterov": False,
+    }
+    trained = train.train(
+        "ce-small",
+        (images, np.zeros(16, np.int64)),
+        start="cifar10-ce",
+        ema=0.0,
+        **options,
+        **QUIET,
+    )
     start = models.zoo("cifar10-ce")
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(trained.model.parameters(), start.parameters()))
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(trained.model.parameters(), start.parameters())
+    )
     with pytest.raises(
-        ValueError, match="start is cifar10-ce, a resnet10_compact, which gives no weights to a resnet18"
+        ValueError,
+        match="start is cifar10-ce, a resnet10_compact, which gives no weights to a resnet18",
     ):
         train.train("ce-resnet18", (images, np.zeros(16, np.int64)), start="cifar10-ce", **QUIET)

@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fdbd.train.objectives import CSI, CrossEntropy, SupCon, head_of, nearest_accuracy, rotate, supcon
+from fdbd.train.objectives import (
+    CSI,
+    CrossEntropy,
+    SupCon,
+    head_of,
+    nearest_accuracy,
+    rotate,
+    supcon,
+)
 
 
 def supcon_by_loops(z, labels, temperature):
@@ -23,7 +31,9 @@ def supcon_by_loops(z, labels, temperature):
                 denominator += math.exp(sum(x * y for x, y in zip(z[i], z[a])) / temperature)
         inner = 0.0
         for p in positives:
-            inner += math.log(math.exp(sum(x * y for x, y in zip(z[i], z[p])) / temperature) / denominator)
+            inner += math.log(
+                math.exp(sum(x * y for x, y in zip(z[i], z[p])) / temperature) / denominator
+            )
         total += -inner / len(positives)
         anchors += 1
     return total / anchors
@@ -92,7 +102,10 @@ class Flat(nn.Module):
 def test_csi_contrasts_turns_as_other_instances():
     torch.manual_seed(0)
     objective = CSI(Flat(), temperature=0.5, projection=4).double()
-    images, labels = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 1])  # two views of three
+    images, labels = (
+        torch.randn(6, 3, 4, 4, dtype=torch.float64),
+        torch.tensor([0, 1, 1]),
+    )  # two views of three
     loss, accuracy = objective(images, labels)
     features = objective.model(rotate(images))
     z = F.normalize(objective.projector(features), dim=1).detach()
@@ -141,8 +154,12 @@ def test_objectives_take_the_head_and_give_the_batch_accuracy():
     assert head_of(model) == ("head", model.head)
     images, labels = torch.randn(5, 3, 4, 4), torch.tensor([0, 1, 2, 0, 1])
     loss, accuracy = CrossEntropy(model)(images, labels)
-    assert float(loss.detach()) == pytest.approx(float(F.cross_entropy(model(images), labels).detach()))
-    assert float(accuracy) == pytest.approx(float((model(images).argmax(1) == labels).float().mean()))
+    assert float(loss.detach()) == pytest.approx(
+        float(F.cross_entropy(model(images), labels).detach())
+    )
+    assert float(accuracy) == pytest.approx(
+        float((model(images).argmax(1) == labels).float().mean())
+    )
     assert SupCon(model).model(images).shape == (5, 6)  # headless now
     with pytest.raises(ValueError, match="has no linear layer"):
         head_of(nn.Sequential(nn.Conv2d(3, 4, 3)))

@@ -37,7 +37,11 @@ def test_the_papers_supcon_settings():
     assert (p.objective, p.batch_size, p.epochs, p.temperature) == ("supcon", 1024, 500, 0.1)
     assert [rate(p, e) for e in (0, 250, 500)] == pytest.approx([0.5, 0.25, 0.0])
     imagenet = train.preset("supcon-imagenet")
-    assert (imagenet.epochs, imagenet.num_classes, imagenet.model) == (700, 1000, "torchvision:resnet50")
+    assert (imagenet.epochs, imagenet.num_classes, imagenet.model) == (
+        700,
+        1000,
+        "torchvision:resnet50",
+    )
 
 
 def test_one_cycle_rises_then_falls_to_zero():
@@ -49,9 +53,16 @@ def test_one_cycle_rises_then_falls_to_zero():
 
 
 def test_a_restart_runs_the_schedule_twice_the_second_time_lower():
-    rates = [learning_rate("triangle", step / 30, 1.0, warmup=0.2, restart=(2 / 3, 0.5)) for step in range(30)]
-    assert rates[:20] == pytest.approx([learning_rate("triangle", step / 20, 1.0, warmup=0.2) for step in range(20)])
-    assert rates[20:] == pytest.approx([learning_rate("triangle", step / 10, 0.5, warmup=0.2) for step in range(10)])
+    rates = [
+        learning_rate("triangle", step / 30, 1.0, warmup=0.2, restart=(2 / 3, 0.5))
+        for step in range(30)
+    ]
+    assert rates[:20] == pytest.approx(
+        [learning_rate("triangle", step / 20, 1.0, warmup=0.2) for step in range(20)]
+    )
+    assert rates[20:] == pytest.approx(
+        [learning_rate("triangle", step / 10, 0.5, warmup=0.2) for step in range(10)]
+    )
     with pytest.raises(ValueError, match="expected a fraction of training"):
         learning_rate("triangle", 0.5, 1.0, restart=(1.5, 0.5))
 
@@ -60,7 +71,11 @@ SLOW = ("ce-densenet", "csi-resnet18")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in train.list_presets()]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name in train.list_presets()
+    ],
 )
 def test_every_preset_has_a_model_and_a_summary(name):
     p = train.preset(name)
@@ -73,7 +88,11 @@ SLOW = ("ce-densenet", "csi-resnet18")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in train.list_presets()]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name in train.list_presets()
+    ],
 )
 def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monkeypatch):
     recipe = train.preset(name)
@@ -87,7 +106,10 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
         images = Images(ImageFiles(sorted(tmp_path.glob("*.png"))), labels)
         changes = {"image_size": 32}
     else:
-        images, changes = Images(random.integers(0, 255, (4, 32, 32, 3), dtype=np.uint8), labels), {}
+        images, changes = (
+            Images(random.integers(0, 255, (4, 32, 32, 3), dtype=np.uint8), labels),
+            {},
+        )
     asked = []
 
     def load(dataset, split):
@@ -95,7 +117,9 @@ def test_the_first_steps_of_every_preset_run_on_miniatures(name, tmp_path, monke
         return images
 
     monkeypatch.setattr("fdbd.data.datasets.load", load)
-    trained = train.train(recipe, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes)
+    trained = train.train(
+        recipe, epochs=1, batch_size=2, linear_epochs=1, log="none", progress=False, **changes
+    )
     assert asked == [(recipe.dataset, "train"), (recipe.dataset, "test")]
     assert trained.history[0]["loss"] == trained.history[0]["loss"], "the loss is a number"
     assert trained.model(torch.zeros(2, 3, 32, 32)).shape == (2, recipe.num_classes)

@@ -69,7 +69,11 @@ def test_old_drafts_of_killed_runs_are_removed_and_young_ones_stay(tmp_path: Pat
     target = tmp_path / "monitor.safetensors"
     old, young, other = (
         tmp_path / f".{token}.{name}"
-        for token, name in (("0badcafe", target.name), ("1badcafe", target.name), ("2badcafe", "other.safetensors"))
+        for token, name in (
+            ("0badcafe", target.name),
+            ("1badcafe", target.name),
+            ("2badcafe", "other.safetensors"),
+        )
     )
     for path in (old, young, other):
         path.touch()
@@ -87,7 +91,9 @@ def test_a_lock_is_exclusive_and_falls_with_its_process(tmp_path: Path) -> None:
         "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "lock"), files.__file__], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path / "lock"), files.__file__],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -46,7 +46,9 @@ def test_text_cannot_command_the_terminal(text: str, shown: str) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_is_answered_and_ends_even_what_does_not_listen(presses: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.readline()

@@ -2,9 +2,9 @@
 
 from fdbd.bench.bundle import list_bundles, load_bundle
 from fdbd.bench.config import Config, benchmark_of
+from fdbd.bench.rows import Row, Setting
 from fdbd.bench.runner import Benchmark, Results, default_detectors
 from fdbd.data.features import FeatureSet
-from fdbd.results.rows import Row, Setting
 
 __all__ = [
     "Benchmark",

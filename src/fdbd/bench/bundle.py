@@ -1,4 +1,5 @@
-"""Bundles: features of real networks on real images, inside the package, so that a benchmark needs nothing else.
+"""Bundles: features of real networks on real images, inside the package, so that a benchmark needs
+nothing else.
 
 They hold features only, in float16 or as 8-bit codes; logits are computed from the head.
 `tools/make_bundle.py` writes them.
@@ -12,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fdbd.bench.rows import Latency
 from fdbd.bench.runner import Benchmark, measure_forward
 from fdbd.core.batch import Head
 from fdbd.data.datasets import info
@@ -20,11 +22,11 @@ from fdbd.fitting.statistics import ClassMoments
 from fdbd.networks.by_name import zoo
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.public import ImageNetResNet50
-from fdbd.results.rows import Latency
 
 FOLDER = Path(__file__).parent / "data"
 NEAR_SCENES = ("garden", "ocean")
-"""Categories of SUN that share their contents with ImageNet classes: greenhouse, pot, fence; seashore, lakeside."""
+"""Categories of SUN that share their contents with ImageNet classes: greenhouse, pot, fence;
+seashore, lakeside."""
 DEFAULT = "imagenet-resnet50"
 
 
@@ -34,7 +36,9 @@ def list_bundles() -> list[str]:
     >>> "cifar10-ce" in list_bundles()
     True
     """
-    return sorted(path.name.removesuffix("-test.safetensors") for path in FOLDER.glob("*-test.safetensors"))
+    return sorted(
+        path.name.removesuffix("-test.safetensors") for path in FOLDER.glob("*-test.safetensors")
+    )
 
 
 def load_bundle(name: str = DEFAULT) -> Benchmark:
@@ -54,7 +58,8 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
 
     def samples(title: str, key: str) -> FeatureSet:
         labels = test[f"{key}.labels"].long() if f"{key}.labels" in test else None
-        # Bundles of one ID set hold the same images, so rows of two models can be compared in pairs.
+        # Bundles of one ID set hold the same images, so rows of two models can be compared in
+        # pairs.
         return FeatureSet(title, test[f"{key}.features"], labels, samples=f"bundle {key}")
 
     def forward(size: int) -> Latency:
@@ -74,15 +79,16 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
         statistics=_moments(train) if "totals" in train else None,
         validation=samples("held out", "heldout") if "heldout.features" in test else None,
         forward=forward,
-        class_names=info(inside.name).classes or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
+        class_names=info(inside.name).classes
+        or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
     )
 
 
 def encode(features: Tensor) -> tuple[Tensor, Tensor]:
     """Non-negative features (N, P) as uint8 codes and one scale per row.
 
-    A code is 255 times the square root of the feature's share of the largest in its row, so that the many small
-    features keep their precision.
+    A code is 255 times the square root of the feature's share of the largest in its row, so that
+    the many small features keep their precision.
     """
     if features.min() < 0:
         raise ValueError("8-bit codes are for non-negative features, such as those after a ReLU")
@@ -122,4 +128,8 @@ def _moments(train: dict[str, Tensor]) -> ClassMoments:
 
 def moment_tensors(moments: ClassMoments) -> dict[str, Tensor]:
     """What `_moments` reads."""
-    return {"counts": moments.counts, "totals": moments.totals, "scatter": moments.scatter.to(torch.float64)}
+    return {
+        "counts": moments.counts,
+        "totals": moments.totals,
+        "scatter": moments.scatter.to(torch.float64),
+    }

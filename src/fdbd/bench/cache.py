@@ -1,9 +1,9 @@
 """The feature cache: one forward pass per (model, dataset, preprocessing), ever.
 
-Logits are not stored: they are the head's, recomputed from the features. In the folder of an entry, ``about.json`` says
-what it is; each array is one file that is memory-mapped; ``manifest.json`` names these files and has one record per
-shard, in order: its rows, its failures, and the checksum of its part of each array. A shard counts once its record is
-written, so a killed run resumes.
+Logits are not stored: they are the head's, recomputed from the features. In the folder of an entry,
+``about.json`` says what it is; each array is one file that is memory-mapped; ``manifest.json``
+names these files and has one record per shard, in order: its rows, its failures, and the checksum
+of its part of each array. A shard counts once its record is written, so a killed run resumes.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd.core.configuration import expect
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.decoding import Failure, prepare
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import Images, cut
-from fdbd.data.preprocessing import Preprocess
 from fdbd.networks.classifier import Classifier
 from fdbd.util.devices import device_of
 from fdbd.util.files import beside, cache_root, lock, read_json, sha256_of_array, write_json
@@ -46,8 +46,8 @@ Progress = Callable[[int, int], None]  # called with the images done so far, and
 
 
 class Problem(NamedTuple):
-    """A shard whose bytes are not those that were written, or None for all of an entry; it is computed again when it is
-    next asked for."""
+    """A shard whose bytes are not those that were written, or None for all of an entry; it is
+    computed again when it is next asked for."""
 
     key: str
     shard: int | None
@@ -55,7 +55,8 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One cached (model, dataset, preprocessing), as `FeatureCache.list` shows it; `rows` are those of the dataset."""
+    """One cached (model, dataset, preprocessing), as `FeatureCache.list` shows it; `rows` are those
+    of the dataset."""
 
     key: str
     path: Path
@@ -74,23 +75,28 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CachedFeatures(FeatureSet):
-    """Features of one dataset under one model, over a memory map: writing to them changes memory only."""
+    """Features of one dataset under one model, over a memory map: writing to them changes memory
+    only."""
 
     positions: Tensor  #: (N,) positions of the samples in the dataset: all but the failures
-    failures: tuple[Failure, ...]  #: images that could not be decoded; they are counted and left out
-    num_computed: int  #: images that went through the network in this call; 0: all came from the cache
+    failures: tuple[
+        Failure, ...
+    ]  #: images that could not be decoded; they are counted and left out
+    num_computed: (
+        int  #: images that went through the network in this call; 0: all came from the cache
+    )
 
 
 class FeatureCache:
     """Features on disk, keyed by the weights' content, the data's content and the preprocessing.
 
-    A run that is killed loses at most one shard. Two runs that want the same features do each other no harm: the second
-    waits and finds them done. Checksums are compared whenever features are read (0.2 s for 100 MB), and a damaged shard
-    is computed again.
+    A run that is killed loses at most one shard. Two runs that want the same features do each other
+    no harm: the second waits and finds them done. Checksums are compared whenever features are read
+    (0.2 s for 100 MB), and a damaged shard is computed again.
 
     Args:
-        root: the folder; default: ``features`` in the cache folder (``FDBD_CACHE``, or ``~/.cache/fdbd``).
-        shard_rows: images per shard.
+        root: the folder; default: ``features`` in the cache folder (``FDBD_CACHE``, or
+        ``~/.cache/fdbd``). shard_rows: images per shard.
     """
 
     def __init__(self, root: str | Path | None = None, *, shard_rows: int = SHARD_ROWS) -> None:
@@ -106,13 +112,15 @@ class FeatureCache:
         batch_size: int | Callable[[], int] = 128,
         progress: Progress | None = None,
     ) -> CachedFeatures:
-        """Features of `images`: from the cache, and from the network for what is not there or is damaged.
+        """Features of `images`: from the cache, and from the network for what is not there or is
+        damaged.
 
         Args:
-            classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head`` and ``.model``.
-            images, preprocess: the dataset, and the way from its images to the network's input.
-            batch_size: images per forward pass; a function is called only where the network has to run.
-            progress: called with the images done and in all, after each batch.
+            classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head``
+            and ``.model``. images, preprocess: the dataset, and the way from its images to the
+            network's input. batch_size: images per forward pass; a function is called only where
+            the network has to run. progress: called with the images done and in all, after each
+            batch.
 
         Raises:
             ValueError: when no image can be decoded.
@@ -131,7 +139,14 @@ class FeatureCache:
             "preprocess": preprocess.to_dict(),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        parts = (str(FORMAT), model, images.content_key, preprocess.key(), DTYPE, str(self.shard_rows))
+        parts = (
+            str(FORMAT),
+            model,
+            images.content_key,
+            preprocess.key(),
+            DTYPE,
+            str(self.shard_rows),
+        )
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         report = progress or (lambda done, total: None)
         with lock(self._lock_path(key)) as is_locked:
@@ -141,13 +156,22 @@ class FeatureCache:
             if folder.about() is None:
                 write_json(folder.path / "about.json", about)
             for number, reason in folder.check():
-                log.warning("feature cache %s, shard %s: %s; it is computed again", key, number, reason)
+                log.warning(
+                    "feature cache %s, shard %s: %s; it is computed again", key, number, reason
+                )
             shards = cut(range(len(images)), self.shard_rows)
             missing = folder.missing(len(shards))
             num_computed = 0
             if missing:
                 size = batch_size() if callable(batch_size) else batch_size
-                found = _extract(classifier, images, preprocess, [shards[number] for number in missing], size, report)
+                found = _extract(
+                    classifier,
+                    images,
+                    preprocess,
+                    [shards[number] for number in missing],
+                    size,
+                    report,
+                )
                 for number, (arrays, failures) in zip(missing, found):
                     folder.write(number, arrays, failures, len(images))
                     num_computed += len(arrays["features"])
@@ -156,11 +180,16 @@ class FeatureCache:
             return folder.read(images, num_computed)
 
     def verify(self) -> tuple[Problem, ...]:
-        """Reads every byte and strikes off what is damaged, so that the next `features` computes it again.
+        """Reads every byte and strikes off what is damaged, so that the next `features` computes it
+        again.
 
         Entries that another run is writing to are skipped.
         """
-        return tuple(Problem(e.key, *problem) for e in self._unused() for problem in _EntryFolder(e.path).check())
+        return tuple(
+            Problem(e.key, *problem)
+            for e in self._unused()
+            for problem in _EntryFolder(e.path).check()
+        )
 
     def clear(self, keys: Iterable[str] | None = None) -> int:
         """Removes entries (default: all) that no run is writing to, and returns the bytes freed."""
@@ -180,7 +209,15 @@ class FeatureCache:
                 num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
                 rows_done = min(about["rows"], num_done * about["shard_rows"])
                 num_bytes = sum(file.stat().st_size for file in path.iterdir())
-                found.append(Entry(path.name, path, rows_done, num_bytes, **{name: about[name] for name in _SHOWN}))
+                found.append(
+                    Entry(
+                        path.name,
+                        path,
+                        rows_done,
+                        num_bytes,
+                        **{name: about[name] for name in _SHOWN},
+                    )
+                )
         return tuple(sorted(found, key=lambda entry: (entry.created, entry.key)))
 
     def _unused(self) -> Iterator[Entry]:
@@ -195,13 +232,19 @@ class FeatureCache:
 
 
 def model_key(classifier: Classifier) -> str:
-    """SHA-256 of what decides a model's features: weights, buffers, structure, head, layers and precision."""
+    """SHA-256 of what decides a model's features: weights, buffers, structure, head, layers and
+    precision."""
     model = classifier.model
-    names: tuple[object, ...] = (getattr(classifier, "head_name", ""), getattr(classifier, "layer_names", ()))
+    names: tuple[object, ...] = (
+        getattr(classifier, "head_name", ""),
+        getattr(classifier, "layer_names", ()),
+    )
     if (autocast := getattr(classifier, "autocast", None)) is not None:
         names += (autocast,)
     # Modules print their settings (strides, activations), which are not in the weights.
-    digest = hashlib.sha256(f"{type(model).__qualname__} {names} {_ADDRESS.sub('', repr(model))}".encode())
+    digest = hashlib.sha256(
+        f"{type(model).__qualname__} {names} {_ADDRESS.sub('', repr(model))}".encode()
+    )
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         values = tensor.detach().cpu().contiguous().reshape(-1)
@@ -211,8 +254,8 @@ def model_key(classifier: Classifier) -> str:
 
 
 class _EntryFolder:
-    """One entry's files: `files` has the name of each array's file, `shards` the records of the manifest; one whose
-    sha256 is None was damaged and is struck off."""
+    """One entry's files: `files` has the name of each array's file, `shards` the records of the
+    manifest; one whose sha256 is None was damaged and is struck off."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -228,10 +271,13 @@ class _EntryFolder:
 
     def missing(self, count: int) -> list[int]:
         """Which of `count` shards are to be computed."""
-        return [k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None]
+        return [
+            k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None
+        ]
 
     def check(self) -> list[tuple[int | None, str]]:
-        """Reads every byte and strikes off what is damaged: the number of each shard (None: all of them) and why."""
+        """Reads every byte and strikes off what is damaged: the number of each shard (None: all of
+        them) and why."""
         problems: list[tuple[int | None, str]] = []
         try:
             arrays, end = self._maps("r"), 0
@@ -259,21 +305,29 @@ class _EntryFolder:
         for name, array in arrays.items() if not self.files else ():
             self.files[name] = f"features-{len(self.files)}.npy"
             with beside(self.path / self.files[name]) as draft:
-                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:]))
+                np.lib.format.open_memmap(
+                    draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:])
+                )
         count = len(arrays["features"])
         if number < len(self.shards) and self.shards[number]["count"] != count:
             del self.shards[number:]
             self._record()
-            raise OSError(f"other images can be read now than when {self.path} was written; run the command again")
+            raise OSError(
+                f"other images can be read now than when {self.path} was written; run the command again"
+            )
         start = sum(record["count"] for record in self.shards[:number])
         for name, whole in self._maps("r").items():
-            with open(self.path / self.files[name], "r+b") as file:  # a memory map would crash on a full disk
+            with open(
+                self.path / self.files[name], "r+b"
+            ) as file:  # a memory map would crash on a full disk
                 file.seek(whole.offset + start * whole[:1].nbytes)
                 file.write(arrays[name].data)
                 file.flush()
                 os.fsync(file.fileno())
         sums = {name: sha256_of_array(array) for name, array in arrays.items()}
-        self.shards[number : number + 1] = [{"count": count, "failures": list(failures), "sha256": sums}]
+        self.shards[number : number + 1] = [
+            {"count": count, "failures": list(failures), "sha256": sums}
+        ]
         self._record()
 
     def read(self, images: Images, num_computed: int) -> CachedFeatures:
@@ -281,12 +335,18 @@ class _EntryFolder:
         failures = [Failure(*failure) for record in self.shards for failure in record["failures"]]
         rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
         if not len(rows):
-            raise ValueError(f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}")
+            raise ValueError(
+                f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}"
+            )
         if failures:
             left_out = f"{len(failures)} of {len(images)} images are left out"
             log.warning("%s: %s: %s", images.name, left_out, failures[0].reason)
-        arrays = {name: torch.from_numpy(array[: len(rows)]) for name, array in self._maps("c").items()}
-        layers = {key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"}
+        arrays = {
+            name: torch.from_numpy(array[: len(rows)]) for name, array in self._maps("c").items()
+        }
+        layers = {
+            key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"
+        }
         return CachedFeatures(
             name=images.name,
             features=arrays["features"],
@@ -300,7 +360,9 @@ class _EntryFolder:
         )
 
     def _maps(self, mode: Any) -> dict[str, Any]:
-        return {name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()}
+        return {
+            name: np.load(self.path / file, mmap_mode=mode) for name, file in self.files.items()
+        }
 
     def _record(self) -> None:
         write_json(self.path / "manifest.json", {"arrays": self.files, "shards": self.shards})
@@ -314,8 +376,8 @@ def _extract(
     batch_size: int,
     report: Progress,
 ) -> Iterator[tuple[Arrays, list[Failure]]]:
-    """Runs the network over shards, which are ranges of rows. Arrays are ``features`` (N, P) and ``layer:NAME``
-    (N, P_layer), without the rows that cannot be decoded."""
+    """Runs the network over shards, which are ranges of rows. Arrays are ``features`` (N, P) and
+    ``layer:NAME`` (N, P_layer), without the rows that cannot be decoded."""
     done = len(images) - sum(map(len, shards))
     spans = [cut(shard, batch_size) for shard in shards]
     pin = device_of(classifier.model).type == "cuda"
@@ -329,7 +391,10 @@ def _extract(
                 parts.append(_forward(classifier, batch.inputs, preprocess.size))
                 done += len(batch.rows)
                 report(done, len(images))
-            yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, failures
+            yield (
+                {name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+                failures,
+            )
 
 
 def _forward(classifier: Classifier, inputs: Tensor, size: int) -> Arrays:
@@ -340,7 +405,11 @@ def _forward(classifier: Classifier, inputs: Tensor, size: int) -> Arrays:
         batch = classifier(inputs)
     if batch.features.ndim != 2 or len(batch.features) != len(inputs):
         found = tuple(batch.features.shape)
-        raise ValueError(f"the classifier gives features {found} for {len(inputs)} images, expected (N, P)")
+        raise ValueError(
+            f"the classifier gives features {found} for {len(inputs)} images, expected (N, P)"
+        )
     layers = {f"layer:{key}": layer for key, layer in (batch.layers or {}).items()}
     tensors = {"features": batch.features, **layers}
-    return {key: tensor[:count].float().cpu().contiguous().numpy() for key, tensor in tensors.items()}
+    return {
+        key: tensor[:count].float().cpu().contiguous().numpy() for key, tensor in tensors.items()
+    }

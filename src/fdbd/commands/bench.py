@@ -1,4 +1,5 @@
-"""fdbd bench and fdbd compare: detectors on the same features, and two such results side by side."""
+"""fdbd bench and fdbd compare: detectors on the same features, and two such results side by
+side."""
 
 from __future__ import annotations
 
@@ -18,32 +19,51 @@ from fdbd.commands.options import JSON, answer, arg, opt, print_table
 if TYPE_CHECKING:
     from fdbd.bench import Results
 
-WRITERS = {"html": "to_html", "json": "to_json", "csv": "to_csv", "md": "to_markdown", "tex": "to_latex"}
+WRITERS = {
+    "html": "to_html",
+    "json": "to_json",
+    "csv": "to_csv",
+    "md": "to_markdown",
+    "tex": "to_latex",
+}
 """Methods of `Results` by format."""
 Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
 
 
 def bench(
-    config: Path | None = arg(None, "A .toml file; left out, the features in the package are used."),
-    model: str = opt("imagenet-resnet50", "Which of the package's models, where there is no config."),
-    detectors: str | None = opt(None, "Comma-separated: fdbd, knn, react+energy, package.module:Class; default: all."),
-    positive: Positive | None = opt(None, "FPR convention: id (the paper's, default) or ood (OpenOOD's)."),
+    config: Path | None = arg(
+        None, "A .toml file; left out, the features in the package are used."
+    ),
+    model: str = opt(
+        "imagenet-resnet50", "Which of the package's models, where there is no config."
+    ),
+    detectors: str | None = opt(
+        None, "Comma-separated: fdbd, knn, react+energy, package.module:Class; default: all."
+    ),
+    positive: Positive | None = opt(
+        None, "FPR convention: id (the paper's, default) or ood (OpenOOD's)."
+    ),
     out: Path = opt(Path("."), "Folder for report.html and results.json."),
-    formats: str = opt("html,json", "Files to write: any of html,json,csv,md,tex, comma-separated.", "--format"),
+    formats: str = opt(
+        "html,json", "Files to write: any of html,json,csv,md,tex, comma-separated.", "--format"
+    ),
     latency: bool = opt(True, "Time the score stage of each detector."),
     device: str = options.DEVICE,
     autocast: bool = options.AUTOCAST,
     trust_model: bool = options.TRUST_MODEL,
-    show_all: bool = opt(False, "Print every detector and column that fits, not only the best.", "--all"),
+    show_all: bool = opt(
+        False, "Print every detector and column that fits, not only the best.", "--all"
+    ),
     as_json: bool = opt(False, "Print the results as JSON instead of a table.", "--json"),
     init: Path | None = opt(None, "Write an example config there and exit."),
 ) -> None:
     """Compare detectors on the same features: what was found, report.html and results.json.
 
-    Prints the best detector and its margin, where fDBD stands and what it costs, then a table. A config is
-    checked as a whole before any work. `fdbd compare` compares two results.json.
+    Prints the best detector and its margin, where fDBD stands and what it costs, then a table. A
+    config is checked as a whole before any work. `fdbd compare` compares two results.json.
 
-    Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`, `fdbd bench my.toml`
+    Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`,
+    `fdbd bench my.toml`
     """
     if init is not None:
         from fdbd.bench.config import EXAMPLE
@@ -83,7 +103,9 @@ def bench(
     )
     results = benchmark.run(chosen, latency=latency)
     out.mkdir(parents=True, exist_ok=True)
-    written = [out / ("report.html" if suffix == "html" else f"results.{suffix}") for suffix in suffixes]
+    written = [
+        out / ("report.html" if suffix == "html" else f"results.{suffix}") for suffix in suffixes
+    ]
     for suffix, path in zip(suffixes, written):
         getattr(results, WRITERS[suffix])(path)
     if as_json:
@@ -105,7 +127,7 @@ def _names(text: str) -> list[str]:
 
 def _show(results: Results, written: list[Path], seconds: float, show_all: bool) -> None:
     """What matters first, in a few lines; then the table."""
-    from fdbd.results.text import verdict
+    from fdbd.bench.text import verdict
 
     console = Console(highlight=False)
     for warning in results.setting.warnings:
@@ -115,7 +137,11 @@ def _show(results: Results, written: list[Path], seconds: float, show_all: bool)
     for sentence in verdict(results):
         console.print(f"[bold]{escape(sentence.subject)}[/]{escape(sentence.rest)}")
     files = ", ".join(map(str, written))
-    console.print(f"[bold]Written[/] {escape(files)} in {seconds:.0f} s." if written else f"[dim]{seconds:.0f} s[/]")
+    console.print(
+        f"[bold]Written[/] {escape(files)} in {seconds:.0f} s."
+        if written
+        else f"[dim]{seconds:.0f} s[/]"
+    )
     table = results.table(width=console.width, top=None if show_all else 5)
     table.title = None  # stands above
     console.print(table)
@@ -126,22 +152,32 @@ def compare(
     second: Path = arg(..., "Another."),
     as_json: bool = JSON,
 ) -> None:
-    """Compare two results: AUROC of each detector in both, over the OOD sets that both have, and whether they differ.
+    """Compare two results: AUROC of each detector in both, over the OOD sets that both have, and
+    whether they differ.
 
-    Where both files hold the scores of the same samples, the test is paired: two models on the same images, or two
-    versions of one. Otherwise the results count as independent, and smaller differences go unnoticed.
+    Where both files hold the scores of the same samples, the test is paired: two models on the same
+    images, or two versions of one. Otherwise the results count as independent, and smaller
+    differences go unnoticed.
 
     Example: `fdbd compare before/results.json after/results.json`
     """
     from fdbd.bench import Results
+    from fdbd.bench.table import compare_results
     from fdbd.metrics import as_percent
-    from fdbd.results.table import compare_results
 
     sets, found = compare_results(Results.from_json(first), Results.from_json(second))
     if as_json:
         lines = [
-            {"detector": each.detector, "first": each.first.to_dict(), "second": each.second.to_dict()}
-            | {**each.comparison._asdict(), "paired": each.paired, "verdict": each.comparison.verdict()}
+            {
+                "detector": each.detector,
+                "first": each.first.to_dict(),
+                "second": each.second.to_dict(),
+            }
+            | {
+                **each.comparison._asdict(),
+                "paired": each.paired,
+                "verdict": each.comparison.verdict(),
+            }
             for each in found
         ]
         answer({"ood": sets, "detectors": lines}, as_json)
@@ -153,7 +189,16 @@ def compare(
         difference, error, p_value = each.comparison
         points = f"{round(100 * difference, 2) + 0.0:+.2f} ± {100 * error:.2f}"
         verdict = each.comparison.verdict().replace("undecided", "not told apart")
-        rows.append([each.detector, as_percent(each.first), as_percent(each.second), points, f"{p_value:.2g}", verdict])
+        rows.append(
+            [
+                each.detector,
+                as_percent(each.first),
+                as_percent(each.second),
+                points,
+                f"{p_value:.2g}",
+                verdict,
+            ]
+        )
     print_table(
         ["detector", "first", "second", "difference", "p", "second is"],
         rows,

@@ -13,14 +13,17 @@ Action = Enum("Action", {"list": "list", "verify": "verify", "clear": "clear"}, 
 
 
 def data(
-    name: str | None = arg(None, "A dataset, or public:NETWORK for its weights; left out, all are listed."),
+    name: str | None = arg(
+        None, "A dataset, or public:NETWORK for its weights; left out, all are listed."
+    ),
     split: str = opt("test", "train or test."),
     verify: bool = opt(False, "Compare what is here with the known SHA-256 sums.", "--verify"),
     as_json: bool = JSON,
 ) -> None:
     """List datasets, or fetch one, or the weights of a public network, into the cache.
 
-    Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`, `fdbd data public:resnet50`
+    Examples: `fdbd data`, `fdbd data cifar10`, `fdbd data mnist --verify`, `fdbd data
+    public:resnet50`
     """
     from fdbd.data import datasets
     from fdbd.networks.public import public_network
@@ -28,10 +31,17 @@ def data(
 
     if name is None:
         _list(as_json)
-    elif name.startswith("public:"):  # building the network fetches its weights and compares them with their SHA-256
+    elif name.startswith(
+        "public:"
+    ):  # building the network fetches its weights and compares them with their SHA-256
         network = public_network(name.removeprefix("public:"))
         network.build()
-        found = {"name": name, "file": network.file, "sha256": network.sha256, "source": network.source}
+        found = {
+            "name": name,
+            "file": network.file,
+            "sha256": network.sha256,
+            "source": network.source,
+        }
         answer(found, as_json, f"{name}: {network.file} from {network.source}")
     elif verify:
         problems = datasets.verify(name, split)
@@ -47,8 +57,15 @@ def data(
                 bar.update(done)
 
             images = datasets.load(name, split, progress=progress)
-        fetched = {"name": images.name, "split": split, "images": len(images), "source": images.source}
-        answer(fetched, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}")
+        fetched = {
+            "name": images.name,
+            "split": split,
+            "images": len(images),
+            "source": images.source,
+        }
+        answer(
+            fetched, as_json, f"{images.name} {split}: {len(images):,} images from {images.source}"
+        )
 
 
 def _list(as_json: bool) -> None:
@@ -62,7 +79,9 @@ def _list(as_json: bool) -> None:
             "size": entry.image_size,
             "megabytes": entry.megabytes,
             # A pattern such as cifar10-c:CORRUPTION:SEVERITY stands for sets that are generated.
-            "here": None if ":" in entry.name else status(entry.name, next(iter(entry.counts), "test")),
+            "here": None
+            if ":" in entry.name
+            else status(entry.name, next(iter(entry.counts), "test")),
             "licence": entry.licence,
             "home": entry.home,
             "how": entry.how,
@@ -77,7 +96,10 @@ def _list(as_json: bool) -> None:
     here = ["yes" if row["here"] else "" for row in rows]
     print_table([*columns[:-1], "MB", "here"], [[*line, mark] for line, mark in zip(cells, here)])
     for row in rows:  # beneath, since no column is wide enough
-        Console().print(Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"), overflow="fold")
+        Console().print(
+            Text.assemble((row["name"], "bold"), f": {row['licence']}; {row['how']}"),
+            overflow="fold",
+        )
 
 
 def cache(
@@ -98,16 +120,30 @@ def cache(
         return
     if action is Action.verify:
         problems = store.verify()
-        lines = [f"{p.key}: shard {p.shard}: {p.reason}; it is computed again when it is next needed" for p in problems]
-        answer([p._asdict() for p in problems], as_json, *(lines or ["every shard is as it was written"]))
+        lines = [
+            f"{p.key}: shard {p.shard}: {p.reason}; it is computed again when it is next needed"
+            for p in problems
+        ]
+        answer(
+            [p._asdict() for p in problems],
+            as_json,
+            *(lines or ["every shard is as it was written"]),
+        )
         if problems:
             raise typer.Exit(1)
         return
     entries = store.list()
-    found = [{**entry._asdict(), "path": str(entry.path), "complete": entry.is_complete} for entry in entries]
-    lines = [f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"]
+    found = [
+        {**entry._asdict(), "path": str(entry.path), "complete": entry.is_complete}
+        for entry in entries
+    ]
+    lines = [
+        f"{store.root}: {len(entries)} sets of features, {sum(e.num_bytes for e in entries) / 1e6:.1f} MB"
+    ]
     for entry in entries:  # a key is given to clear as it stands, so it has a line of its own
         rows = f"{entry.rows_done:,}" + ("" if entry.is_complete else f" of {entry.rows:,}")
         lines += [entry.key, f"  {entry.model} on {entry.dataset}"]
-        lines.append(f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}")
+        lines.append(
+            f"  {rows} rows, {entry.dtype}, {entry.num_bytes / 1e6:.1f} MB, {entry.created}"
+        )
     answer(found, as_json, *lines)

@@ -22,7 +22,8 @@ EXTRAS = {
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Say what is installed, which extras are missing, which devices there are, and where files are kept.
+    """Say what is installed, which extras are missing, which devices there are, and where files are
+    kept.
 
     Example: `fdbd doctor`
     """
@@ -41,17 +42,27 @@ def examine() -> dict[str, dict[str, Any]]:
     from fdbd.util.files import cache_root, data_roots
     from fdbd.util.version import __version__
 
-    versions = {"fdbd": __version__, "python": platform.python_version(), "system": platform.platform()}
+    versions = {
+        "fdbd": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
     for name in ("torch", "numpy", "numba", "scikit-learn", "safetensors"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "missing"
-    devices = {"in use": str(choose_device("auto")), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    devices = {
+        "in use": str(choose_device("auto")),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
     extras = {}
     for extra, modules in EXTRAS.items():
         missing = [module for module in modules if find_spec(module) is None]
-        extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
+        extras[extra] = (
+            f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
+        )
     cache = cache_root()
     size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     state = f"{size / 1e9:.2f} GB{'' if os.access(cache, os.W_OK) else ', cannot be written'}"
@@ -61,7 +72,13 @@ def examine() -> dict[str, dict[str, Any]]:
         "free here": f"{shutil.disk_usage('.').free / 1e9:.2f} GB",
     }
     kernels = {"compiled": _kernels()}
-    return {"Versions": versions, "Devices": devices, "Extras": extras, "Folders": folders, "Kernels": kernels}
+    return {
+        "Versions": versions,
+        "Devices": devices,
+        "Extras": extras,
+        "Folders": folders,
+        "Kernels": kernels,
+    }
 
 
 def _kernels() -> str:
@@ -75,10 +92,19 @@ def _kernels() -> str:
     width, classes = 64, 3
     features = torch.linspace(-1, 1, dispatch.WORTH_A_KERNEL).reshape(-1, width)
     predicted = torch.arange(len(features)) % classes
-    folded = (torch.eye(classes, width), torch.zeros(classes), torch.zeros(width), torch.tensor(1e-6))
+    folded = (
+        torch.eye(classes, width),
+        torch.zeros(classes),
+        torch.zeros(width),
+        torch.tensor(1e-6),
+    )
     try:
         score = dispatch.folded_score(features, folded, True, predicted=predicted)
         expected = dispatch.plain_score(features, predicted, folded, True)
     except Exception as error:  # whatever a broken compiler raises
         return f"no: {type(error).__name__}: {one_line(error)[:200]}"
-    return "yes" if torch.allclose(score, expected, rtol=1e-4, atol=1e-5) else "no: its results are wrong here"
+    return (
+        "yes"
+        if torch.allclose(score, expected, rtol=1e-4, atol=1e-5)
+        else "no: its results are wrong here"
+    )

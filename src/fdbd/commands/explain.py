@@ -11,7 +11,9 @@ from fdbd.util.terminal import printable
 def explain(
     guard: Path = options.GUARD,
     images: list[Path] = arg(..., "One or more image files."),
-    out: Path | None = opt(None, "Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."),
+    out: Path | None = opt(
+        None, "Also draw a picture: .png, .svg or .pdf; for several images, a folder for them."
+    ),
     top: int = opt(10, "How many boundaries to show, the nearest first.", min=1),
     model: str | None = options.MODEL,
     checkpoint: Path | None = options.CHECKPOINT,
@@ -19,18 +21,22 @@ def explain(
     trust_model: bool = options.TRUST_MODEL,
     as_json: bool = options.JSON,
 ) -> None:
-    """Show where an image stands: the distance to each class's boundary, and its score among the calibration scores.
+    """Show where an image stands: the distance to each class's boundary, and its score among the
+    calibration scores.
 
-    Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain guard.safetensors a.png b.png`
+    Examples: `fdbd explain guard.safetensors photo.png --out why.png`, `fdbd explain
+    guard.safetensors a.png b.png`
     """
-    from fdbd.data.images import decode
+    from fdbd.core.pixels import decode
     from fdbd.decision.guard_file import open_guard
-    from fdbd.report.explanation import draw, sample_of
+    from fdbd.pages.explanation import draw, sample_of
 
     pictures = _pictures(out, images, guard)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
     if opened.preprocess is None:
-        raise ValueError(f"{str(guard)!r} was fitted on features without a model, and cannot look at an image")
+        raise ValueError(
+            f"{str(guard)!r} was fitted on features without a model, and cannot look at an image"
+        )
     found = []
     for image, picture in zip(images, pictures):
         pixels = decode(image)
@@ -42,7 +48,10 @@ def explain(
         if as_json:
             continue
         titles = ["boundary to", "distance", "share of the score"]
-        rows = [[each["name"], f"{each['distance']:.4g}", f"{each['share']:.1%}"] for each in sample.boundaries]
+        rows = [
+            [each["name"], f"{each['distance']:.4g}", f"{each['share']:.1%}"]
+            for each in sample.boundaries
+        ]
         print_table(titles, rows, right=titles[1:], title=str(image))
         if sample.others:
             say(f"and {sample.others} more, farther away")
@@ -61,7 +70,7 @@ def explain(
 
 def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | None]:
     """Where the picture of each image goes, checked before any work."""
-    from fdbd.report.explanation import FORMATS
+    from fdbd.pages.explanation import FORMATS
     from fdbd.util.extras import require
     from fdbd.util.files import check_place, refuse_overlap
 
@@ -71,9 +80,13 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
     refuse_overlap(out, [guard, *images])
     if len(images) == 1:
         if out.suffix.lower() not in FORMATS:
-            raise ValueError(f"--out is {str(out)!r}, expected a name that ends in {', '.join(FORMATS)}")
+            raise ValueError(
+                f"--out is {str(out)!r}, expected a name that ends in {', '.join(FORMATS)}"
+            )
         check_place(out)
         return [out]
     if out.suffix or (out.exists() and not out.is_dir()):
-        raise ValueError(f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending")
+        raise ValueError(
+            f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending"
+        )
     return [out / f"{number:03d}-{image.stem}.png" for number, image in enumerate(images, start=1)]

@@ -21,16 +21,26 @@ def fit(
     model: str = arg(..., MODEL),
     data: str | None = arg(None, DATA),
     out: Path = opt(Path("guard.safetensors"), "The guard's file."),
-    checkpoint: Path | None = opt(None, "The model's weights: .safetensors, or a state dict by torch.save."),
-    num_classes: int | None = opt(None, "Classes of the model, where the checkpoint does not tell."),
+    checkpoint: Path | None = opt(
+        None, "The model's weights: .safetensors, or a state dict by torch.save."
+    ),
+    num_classes: int | None = opt(
+        None, "Classes of the model, where the checkpoint does not tell."
+    ),
     head: str | None = opt(None, HEAD),
-    preprocess: str | None = opt(None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."),
+    preprocess: str | None = opt(
+        None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
+    ),
     detector: str = opt("fdbd", "A detector's name, such as fdbd, knn, react+energy."),
     shaping: str | None = opt(None, "An activation shaping before it: react, ash-s, scale, …"),
-    tpr: float | None = opt(None, "Share of the calibration data to accept; default: 0.95, without alpha."),
+    tpr: float | None = opt(
+        None, "Share of the calibration data to accept; default: 0.95, without alpha."
+    ),
     alpha: float | None = opt(None, "Instead: the largest share of false alarms (conformal)."),
     per_class: bool = opt(False, "A threshold for each predicted class.", "--per-class"),
-    calibration: str | None = opt(None, "Data for the threshold, seen by neither the network's training nor the fit."),
+    calibration: str | None = opt(
+        None, "Data for the threshold, seen by neither the network's training nor the fit."
+    ),
     network_never_saw_data: bool = opt(False, NEVER_SAW, "--network-never-saw-data"),
     holdout: float | None = opt(None, "That part, as a share; default: 0.2."),
     engine: options.Engine = options.ENGINE,
@@ -44,8 +54,8 @@ def fit(
 ) -> None:
     """Fit a guard, calibrate it on separate data, and save it.
 
-    Calibration data are seen by neither the network's training nor the fit; a threshold set on data that the network
-    has seen raises more false alarms than it promises.
+    Calibration data are seen by neither the network's training nor the fit; a threshold set on data
+    that the network has seen raises more false alarms than it promises.
 
     Examples: `fdbd fit cifar10-ce ./train --calibration ./fresh`,
     `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
@@ -66,7 +76,9 @@ def fit(
     check_place(out)
     refuse_overlap(out, [model, data, calibration, checkpoint, head])
     if holdout is not None and (calibration is not None or not network_never_saw_data):
-        raise ValueError("--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone")
+        raise ValueError(
+            "--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone"
+        )
     if network_never_saw_data and calibration is None and holdout is None:
         holdout = HOLDOUT
     where = Engine(engine.value, address, device, batch_size, workers)
@@ -77,14 +89,29 @@ def fit(
         source, data, head = read_head(head), model, None
     else:
         if data is None:
-            raise ValueError(f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE")
+            raise ValueError(
+                f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE"
+            )
         source = model_by_name(
-            model, checkpoint, num_classes=num_classes, preprocess=preprocess, trust=trust_model, device=where.home
+            model,
+            checkpoint,
+            num_classes=num_classes,
+            preprocess=preprocess,
+            trust=trust_model,
+            device=where.home,
         )
     detector = f"{shaping}+{detector}" if shaping else detector
     target = Target(tpr=tpr, alpha=alpha, per_class=per_class)
     fitted = fit_files(
-        source, data, calibration, where, holdout=holdout, head=head, detector=detector, autocast=autocast, **target
+        source,
+        data,
+        calibration,
+        where,
+        holdout=holdout,
+        head=head,
+        detector=detector,
+        autocast=autocast,
+        **target,
     )
     guard, threshold = fitted.guard, fitted.guard.threshold
     assert threshold is not None
@@ -92,8 +119,14 @@ def fit(
     accuracy = {stage: found.accuracy for stage, found in guard.agreement.items()}
     fit_rows, calibration_rows = fitted.training.num_given, fitted.calibrating.num_given
     errors = [*fitted.training.errors, *fitted.calibrating.errors]
-    where_from = "held out, which the network never saw by your word" if holdout else f"of {calibration}"
-    accuracies = [f"{100 * value:.2f} % on the {stage} data" for stage, value in accuracy.items() if value is not None]
+    where_from = (
+        "held out, which the network never saw by your word" if holdout else f"of {calibration}"
+    )
+    accuracies = [
+        f"{100 * value:.2f} % on the {stage} data"
+        for stage, value in accuracy.items()
+        if value is not None
+    ]
     options.answer(
         {
             "guard": str(out),

@@ -34,7 +34,9 @@ DEVICE = opt("auto", "Where the model runs: auto (a GPU where there is one), cpu
 _AUTOCAST = "Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."
 AUTOCAST = opt(False, _AUTOCAST, "--autocast")
 BATCH_SIZE = opt(128, "Images that the model sees at once.")
-WORKERS = opt(None, "Processes that decode images (with ray: tasks at once); default: by the machine.")
+WORKERS = opt(
+    None, "Processes that decode images (with ray: tasks at once); default: by the machine."
+)
 ENGINE = opt(Engine.local, "local, or ray for a cluster.", "--engine")
 ADDRESS = opt(None, "Ray's address; default: Ray on this machine.")
 JSON = opt(False, "Print JSON.", "--json")
@@ -63,7 +65,8 @@ def print_table(
     title: str | None = None,
     caption: str | None = None,
 ) -> None:
-    """A table on the terminal, the columns named in `right` aligned there; texts are printed as they are."""
+    """A table on the terminal, the columns named in `right` aligned there; texts are printed as
+    they are."""
     above, below = (None if text is None else Text(printable(text)) for text in (title, caption))
     table = Table(title=above, title_justify="left", caption=below, caption_justify="left")
     for name in titles:

@@ -11,14 +11,17 @@ SCALES = "small: features in the package; public: public networks and images; pa
 
 
 def paper(
-    name: str | None = arg(None, "An experiment, your own .toml file, or all; left out, they are listed."),
+    name: str | None = arg(
+        None, "An experiment, your own .toml file, or all; left out, they are listed."
+    ),
     out: Path = opt(Path("paper"), "Folder for tables and figures."),
     scale: str = opt("small", SCALES),
     fresh: bool = opt(False, "With all: run finished experiments again, too.", "--fresh"),
     device: str = DEVICE,
     as_json: bool = JSON,
 ) -> None:
-    """List the experiments of the fDBD paper, or run them: a table, a figure, and whether the claim holds here.
+    """List the experiments of the fDBD paper, or run them: a table, a figure, and whether the claim
+    holds here.
 
     Examples: `fdbd paper`, `fdbd paper table-regularization`, `fdbd paper all --out results`
     """
@@ -31,18 +34,27 @@ def paper(
             keys = ("name", "kind", "title", "place", "claim")
             answer([{key: getattr(each, key) for key in keys} for each in found], as_json)
         else:
-            print_table(["experiment", "what", "in the paper"], [(each.name, each.title, each.place) for each in found])
+            print_table(
+                ["experiment", "what", "in the paper"],
+                [(each.name, each.title, each.place) for each in found],
+            )
         return
     chosen = names if name == "all" else [name]
-    records = run_all(chosen, out, scale, fresh or name != "all", progress=not as_json, device=device)
+    records = run_all(
+        chosen, out, scale, fresh or name != "all", progress=not as_json, device=device
+    )
     if as_json:
         answer(records if name == "all" else records[0], as_json)
     else:
         console = Console(highlight=False)
         for record in records:
-            console.print(f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)")
+            console.print(
+                f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)"
+            )
             for item in record["checks"] if len(records) == 1 else []:
-                console.print(f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False)
+                console.print(
+                    f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False
+                )
         if any(record["checks"] for record in records):
             console.print(f"[dim]written in {out}[/dim]")
     for record in records:

@@ -12,7 +12,9 @@ FDR = "Also write which rows are OOD at this false discovery rate, such as 0.1: 
 def score(
     guard: Path = options.GUARD,
     data: str = arg(..., DATA),
-    out: Path = opt(Path("scores.parquet"), "A .parquet or .csv file, or a folder for Parquet parts."),
+    out: Path = opt(
+        Path("scores.parquet"), "A .parquet or .csv file, or a folder for Parquet parts."
+    ),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,
     batch_size: int = options.BATCH_SIZE,
@@ -23,27 +25,45 @@ def score(
     device: str = options.DEVICE,
     trust_model: bool = options.TRUST_MODEL,
     restart: bool = opt(False, "Throw unfinished scores of other data away.", "--restart"),
-    nearest: bool = opt(False, "Also write the class beyond the nearest decision boundary of each row.", "--nearest"),
+    nearest: bool = opt(
+        False, "Also write the class beyond the nearest decision boundary of each row.", "--nearest"
+    ),
     fdr: float | None = opt(None, FDR),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
-    """Score images or features: one output row per input row, in order. A killed run continues where it ended.
+    """Score images or features: one output row per input row, in order. A killed run continues
+    where it ended.
 
     Files that cannot be read are OOD, and the column error says why.
 
-    Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors features.parquet --out scores.csv`
+    Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors
+    features.parquet --out scores.csv`
     """
     from fdbd.data.images import describe_skipped
     from fdbd.jobs.scoring import Engine, score_files
 
     where = Engine(engine.value, address, device, batch_size, workers)
     summary = score_files(
-        guard, data, out, where, model, checkpoint, trust_model, split=split, restart=restart, nearest=nearest, fdr=fdr
+        guard,
+        data,
+        out,
+        where,
+        model,
+        checkpoint,
+        trust_model,
+        split=split,
+        restart=restart,
+        nearest=nearest,
+        fdr=fdr,
     )
     rows = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
     before = summary.rows - summary.computed
     resumed = f", {before:,} of them by an earlier run" if before else ""
-    named = "" if summary.discoveries is None else f", {summary.discoveries:,} at a false discovery rate of {fdr}"
+    named = (
+        ""
+        if summary.discoveries is None
+        else f", {summary.discoveries:,} at a false discovery rate of {fdr}"
+    )
     answer(
         {"out": str(out), **summary._asdict(), "rate": summary.rate},
         as_json,
@@ -56,16 +76,21 @@ def gallery(
     scores: Path = arg(..., "What fdbd score wrote: .parquet, .csv or a folder of parts."),
     images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
     out: Path = opt(Path("gallery.html"), "The page."),
-    thumbnails: int = opt(2000, "Thumbnails inside the page, of the most suspicious samples.", min=0),
+    thumbnails: int = opt(
+        2000, "Thumbnails inside the page, of the most suspicious samples.", min=0
+    ),
     title: str | None = opt(None, "The page's title; default: the file's name."),
 ) -> None:
-    """Write one self-contained page to review what was scored: the most suspicious samples first, with filters.
+    """Write one self-contained page to review what was scored: the most suspicious samples first,
+    with filters.
 
     Example: `fdbd gallery scores.parquet --images ./inbox`
     """
-    from fdbd.report.gallery import write_gallery
+    from fdbd.pages.gallery import write_gallery
 
     if images is not None and not images.is_dir():
-        raise ValueError(f"--images is {str(images)!r}, expected the folder of images that was scored")
+        raise ValueError(
+            f"--images is {str(images)!r}, expected the folder of images that was scored"
+        )
     rows = write_gallery(scores, out, images, embedded=thumbnails, title=title)
     options.say(f"{out}: {rows:,} samples, the most suspicious first")

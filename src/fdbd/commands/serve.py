@@ -10,18 +10,26 @@ def serve(
     guard: Path = arg(..., "A guard's file, or an .onnx file of fdbd export."),
     host: str = opt("127.0.0.1", "The address to listen on; 0.0.0.0 for all."),
     port: int = opt(8000, "The port to listen on; 0: any free one."),
-    token_file: Path | None = opt(None, "A file with the token that clients must send as Authorization: Bearer."),
+    token_file: Path | None = opt(
+        None, "A file with the token that clients must send as Authorization: Bearer."
+    ),
     workers: int = opt(1, "Processes, each with its own copy of the guard.", min=1),
-    max_workers: int | None = opt(None, "With --engine ray: replicas under load; default: always --workers.", min=1),
+    max_workers: int | None = opt(
+        None, "With --engine ray: replicas under load; default: always --workers.", min=1
+    ),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,
     name: str = opt("guard", "The model's name in the Open Inference Protocol."),
     batch_size: int = opt(32, "Rows that go through the model together at most.", min=1),
-    delay: float = opt(1.0, "Milliseconds that a batch may wait for more requests; 0: none waits.", min=0),
+    delay: float = opt(
+        1.0, "Milliseconds that a batch may wait for more requests; 0: none waits.", min=0
+    ),
     queue: int = opt(1024, "Rows that may wait; more are answered with 503.", min=1),
     timeout: float = opt(30.0, "Seconds that a request may take.", min=0.001),
     max_body: int = opt(32, "Megabytes of a request's body.", min=1),
-    state: Path | None = opt(None, "A folder for the monitor's state; default: GUARD.state beside the guard."),
+    state: Path | None = opt(
+        None, "A folder for the monitor's state; default: GUARD.state beside the guard."
+    ),
     no_state: bool = opt(False, "Keep no state across restarts.", "--no-state"),
     no_samples: bool = opt(False, "Keep no thumbnails of rejected images.", "--no-samples"),
     delta: float = opt(0.01, "Probability of a false drift alarm per horizon."),
@@ -34,7 +42,8 @@ def serve(
 ) -> None:
     """Answer over HTTP: the Open Inference Protocol, POST /decide, Prometheus metrics and a page.
 
-    Examples: `fdbd serve guard.safetensors`, `fdbd serve guard.onnx --port 9000 --token-file token.txt`
+    Examples: `fdbd serve guard.safetensors`, `fdbd serve guard.onnx --port 9000 --token-file
+    token.txt`
     """
     from fdbd.util.extras import require
 
@@ -58,7 +67,9 @@ def serve(
     service = Service(
         str(guard.resolve()),
         settings,
-        state=None if no_state else str((state or guard.with_name(f"{guard.name}.state")).absolute()),
+        state=None
+        if no_state
+        else str((state or guard.with_name(f"{guard.name}.state")).absolute()),
         workers=workers,
         max_workers=max_workers,
         delta=delta,

@@ -10,16 +10,22 @@ from fdbd.commands.options import DEVICE, JSON, answer, arg, opt
 def train(
     preset: str | None = arg(None, "A recipe; left out, all are listed."),
     out: Path | None = opt(None, "Folder for checkpoint, log and weights; default runs/PRESET."),
-    override: list[str] | None = opt(None, "Change a field of the recipe: --set epochs=2 (repeatable).", "--set"),
+    override: list[str] | None = opt(
+        None, "Change a field of the recipe: --set epochs=2 (repeatable).", "--set"
+    ),
     log: str = opt("csv", "csv or tensorboard."),
     resume: bool = opt(True, "Go on from the folder's checkpoint, where there is one."),
-    checkpoint_steps: int = opt(0, "Steps between checkpoints, besides those of each epoch; 0: none."),
+    checkpoint_steps: int = opt(
+        0, "Steps between checkpoints, besides those of each epoch; 0: none."
+    ),
     device: str = DEVICE,
     as_json: bool = JSON,
 ) -> None:
-    """Train a classifier: cross-entropy, SupCon or CSI, the paper's settings or a small version that runs in minutes.
+    """Train a classifier: cross-entropy, SupCon or CSI, the paper's settings or a small version
+    that runs in minutes.
 
-    Examples: `fdbd train`, `fdbd train zoo-ce`, `fdbd train supcon-small --set epochs=1 --out runs/try`
+    Examples: `fdbd train`, `fdbd train zoo-ce`, `fdbd train supcon-small --set epochs=1 --out
+    runs/try`
     """
     from fdbd import train as training
 
@@ -42,7 +48,12 @@ def train(
         **changes,
     )
     accuracy = result.test_accuracy
-    found = {"preset": preset, "folder": str(folder), "test_accuracy": accuracy, "epochs": len(result.history)}
+    found = {
+        "preset": preset,
+        "folder": str(folder),
+        "test_accuracy": accuracy,
+        "epochs": len(result.history),
+    }
     shown = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
     answer(found, as_json, f"{preset}: {len(result.history)} epochs{shown}, in {folder}")
 
@@ -54,12 +65,18 @@ def _changes(recipe: Any, overrides: list[str]) -> dict[str, Any]:
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals or name not in kinds:
-            raise ValueError(f"--set {text!r}: expected NAME=VALUE with a name among {', '.join(sorted(kinds))}")
+            raise ValueError(
+                f"--set {text!r}: expected NAME=VALUE with a name among {', '.join(sorted(kinds))}"
+            )
         kind = kinds[name]
         if kind not in (int, float, str, bool):
-            raise ValueError(f"--set {name}: this field is a {kind.__name__}, set it from Python instead")
+            raise ValueError(
+                f"--set {name}: this field is a {kind.__name__}, set it from Python instead"
+            )
         try:
-            changes[name] = {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+            changes[name] = (
+                {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+            )
         except (ValueError, KeyError):
             raise ValueError(f"--set {text!r}: {value!r} is no {kind.__name__}") from None
     return changes

@@ -1,1 +1,2 @@
-"""Batches and heads, the geometry of a linear head, input perturbation, artifacts and configuration."""
+"""Batches and heads, the geometry of a linear head, input perturbation, artifacts and
+configuration."""

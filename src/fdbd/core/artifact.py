@@ -1,5 +1,5 @@
-"""The file of a fitted guard: one safetensors file whose loading runs no code. Tensors are the buffers; the metadata
-holds a JSON description and a SHA-256 of everything else in the file."""
+"""The file of a fitted guard: one safetensors file whose loading runs no code. Tensors are the
+buffers; the metadata holds a JSON description and a SHA-256 of everything else in the file."""
 
 import hashlib
 import json
@@ -32,19 +32,23 @@ class ArtifactError(ValueError):
     """
 
 
-def write(path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def write(
+    path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
     """Write tensors and a JSON-able description as one file, beside its place and then renamed."""
     text = json.dumps({"format": FORMAT, **description}, sort_keys=True)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
         remove_drafts(Path(path))
-        temporary.write_bytes(save(tensors, metadata))  # save_file would leave its own drafts when it is killed
+        temporary.write_bytes(
+            save(tensors, metadata)
+        )  # save_file would leave its own drafts when it is killed
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with any other. The
-    description has the checked SHA-256 of the file's content under ``sha256``."""
+    """Description and tensors of a file that `write` made; ArtifactError says what is wrong with
+    any other. The description has the checked SHA-256 of the file's content under ``sha256``."""
     source, shown = Path(path), repr(os.fspath(path))
     if not source.is_file():
         raise FileNotFoundError(f"no guard at {shown}: no such file")
@@ -61,12 +65,20 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         description = json.loads(metadata["fdbd"])
     except (ValueError, RecursionError):  # no JSON, or a number of a million digits
         description = None
-    if not isinstance(description, dict) or type(description.get("format")) is not int or description["format"] < 1:
+    if (
+        not isinstance(description, dict)
+        or type(description.get("format")) is not int
+        or description["format"] < 1
+    ):
         raise ArtifactError(f"{shown} is corrupted: its description cannot be read; copy it again")
     if (version := description["format"]) > FORMAT:
-        raise ArtifactError(f"{shown} has format {version}, this fdbd reads up to {FORMAT}: upgrade fdbd")
+        raise ArtifactError(
+            f"{shown} has format {version}, this fdbd reads up to {FORMAT}: upgrade fdbd"
+        )
     if _digest(metadata["fdbd"], tensors) != metadata["sha256"]:
-        raise ArtifactError(f"{shown} is corrupted: its content does not match its SHA-256; copy it again")
+        raise ArtifactError(
+            f"{shown} is corrupted: its content does not match its SHA-256; copy it again"
+        )
     return {**description, "sha256": metadata["sha256"]}, tensors
 
 
@@ -75,5 +87,9 @@ def _digest(text: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(
+            tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b""
+        )
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""Batch and Head, the two values that the library passes around. Neither knows a model or a loader."""
+"""Batch and Head, the two values that the library passes around. Neither knows a model or a
+loader."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Array: TypeAlias = Tensor | NDArray[np.generic]
 ArrayLike: TypeAlias = Array | Sequence[object]
 """Numbers: a tensor, an array, or a (nested) list."""
 Inputs: TypeAlias = Array | Mapping[str, object] | Sequence[object]
-"""What a model takes, a tensor or array (N, …) or a dict of keyword arguments; or a pair of that and labels."""
+"""What a model takes, a tensor or array (N, …) or a dict of keyword arguments; or a pair of that
+and labels."""
 
 
 class Batch(NamedTuple):
@@ -27,10 +29,16 @@ class Batch(NamedTuple):
     """
 
     features: Tensor  #: (N, P) input of the linear head
-    logits: Tensor | None = None  #: (N, C) output of the head; None: computed from the head when a detector reads them
+    logits: Tensor | None = (
+        None  #: (N, C) output of the head; None: computed from the head when a detector reads them
+    )
     labels: Tensor | None = None  #: (N,) class indices, only for fitting
-    layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers, name to (N, P_layer), for multi-layer MDS
-    views: Tensor | None = None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
+    layers: Mapping[str, Tensor] | None = (
+        None  #: pooled earlier layers, name to (N, P_layer), for multi-layer MDS
+    )
+    views: Tensor | None = (
+        None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
+    )
 
     def rows(self, which: slice | Tensor) -> Batch:
         """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,)."""
@@ -41,9 +49,11 @@ class Batch(NamedTuple):
         left = [row for row in range(len(self.features)) if row not in rows]
         return self.rows(torch.tensor(left, dtype=torch.int64)) if rows else self
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
-        """The same batch as tensors, on this device and (except for the labels) in this floating dtype. None leaves
-        either as it is; arrays go to the CPU's memory."""
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Batch:
+        """The same batch as tensors, on this device and (except for the labels) in this floating
+        dtype. None leaves either as it is; arrays go to the CPU's memory."""
         labels = None if self.labels is None else as_tensor(self.labels).to(device)
         moved = self._map(lambda part: part.to(device) if dtype is None else part.to(device, dtype))
         return moved._replace(labels=labels)
@@ -56,7 +66,9 @@ class Batch(NamedTuple):
         """The same batch without gradients."""
         return self._map(Tensor.detach)
 
-    def _map(self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None) -> Batch:
+    def _map(
+        self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None
+    ) -> Batch:
         features, logits, labels, layers, views = self
         return Batch(
             change(as_tensor(features)),
@@ -71,8 +83,9 @@ class Head:
     """The linear head of a classifier: ``logits = features @ weight.T + bias``.
 
     Args:
-        weight: (C, P) array or tensor. One row (a binary head with logit d) becomes two, with logits −d/2 and d/2,
-            so that softmax gives the sigmoid of d and both classes are treated alike.
+        weight: (C, P) array or tensor. One row (a binary head with logit d) becomes two, with
+            logits −d/2 and d/2, so that softmax gives the sigmoid of d and both classes are treated
+            alike.
         bias: (C,) array or tensor; None is zero.
 
     >>> Head(torch.eye(3), torch.zeros(3))(torch.tensor([[1.0, 2.0, 3.0]]))
@@ -84,20 +97,32 @@ class Head:
     def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None) -> None:
         weight = as_floats(weight, "head weights").detach()
         if weight.ndim != 2:
-            raise ValueError(f"head weight has shape {tuple(weight.shape)}, expected (classes, features)")
-        bias = weight.new_zeros(len(weight)) if bias is None else as_floats(bias, "head biases").detach()
+            raise ValueError(
+                f"head weight has shape {tuple(weight.shape)}, expected (classes, features)"
+            )
+        bias = (
+            weight.new_zeros(len(weight))
+            if bias is None
+            else as_floats(bias, "head biases").detach()
+        )
         bias = bias.to(weight.device, weight.dtype).reshape(-1)
         if len(bias) != len(weight):
-            raise ValueError(f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows")
+            raise ValueError(
+                f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows"
+            )
         if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
-            raise ValueError("head holds NaN or infinite values; check the checkpoint that it came from")
+            raise ValueError(
+                "head holds NaN or infinite values; check the checkpoint that it came from"
+            )
         self.is_binary = len(weight) == 1
-        self.weight, self.bias = (two_rows(weight.T).T, two_rows(bias[None])[0]) if self.is_binary else (weight, bias)
+        self.weight, self.bias = (
+            (two_rows(weight.T).T, two_rows(bias[None])[0]) if self.is_binary else (weight, bias)
+        )
 
     @classmethod
     def of(cls, source: object) -> Head:
-        """The head in an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays or a fitted linear classifier of
-        scikit-learn (``coef_``, ``intercept_``); a Head unchanged."""
+        """The head in an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays or a fitted linear
+        classifier of scikit-learn (``coef_``, ``intercept_``); a Head unchanged."""
         if isinstance(source, Head):
             return source
         if isinstance(source, nn.Conv2d) and (source.kernel_size != (1, 1) or source.groups != 1):
@@ -128,7 +153,8 @@ class Head:
         return head
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(N, P) features to (N, C) logits, on the features' device and in their dtype; for integers, in the head's."""
+        """(N, P) features to (N, C) logits, on the features' device and in their dtype; for
+        integers, in the head's."""
         if not features.is_floating_point():
             features = features.to(self.weight.dtype)
         return nn.functional.linear(features, self.weight.to(features), self.bias.to(features))
@@ -145,36 +171,47 @@ class Head:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor unchanged, an array or a list in the CPU's memory (``torch.as_tensor`` uses the default device)."""
+    """A tensor unchanged, an array or a list in the CPU's memory (``torch.as_tensor`` uses the
+    default device)."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def as_batch(value: object) -> Batch:
     """A Batch unchanged; TypeError for anything else."""
     if not isinstance(value, Batch):
-        raise TypeError(f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}")
+        raise TypeError(
+            f"expected fdbd.Batch(features, logits, labels), got {type(value).__name__}"
+        )
     return value
 
 
 def logits_of(batch: Batch) -> Tensor:
     """(N, C) logits; ValueError if there are none."""
     if batch.logits is None:
-        raise ValueError("the batch has no logits; give Batch(features, logits), as a Classifier does")
+        raise ValueError(
+            "the batch has no logits; give Batch(features, logits), as a Classifier does"
+        )
     return batch.logits
 
 
 def labels_of(batch: Batch) -> Tensor:
     """(N,) int64 labels on the CPU; ValueError if there are none."""
     if batch.labels is None:
-        raise ValueError("this detector is fitted by class: give labels in Batch(features, logits, labels)")
+        raise ValueError(
+            "this detector is fitted by class: give labels in Batch(features, logits, labels)"
+        )
     return batch.labels.detach().to("cpu", torch.int64)
 
 
-def as_matrix(values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None) -> Tensor:
+def as_matrix(
+    values: Any, width: int, what: str, expected: str, dtype: torch.dtype | None = None
+) -> Tensor:
     """`as_floats` of (N, width) values."""
     matrix = as_tensor(values)
     if matrix.ndim != 2 or matrix.shape[1] != width:
-        raise ValueError(f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}")
+        raise ValueError(
+            f"{what} have shape {tuple(matrix.shape)}, expected (N, {width}): {expected}"
+        )
     return matrix if matrix.dtype is dtype else as_floats(matrix, what, dtype)
 
 

@@ -1,4 +1,5 @@
-"""What detectors and shapings share: a description of their needs, a name, options, and fitted buffers."""
+"""What detectors and shapings share: a description of their needs, a name, options, and fitted
+buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from typing_extensions import Self
 
 T = TypeVar("T")
 Passes = Generator[Any, Any, None]
-"""What `passes` returns: yields empty statistics, and is sent them summed over the training data."""
+"""What `passes` returns: yields empty statistics, and is sent them summed over the training
+data."""
 
 
 class Paper(NamedTuple):
@@ -51,7 +53,8 @@ class Needs:
     heldout: bool = False  #: a fit needs data that the network was not trained on: training data would mislead it
     network: bool = False  #: scores need the network itself, so that only a Guard can give them
     passes: int | None = None
-    """Passes over the training data in a fit; None: several, or not known. For more than one a Guard uses the disk."""
+    """Passes over the training data in a fit; None: several, or not known. For more than one a
+    Guard uses the disk."""
     calibration: bool = False  #: scores need `calibrate` after the fit, as those of an ensemble do
 
 
@@ -67,8 +70,9 @@ class NotFittedError(RuntimeError):
 
 
 class Configured(nn.Module):
-    """A module that is rebuilt from its name and its constructor's arguments, and whose state is buffers. A subclass
-    with a `name` is registered under it. Arguments of ``__init__`` are attributes of the same name and never change."""
+    """A module that is rebuilt from its name and its constructor's arguments, and whose state is
+    buffers. A subclass with a `name` is registered under it. Arguments of ``__init__`` are
+    attributes of the same name and never change."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[Paper | None] = None
@@ -85,22 +89,36 @@ class Configured(nn.Module):
         known = Configured.registry.get(cls.name, cls)
         place = f"{known.__module__}.{known.__qualname__}"
         if place != f"{cls.__module__}.{cls.__qualname__}":
-            raise ValueError(f"the name {cls.name!r} of {cls.__qualname__} is taken by {place}: choose another name")
-        Configured.registry[cls.name] = cls  # a class that is defined again, as in a notebook, replaces the old one
+            raise ValueError(
+                f"the name {cls.name!r} of {cls.__qualname__} is taken by {place}: choose another name"
+            )
+        Configured.registry[cls.name] = (
+            cls  # a class that is defined again, as in a notebook, replaces the old one
+        )
 
     def options(self) -> dict[str, object]:
         """Constructor arguments by name."""
         parameters = inspect.signature(type(self)).parameters.values()
-        return {p.name: getattr(self, p.name) for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        return {
+            p.name: getattr(self, p.name)
+            for p in parameters
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        }
 
     def to_config(self) -> dict[str, object]:
-        """Name and options as plain JSON values; `from_config` turns them back into an unfitted object."""
-        return {"name": self.name, "options": {name: _plain(value) for name, value in self.options().items()}}
+        """Name and options as plain JSON values; `from_config` turns them back into an unfitted
+        object."""
+        return {
+            "name": self.name,
+            "options": {name: _plain(value) for name, value in self.options().items()},
+        }
 
     def require_name(self) -> None:
         """ValueError unless `from_config` can rebuild this object and its parts."""
         for part in self.modules():
-            if isinstance(part, Configured) and Configured.registry.get(part.name) is not type(part):
+            if isinstance(part, Configured) and Configured.registry.get(part.name) is not type(
+                part
+            ):
                 kind = type(part).__name__
                 lack = f"{kind} has no name of its own, by which a file could say what it is"
                 raise ValueError(f"{lack}: give the class one, such as name = {kind.lower()!r}")
@@ -115,13 +133,20 @@ class Configured(nn.Module):
             self._set_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
 
     def _set_buffer(self, name: str, tensor: Tensor) -> None:
-        self._buffers[name] = tensor  # `register_buffer` would refuse a name that is also a property
+        self._buffers[name] = (
+            tensor  # `register_buffer` would refuse a name that is also a property
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # model.half() is for the network: fitted tensors stay in float32, and half inputs are scored in it.
+        # model.half() is for the network: fitted tensors stay in float32, and half inputs are
+        # scored in it.
         def at_least_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            return tensor.to(moved.device) if moved.is_floating_point() and moved.dtype.itemsize < 4 else moved
+            return (
+                tensor.to(moved.device)
+                if moved.is_floating_point() and moved.dtype.itemsize < 4
+                else moved
+            )
 
         return super()._apply(at_least_float32, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -135,19 +160,28 @@ class Configured(nn.Module):
         self.check_buffers()
 
     def buffer_shape(self, name: str) -> str | None:
-        """The shape of a buffer as letters, such as "C P"; None: any. By default taken from its annotation, such as
-        ``center: Annotated[Tensor, "P"]``. C and P are the head's classes and features, other letters sizes that are
-        the same in all buffers; "" is a scalar."""
+        """The shape of a buffer as letters, such as "C P"; None: any. By default taken from its
+        annotation, such as ``center: Annotated[Tensor, "P"]``. C and P are the head's classes and
+        features, other letters sizes that are the same in all buffers; "" is a scalar."""
         try:
             parts = get_args(get_type_hints(type(self), include_extras=True).get(name))
-        except (NameError, TypeError):  # annotations of a user's class that cannot be evaluated at run time
+        except (
+            NameError,
+            TypeError,
+        ):  # annotations of a user's class that cannot be evaluated at run time
             return None
-        return parts[1] if len(parts) == 2 and parts[0] is Tensor and isinstance(parts[1], str) else None
+        return (
+            parts[1]
+            if len(parts) == 2 and parts[0] is Tensor and isinstance(parts[1], str)
+            else None
+        )
 
     def check_buffers(self) -> None:
         """ValueError for buffers with NaN or infinity, or whose shapes do not fit each other."""
         sizes: dict[str, int] = {}
-        for name, tensor in sorted(self._buffers.items(), key=lambda item: not item[0].startswith("head_")):
+        for name, tensor in sorted(
+            self._buffers.items(), key=lambda item: not item[0].startswith("head_")
+        ):
             if tensor is None:
                 continue
             what = f"{name} of {type(self).__name__}"
@@ -160,16 +194,21 @@ class Configured(nn.Module):
             found = [sizes.setdefault(letter, size) for letter, size in zip(letters, tensor.shape)]
             if len(letters) != tensor.ndim or found != list(tensor.shape):
                 expected = ", ".join(str(sizes.get(letter, letter)) for letter in letters)
-                shapes = f"shape {tuple(tensor.shape)}, expected ({expected}) to fit its other buffers"
+                shapes = (
+                    f"shape {tuple(tensor.shape)}, expected ({expected}) to fit its other buffers"
+                )
                 raise ValueError(f"{what} has {shapes}")
 
     def extra_repr(self) -> str:
         options = self.options().items()
-        return ", ".join(f"{name}={value!r}" for name, value in options if not isinstance(value, nn.Module))
+        return ", ".join(
+            f"{name}={value!r}" for name, value in options if not isinstance(value, nn.Module)
+        )
 
 
 MOST, _MOST_ENTRIES = 1_000_000, 2_000
-"""The largest count in an option, and the most values in a configuration: bounds the memory for a forged file."""
+"""The largest count in an option, and the most values in a configuration: bounds the memory for a
+forged file."""
 
 
 def expect(name: str, value: T, is_right: bool, what: str) -> T:
@@ -181,7 +220,9 @@ def expect(name: str, value: T, is_right: bool, what: str) -> T:
 
 def one_of(name: str, value: T, *choices: object) -> T:
     """The option if it is one of the choices, else a ValueError that lists them."""
-    return expect(name, value, value in choices, f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
+    return expect(
+        name, value, value in choices, f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+    )
 
 
 def positive(name: str, value: float) -> float:
@@ -190,7 +231,8 @@ def positive(name: str, value: float) -> float:
 
 
 def at_least_one(name: str, value: object, what: str) -> int:
-    """The option as an int if it is an integer (numpy's too) from 1, else a ValueError that says `what` is expected."""
+    """The option as an int if it is an integer (numpy's too) from 1, else a ValueError that says
+    `what` is expected."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -213,8 +255,13 @@ def _restored(value: Any) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """The unfitted object that `Configured.to_config` described; only registered names: no code comes from a file."""
-    if not isinstance(config, dict) or set(config) != {"name", "options"} or not isinstance(config["options"], dict):
+    """The unfitted object that `Configured.to_config` described; only registered names: no code
+    comes from a file."""
+    if (
+        not isinstance(config, dict)
+        or set(config) != {"name", "options"}
+        or not isinstance(config["options"], dict)
+    ):
         raise ValueError(f"not a detector's configuration: {config!r}")
     if _entries(config) > _MOST_ENTRIES:
         raise ValueError(f"a detector's configuration has more than {_MOST_ENTRIES:,} entries")
@@ -222,7 +269,10 @@ def from_config(config: Any) -> Any:
         known = ", ".join(sorted(Configured.registry))
         raise ValueError(f"unknown detector or shaping {config['name']!r}; known are {known}")
     kind = Configured.registry[config["name"]]
-    options = {**kind.earlier_options, **{name: _restored(value) for name, value in config["options"].items()}}
+    options = {
+        **kind.earlier_options,
+        **{name: _restored(value) for name, value in config["options"].items()},
+    }
     try:
         return kind(**options)
     except TypeError as error:

@@ -1,4 +1,5 @@
-"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest inner products."""
+"""Linear algebra that several detectors share: whitening, unit rows, blocks of rows, the largest
+inner products."""
 
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ from torch import Tensor
 from fdbd.util.torch_compat import is_plain, tracing
 
 VARIANCE_FLOOR = 1e-12
-"""Variances below this share of the largest one are rounding errors of float32 features, and count as zero."""
+"""Variances below this share of the largest one are rounding errors of float32 features, and count
+as zero."""
 ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
 SMALLEST_NORM = 1e-12
@@ -25,34 +27,39 @@ def unit(rows: Tensor) -> Tensor:
 
 
 def whitener(covariance: Tensor, total: Tensor | float = 0.0) -> Tensor:
-    """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the Mahalanobis distance.
+    """(P, P) float64 W with WᵀW = Σ⁺, the pseudo-inverse of the covariance Σ: ‖W(x − y)‖ is the
+    Mahalanobis distance.
 
-    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out of the distance, as ``pinv`` and
-    scikit-learn's ``EmpiricalCovariance`` do. If Σ is what a subtraction left of a larger covariance, `total` is the
-    trace of the larger one, and variances below `ROUNDING` of it are left out too.
+    Directions whose variance is below `VARIANCE_FLOOR` of the largest are left out of the distance,
+    as ``pinv`` and scikit-learn's ``EmpiricalCovariance`` do. If Σ is what a subtraction left of a
+    larger covariance, `total` is the trace of the larger one, and variances below `ROUNDING` of it
+    are left out too.
     """
     covariance = covariance.to(torch.float64)
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not failed:
         identity = torch.eye(len(factor), dtype=torch.float64)
         inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: if their product is small enough, nothing is left out.
+        # trace ≥ largest variance and ‖L⁻¹‖² ≥ 1/smallest: if their product is small enough,
+        # nothing is left out.
         if inverse.square().sum() * max(VARIANCE_FLOOR * covariance.trace(), ROUNDING * total) < 1:
             return inverse
     variances, directions = torch.linalg.eigh(covariance)
     kept = variances > max(VARIANCE_FLOOR * variances[-1].clamp_min(0), ROUNDING * total)
     if not kept.any():
         remedy = "give more samples per class, or use a detector without a covariance"
-        raise ValueError(f"the training features do not vary within their classes or clusters; {remedy}")
+        raise ValueError(
+            f"the training features do not vary within their classes or clusters; {remedy}"
+        )
     directions = directions[:, kept]
     symmetric: Tensor = (directions / variances[kept].sqrt()) @ directions.T
     return symmetric
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by ascending eigenvalue. To
-    change little when the matrix is rounded, the largest component of each is positive, and the basis of the null space
-    is the one that makes diag(1, …, 2) diagonal."""
+    """(P, P) eigenvectors of a symmetric positive semidefinite float64 matrix, as columns by
+    ascending eigenvalue. To change little when the matrix is rounded, the largest component of each
+    is positive, and the basis of the null space is the one that makes diag(1, …, 2) diagonal."""
     values, directions = torch.linalg.eigh(matrix)
     count = int((values <= VARIANCE_FLOOR * values[-1].clamp_min(0)).sum())
     if count > 1:
@@ -77,7 +84,8 @@ def largest(rows: Tensor, k: int) -> Tensor:
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) -> Tensor:
-    """function(rows) (N,), computed in blocks of rows for which the function's (N, width) array takes about 8 MB."""
+    """function(rows) (N,), computed in blocks of rows for which the function's (N, width) array
+    takes about 8 MB."""
     size = max(64, _ELEMENTS // max(width, 1))
     if tracing() or rows.shape[0] <= size:
         return function(rows)
@@ -85,8 +93,9 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, width: int) ->
 
 
 def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k (at most M) largest inner products of each row (N, P) with the points (M, P), and the points' indices: both
-    (N, k), in no particular order. Exact, block by block: memory is bounded for any N and M."""
+    """The k (at most M) largest inner products of each row (N, P) with the points (M, P), and the
+    points' indices: both (N, k), in no particular order. Exact, block by block: memory is bounded
+    for any N and M."""
     k = min(k, points.shape[0])
     if tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
@@ -100,7 +109,9 @@ def _search(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for start in range(0, points.shape[0], _POINTS):
         products = rows @ points[start : start + _POINTS].T
         few = min(k, products.shape[1])
-        values, indices = products.max(1, keepdim=True) if k == 1 else products.topk(few, dim=1, sorted=False)
+        values, indices = (
+            products.max(1, keepdim=True) if k == 1 else products.topk(few, dim=1, sorted=False)
+        )
         found.append((values, indices + start))
     values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
     values, chosen = values.topk(k, dim=1, sorted=False)

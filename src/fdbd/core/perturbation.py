@@ -1,5 +1,5 @@
-"""Input perturbation: one signed gradient step of images towards a higher score (ODIN, the noise of the Mahalanobis
-detector) or a higher loss (adversarial samples)."""
+"""Input perturbation: one signed gradient step of images towards a higher score (ODIN, the noise of
+the Mahalanobis detector) or a higher loss (adversarial samples)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,19 +17,21 @@ Std = tuple[float, ...] | None
 
 
 class InputPerturbation(nn.Module):
-    """Moves each image a small step that raises its score; in-distribution images gain more from it.
+    """Moves each image a small step that raises its score; in-distribution images gain more from
+    it.
 
         x' = x + ε · sign ∇ₓ objective(x)
 
-    With ``objective="msp"`` it is the step of ODIN (Liang et al., 2018): log softmax of the predicted class at
-    `temperature`. With ``objective="score"`` it is the noise of the Mahalanobis detector (Lee et al., 2018): the
-    caller gives a detector's score. Costs a forward and a backward pass. Images are not clipped, as in both papers.
+    With ``objective="msp"`` it is the step of ODIN (Liang et al., 2018): log softmax of the
+    predicted class at `temperature`. With ``objective="score"`` it is the noise of the Mahalanobis
+    detector (Lee et al., 2018): the caller gives a detector's score. Costs a forward and a backward
+    pass. Images are not clipped, as in both papers.
 
     Args:
-        epsilon: step in [0, 1] pixel units; 0 leaves images as they are.
-        objective: "msp", or "score" for one that is given with each call.
-        temperature: T of the softmax, for "msp".
-        std: by which the images were normalised, one number or one per channel (dimension 1); the step is divided by
+        epsilon: step in [0, 1] pixel units; 0 leaves images as they are. objective: "msp", or
+        "score" for one that is given with each call. temperature: T of the softmax, for "msp". std:
+        by which the images were normalised, one number or one per channel (dimension 1); the step
+        is divided by
             it. None: images are in pixel units.
 
     >>> from fdbd.networks.classifier import Classifier
@@ -53,21 +55,28 @@ class InputPerturbation(nn.Module):
         self.temperature = float(positive("temperature", temperature))
         self.std = checked_std(std)
 
-    def forward(self, images: Inputs, classifier: Network, score: Objective | None = None) -> Tensor:
-        """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher where a sample is more
-        in-distribution and depends on that sample alone; None: log softmax of the predicted class."""
+    def forward(
+        self, images: Inputs, classifier: Network, score: Objective | None = None
+    ) -> Tensor:
+        """Floating-point images (N, C, …), moved. `score`, Batch to (N,), is higher where a sample
+        is more in-distribution and depends on that sample alone; None: log softmax of the predicted
+        class."""
         return self.seen_and_moved(images, classifier, score)[1]
 
     def seen_and_moved(
         self, images: Inputs, classifier: Network, score: Objective | None = None
     ) -> tuple[Batch, Tensor]:
-        """The classifier's batch of the images as they are, and the moved images, from one forward pass."""
+        """The classifier's batch of the images as they are, and the moved images, from one forward
+        pass."""
         if score is None and self.objective == "score":
-            raise ValueError("this perturbation follows a detector's score; pass score=detector.score")
+            raise ValueError(
+                "this perturbation follows a detector's score; pass score=detector.score"
+            )
         return _step(images, classifier, score or self._log_softmax, self.epsilon, self.std)
 
     def _log_softmax(self, batch: Batch) -> Tensor:
-        # The factor T does not change the sign, and keeps gradients from underflow in half precision.
+        # The factor T does not change the sign, and keeps gradients from underflow in half
+        # precision.
         log_softmax = (_logits(batch) / self.temperature).log_softmax(dim=1)
         return self.temperature * log_softmax.max(dim=1).values
 
@@ -84,11 +93,15 @@ class InputPerturbation(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
 
 
-def adversarial(images: Inputs, labels: Tensor, classifier: Network, epsilon: float, std: Std = None) -> Tensor:
-    """Images moved by one step that raises the cross-entropy of their `labels` (N,): x' = x + ε · sign ∇ₓ CE.
+def adversarial(
+    images: Inputs, labels: Tensor, classifier: Network, epsilon: float, std: Std = None
+) -> Tensor:
+    """Images moved by one step that raises the cross-entropy of their `labels` (N,): x' = x + ε ·
+    sign ∇ₓ CE.
 
-    The fast gradient sign method (Goodfellow et al., 2015), with which Lee et al. (2018) make out-of-distribution
-    samples to weight layers by. `epsilon` and `std`, one number per channel, are those of `InputPerturbation`.
+    The fast gradient sign method (Goodfellow et al., 2015), with which Lee et al. (2018) make
+    out-of-distribution samples to weight layers by. `epsilon` and `std`, one number per channel,
+    are those of `InputPerturbation`.
     """
     labels = as_tensor(labels)
     if labels.shape != (len(images),) or labels.is_floating_point():
@@ -97,30 +110,47 @@ def adversarial(images: Inputs, labels: Tensor, classifier: Network, epsilon: fl
 
     def cross_entropy(batch: Batch) -> Tensor:
         logits = _logits(batch)
-        return nn.functional.cross_entropy(logits, labels.to(logits.device, torch.int64), reduction="none")
+        return nn.functional.cross_entropy(
+            logits, labels.to(logits.device, torch.int64), reduction="none"
+        )
 
     return _step(images, classifier, cross_entropy, epsilon, std)[1]
 
 
-def _step(images: Inputs, classifier: Network, objective: Objective, epsilon: float, std: Std) -> tuple[Batch, Tensor]:
+def _step(
+    images: Inputs, classifier: Network, objective: Objective, epsilon: float, std: Std
+) -> tuple[Batch, Tensor]:
     """The batch of the images as they are, without gradients, and the images moved by one step."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        given = f"a tensor of {images.dtype}" if isinstance(images, Tensor) else f"a {type(images).__name__}"
-        expected = "expected one floating-point tensor (N, C, …): token ids and dicts have no gradient"
+        given = (
+            f"a tensor of {images.dtype}"
+            if isinstance(images, Tensor)
+            else f"a {type(images).__name__}"
+        )
+        expected = (
+            "expected one floating-point tensor (N, C, …): token ids and dicts have no gradient"
+        )
         raise TypeError(f"input perturbation got {given}, {expected}")
     if std is not None and len(std) not in (1, images.shape[1]):
-        raise ValueError(f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels")
+        raise ValueError(
+            f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels"
+        )
     if epsilon == 0 or not len(images):
         return classifier(images).detach(), images
-    # Independent of the caller's grad mode; only the input's gradient is computed, so that parameters collect none.
+    # Independent of the caller's grad mode; only the input's gradient is computed, so that
+    # parameters collect none.
     with torch.inference_mode(False), torch.enable_grad():
         moved = images.detach().clone().requires_grad_()
         seen = classifier(moved)
         score = objective(seen)
         if score.shape != images.shape[:1]:
-            raise ValueError(f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per sample")
+            raise ValueError(
+                f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per sample"
+            )
         if not score.requires_grad:
-            raise ValueError("the objective has no gradient with respect to the images; use a differentiable score")
+            raise ValueError(
+                "the objective has no gradient with respect to the images; use a differentiable score"
+            )
         (gradient,) = torch.autograd.grad(score.sum(), moved)
         direction = gradient.sign()
         if std is not None:

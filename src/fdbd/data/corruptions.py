@@ -1,5 +1,6 @@
-"""The common corruptions of Hendrycks and Dietterich (2019) on small images, at CIFAR-10-C's strengths: a batch at
-once, and the same seed gives the same bytes. Frost is left out: it needs photographs."""
+"""The common corruptions of Hendrycks and Dietterich (2019) on small images, at CIFAR-10-C's
+strengths: a batch at once, and the same seed gives the same bytes. Frost is left out: it needs
+photographs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.data.images import Pixels, import_pillow
+from fdbd.core.pixels import Pixels, import_pillow
 
 SEVERITIES = (1, 2, 3, 4, 5)
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -29,33 +30,45 @@ Draw = Callable[..., Floats]
 
 
 def _draws(*key: int) -> Draw:
-    """A fresh stream for every draw, so that an image is corrupted alike however many images follow it.
+    """A fresh stream for every draw, so that an image is corrupted alike however many images follow
+    it.
 
     RandomState, not Generator: numpy keeps the former's streams the same in all its versions."""
     counts = itertools.count()
 
     def draw(method: str, *args: Any, size: tuple[int, ...] | None = None) -> Floats:
-        stream = np.random.RandomState(np.random.PCG64(np.random.SeedSequence([*key, next(counts)])))
+        stream = np.random.RandomState(
+            np.random.PCG64(np.random.SeedSequence([*key, next(counts)]))
+        )
         return np.asarray(getattr(stream, method)(*args, size=size), dtype=np.float64)
 
     return draw
 
 
 def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) -> Pixels:
-    """Corrupts square images (N, side, side, 3), uint8, by one of `CORRUPTIONS` at a severity from 1 (weak) to 5; the
-    result has the same form. Fog needs a side that is a power of two.
+    """Corrupts square images (N, side, side, 3), uint8, by one of `CORRUPTIONS` at a severity from
+    1 (weak) to 5; the result has the same form. Fog needs a side that is a power of two.
 
-    The same seed gives the same result, and the first images the same whether or not more follow. The strengths are
-    those of CIFAR-10-C, meant for 32 × 32.
+    The same seed gives the same result, and the first images the same whether or not more follow.
+    The strengths are those of CIFAR-10-C, meant for 32 × 32.
 
     >>> grey = np.full((2, 32, 32, 3), 128, np.uint8)
     >>> round(float(corrupt(grey, "gaussian_noise", 3).std() / 255), 2)
     0.08
     """
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or images.shape[1] != images.shape[2]:
-        raise ValueError(f"images are {images.dtype} {images.shape}, expected uint8 (N, side, side, 3)")
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[3] != 3
+        or images.shape[1] != images.shape[2]
+    ):
+        raise ValueError(
+            f"images are {images.dtype} {images.shape}, expected uint8 (N, side, side, 3)"
+        )
     if corruption not in CORRUPTIONS:
-        raise ValueError(f"no corruption is called {corruption!r}, expected one of {', '.join(CORRUPTIONS)}")
+        raise ValueError(
+            f"no corruption is called {corruption!r}, expected one of {', '.join(CORRUPTIONS)}"
+        )
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}, expected 1 to 5")
     result = np.empty_like(images)
@@ -69,9 +82,12 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
 
 
 def mixture(count: int, *, frost: bool = False, seed: int = 0) -> NDArray[np.str_]:
-    """(count,) names of corruptions, one per image, shuffled: the four families in equal parts, and within each its
-    corruptions; `frost` is among the weather, as in the published files."""
-    families = [(*names, "frost") if frost and family == "weather" else names for family, names in FAMILIES.items()]
+    """(count,) names of corruptions, one per image, shuffled: the four families in equal parts, and
+    within each its corruptions; `frost` is among the weather, as in the published files."""
+    families = [
+        (*names, "frost") if frost and family == "weather" else names
+        for family, names in FAMILIES.items()
+    ]
     names = [families[i % len(families)] for i in range(count)]
     which = np.array([part[i // len(families) % len(part)] for i, part in enumerate(names)])
     return which[np.random.RandomState(np.random.PCG64(seed)).permutation(count)]
@@ -111,7 +127,9 @@ def _defocus_blur(x: Floats, s: int, draw: Draw) -> Floats:
     axis = np.arange(-3, 4)
     disk = (axis[:, None] ** 2 + axis**2 <= radius**2).astype(np.float64)
     weights = np.exp(-(np.arange(-1, 2) ** 2) / (2 * alias**2))
-    kernel = ndimage.convolve(disk / disk.sum(), np.outer(weights, weights) / weights.sum() ** 2, mode="constant")
+    kernel = ndimage.convolve(
+        disk / disk.sum(), np.outer(weights, weights) / weights.sum() ** 2, mode="constant"
+    )
     return np.asarray(ndimage.convolve(x, kernel[None, :, :, None], mode="mirror"))
 
 
@@ -120,7 +138,8 @@ def _glass_blur(x: Floats, s: int, draw: Draw) -> Floats:
     pixels = (_gaussian(x, sigma) * 255).astype(np.uint8)
     side, every = x.shape[1], np.arange(len(x))
     for _ in range(rounds):
-        # One step of the walk for all images at once. The published files were made by a swap that only copies.
+        # One step of the walk for all images at once. The published files were made by a swap that
+        # only copies.
         steps = -(draw("uniform", size=(len(x), side - 2, side - 2, 2)) < 0.5).astype(np.intp)
         for row in range(side - 1, 1, -1):
             for column in range(side - 1, 1, -1):
@@ -158,7 +177,9 @@ def _snow(x: Floats, s: int, draw: Draw) -> Floats:
 def _fog(x: Floats, s: int, draw: Draw) -> Floats:
     amount, decay = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))[s]
     brightest = x.max(axis=(1, 2, 3), keepdims=True)
-    return np.asarray((x + amount * _plasma(len(x), x.shape[1], decay, draw)) * brightest / (brightest + amount))
+    return np.asarray(
+        (x + amount * _plasma(len(x), x.shape[1], decay, draw)) * brightest / (brightest + amount)
+    )
 
 
 def _brightness(x: Floats, s: int, draw: Draw) -> Floats:
@@ -181,17 +202,25 @@ def _elastic_transform(x: Floats, s: int, draw: Draw) -> Floats:
     jitter = (0.08, 0.07, 0.06, 0.05, 0.03)[s]
     # An affine map that moves three corners of the central square by up to `jitter` of the side.
     centre, third = side // 2, side // 3
-    corners = np.array([[third, third], [third, -third], [-third, -third]], dtype=np.float64) + centre
+    corners = (
+        np.array([[third, third], [third, -third], [-third, -third]], dtype=np.float64) + centre
+    )
     moved = corners + draw("uniform", -jitter * side, jitter * side, size=(len(x), 3, 2))
-    to_source = np.linalg.solve(np.concatenate([moved, np.ones((len(x), 3, 1))], axis=2), corners[None])
+    to_source = np.linalg.solve(
+        np.concatenate([moved, np.ones((len(x), 3, 1))], axis=2), corners[None]
+    )
     axis = np.arange(side, dtype=np.float64)
-    grid = np.stack([*np.meshgrid(axis, axis), np.ones((side, side))], axis=2)  # (x, y, 1) at every pixel
+    grid = np.stack(
+        [*np.meshgrid(axis, axis), np.ones((side, side))], axis=2
+    )  # (x, y, 1) at every pixel
     place = np.einsum("yxk,nkd->dnyx", grid, to_source)
     warped = _sample(x, place[1], place[0], "reflect")
     # Then a smooth random displacement of every pixel.
     shifts = [draw("uniform", -1, 1, size=x.shape[:3]) for _ in range(2)]
     right, down = (
-        ndimage.gaussian_filter(shift, (0, sigma * side, sigma * side), mode="reflect", truncate=3) * strength * side
+        ndimage.gaussian_filter(shift, (0, sigma * side, sigma * side), mode="reflect", truncate=3)
+        * strength
+        * side
         for shift in shifts
     )
     return _sample(warped, axis[:, None] + down, axis + right, "symmetric")
@@ -218,7 +247,11 @@ def _each(x: Floats, change: Callable[[Any], Any]) -> Floats:
     """Applies a change of one Pillow image to all."""
     pil = import_pillow()
     pixels = np.rint(x * 255).astype(np.uint8)
-    changed = np.stack([np.asarray(change(pil.fromarray(image))) for image in pixels]) if len(x) else pixels
+    changed = (
+        np.stack([np.asarray(change(pil.fromarray(image))) for image in pixels])
+        if len(x)
+        else pixels
+    )
     return (changed + 0.5) / 255  # half a level up, since the caller truncates
 
 
@@ -229,12 +262,16 @@ def _gaussian(x: Floats, sigma: float) -> Floats:
 
 
 def _smear(x: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
-    """Motion blur as ImageMagick's: half a Gaussian of 2·radius + 1 taps along a direction, edges repeated."""
+    """Motion blur as ImageMagick's: half a Gaussian of 2·radius + 1 taps along a direction, edges
+    repeated."""
     taps = np.arange(2 * radius + 1)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     weights /= weights.sum()
     angle = np.deg2rad(degrees)
-    down, right = (np.ceil(taps * step[:, None] - 0.5).astype(np.intp) for step in (np.sin(angle), np.cos(angle)))
+    down, right = (
+        np.ceil(taps * step[:, None] - 0.5).astype(np.intp)
+        for step in (np.sin(angle), np.cos(angle))
+    )
     side, every = x.shape[1], np.arange(len(x))[:, None, None]
     axis, out = np.arange(side), np.zeros_like(x)
     for tap, weight in enumerate(weights):
@@ -283,11 +320,17 @@ def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
     return np.asarray(field / field.max(axis=(1, 2), keepdims=True))[..., None]
 
 
-def _sample(x: Floats, rows: Floats, columns: Floats, border: Literal["reflect", "symmetric"]) -> Floats:
-    """Bilinear values of each image at real coordinates (N, side, side) or what broadcasts to it. Beyond the border the
-    image is mirrored: ``reflect`` at the centres of the edge pixels, ``symmetric`` at their rims."""
+def _sample(
+    x: Floats, rows: Floats, columns: Floats, border: Literal["reflect", "symmetric"]
+) -> Floats:
+    """Bilinear values of each image at real coordinates (N, side, side) or what broadcasts to it.
+    Beyond the border the image is mirrored: ``reflect`` at the centres of the edge pixels,
+    ``symmetric`` at their rims."""
     side, every = x.shape[1], np.arange(len(x))[:, None, None]
-    mirror, margin = np.pad(np.arange(side), 2 * side, mode=border), 2 * side  # nothing is displaced any farther
+    mirror, margin = (
+        np.pad(np.arange(side), 2 * side, mode=border),
+        2 * side,
+    )  # nothing is displaced any farther
     rows, columns = np.broadcast_arrays(rows, columns)
     top, left = np.floor(rows).astype(np.intp), np.floor(columns).astype(np.intp)
     down, right = (rows - top)[..., None], (columns - left)[..., None]

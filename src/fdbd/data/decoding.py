@@ -1,5 +1,5 @@
-"""Images in a fixed order, decoded by threads or processes while the model computes. A file that crashes its decoder
-ends neither the run nor the other images."""
+"""Images in a fixed order, decoded by threads or processes while the model computes. A file that
+crashes its decoder ends neither the run nor the other images."""
 
 from __future__ import annotations
 
@@ -19,28 +19,33 @@ from typing import Any, NamedTuple, TypeVar, Union
 import numpy as np
 from torch import Tensor
 
-from fdbd.data.images import MAX_PIXELS, ImageError, Pixels, cut, import_pillow
+from fdbd.core.pixels import MAX_PIXELS, ImageError, Pixels, import_pillow
+from fdbd.core.preprocessing import Preprocess
+from fdbd.data.images import cut
 from fdbd.data.npz import NpzImages
-from fdbd.data.preprocessing import Preprocess
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 class Failure(NamedTuple):
-    """An image that could not be decoded, and is left out: its row in the dataset, and a sentence that names it."""
+    """An image that could not be decoded, and is left out: its row in the dataset, and a sentence
+    that names it."""
 
     row: int
     reason: str
 
 
 Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
-Span = tuple[Pixels, list[Failure]]  # images (n, size, size, 3) of some rows, without those that cannot be decoded
+Span = tuple[
+    Pixels, list[Failure]
+]  # images (n, size, size, 3) of some rows, without those that cannot be decoded
 Decode = Callable[[Sequence[int]], Span]
 
 
 def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence[int]) -> Span:
-    """These images, cropped to the network's size; an ImageError or a lack of memory becomes a failure."""
+    """These images, cropped to the network's size; an ImageError or a lack of memory becomes a
+    failure."""
     images = np.empty((len(rows), preprocess.size, preprocess.size, 3), np.uint8)
     failures: list[Failure] = []
     for place, row in enumerate(rows):
@@ -53,7 +58,9 @@ def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence
     return images[: len(rows) - len(failures)], failures
 
 
-def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int) -> Generator[T, None, None]:
+def in_order(
+    pool: Executor, function: Callable[[S], T], items: Iterable[S], ahead: int
+) -> Generator[T, None, None]:
     """``map(function, items)`` by a pool that works on at most `ahead` items at a time."""
     waiting: collections.deque[Future[T]] = collections.deque()
     try:
@@ -69,7 +76,8 @@ def in_order(pool: Executor, function: Callable[[S], T], items: Iterable[S], ahe
 
 
 def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, None]:
-    """The same items, made by a thread up to `ahead` in advance. Closing the generator stops the thread.
+    """The same items, made by a thread up to `ahead` in advance. Closing the generator stops the
+    thread.
 
     >>> list(prefetch((number**2 for number in range(4)), 2))
     [0, 1, 4, 9]
@@ -78,18 +86,25 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
     with (
         contextlib.closing(items),
         ThreadPoolExecutor(1, thread_name_prefix="fdbd-prefetch") as pool,
-        contextlib.closing(in_order(pool, lambda _: next(items, end), itertools.repeat(None), ahead + 1)) as made,
+        contextlib.closing(
+            in_order(pool, lambda _: next(items, end), itertools.repeat(None), ahead + 1)
+        ) as made,
     ):
         yield from itertools.takewhile(lambda item: item is not end, made)
 
 
-def _by_threads(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
+def _by_threads(
+    decode: Decode, spans: Sequence[range], workers: int
+) -> Generator[Span, None, None]:
     with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
         yield from in_order(pool, decode, spans, workers + 1)
 
 
-def _by_processes(decode: Decode, spans: Sequence[range], workers: int) -> Generator[Span, None, None]:
-    """After a crash, the spans under way are decoded in processes of their own, to find the file."""
+def _by_processes(
+    decode: Decode, spans: Sequence[range], workers: int
+) -> Generator[Span, None, None]:
+    """After a crash, the spans under way are decoded in processes of their own, to find the
+    file."""
     done, ahead = 0, 2 * workers
     while done < len(spans):
         try:
@@ -133,8 +148,8 @@ def _start(decode: Decode) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this worker when its parent ends, even if that was killed: a worker that waits for room in its pipe would
-    keep files and locks for good."""
+    """Ends this worker when its parent ends, even if that was killed: a worker that waits for room
+    in its pipe would keep files and locks for good."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -146,7 +161,8 @@ def _serve(rows: Sequence[int]) -> Span:
 
 
 class Prepared(NamedTuple):
-    """Inputs (n, 3, size, size) of a run of rows, without those that cannot be decoded, ready for the network."""
+    """Inputs (n, 3, size, size) of a run of rows, without those that cannot be decoded, ready for
+    the network."""
 
     rows: range
     inputs: Tensor
@@ -165,13 +181,15 @@ def prepare(
     """The images of each span of rows, in order, prepared in advance.
 
     Args:
-        pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a failure.
-        preprocess, spans: what the network expects, and which rows go together.
-        workers: how many decode at once; None: one per core.
-        processes: decode in processes instead of threads: for tiny images, where threads wait for each other.
-        pin: into pinned memory, from which copies to CUDA overlap with the model.
+        pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a
+        failure. preprocess, spans: what the network expects, and which rows go together. workers:
+        how many decode at once; None: one per core. processes: decode in processes instead of
+        threads: for tiny images, where threads wait for each other. pin: into pinned memory, from
+        which copies to CUDA overlap with the model.
     """
-    count = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    count = workers or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
     def made() -> Generator[Prepared, None, None]:
         found: Generator[Span, None, None]
@@ -192,4 +210,10 @@ def prepare(
 def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Pixels:
     """Large images come in slices that are no larger than one image may be."""
     step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
-    return np.stack([preprocess.fit(image) for part in cut(rows, step) for image in pixels[part.start : part.stop]])
+    return np.stack(
+        [
+            preprocess.fit(image)
+            for part in cut(rows, step)
+            for image in pixels[part.start : part.stop]
+        ]
+    )

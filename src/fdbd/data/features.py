@@ -1,6 +1,7 @@
-"""Features: those of a dataset under a model, and those in Parquet or NPZ files, which are read in slices. Files have
-``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true classes as indices (or ``label``, as in
-version 0.1.0); in Parquet the first two are lists, best of fixed size, which are read without a copy."""
+"""Features: those of a dataset under a model, and those in Parquet or NPZ files, which are read in
+slices. Files have ``features`` (N, P) and perhaps ``logits`` (N, C) and ``y`` (N,), the true
+classes as indices (or ``label``, as in version 0.1.0); in Parquet the first two are lists, best of
+fixed size, which are read without a copy."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ from fdbd.util.extras import require
 from fdbd.util.files import check_unchanged, readable, stamp, stamp_key
 
 CHUNK_ROWS = 8192  # rows that are read and scored at once
-# How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the right width would.
+# How many more numbers a Parquet row group, which is read as a whole, may hold than rows of the
+# right width would.
 SPARE_VALUES = 1 << 26
-# A Parquet file is taken for damaged if its footer claims more than FREE_ROWS + MAX_ROWS_PER_BYTE · bytes rows: null
-# rows take almost no space, so that a small file may well hold millions.
+# A Parquet file is taken for damaged if its footer claims more than FREE_ROWS + MAX_ROWS_PER_BYTE ·
+# bytes rows: null rows take almost no space, so that a small file may well hold millions.
 FREE_ROWS = 1 << 24
 MAX_ROWS_PER_BYTE = 64
 
@@ -48,7 +50,9 @@ class FeatureSet:
     logits: Tensor | None = None  #: (N, C); None: computed from the head
     samples: str = ""  #: a key of the samples themselves (the images, say), the same under every model; "": not known
     layers: Mapping[str, Tensor] | None = None  #: pooled earlier layers by name, (N, P_layer) each
-    images: Images | None = None  #: the samples as images, in the same order, where they are at hand
+    images: Images | None = (
+        None  #: the samples as images, in the same order, where they are at hand
+    )
 
     def __len__(self) -> int:
         return self.features.shape[0]
@@ -70,14 +74,18 @@ class FeatureSet:
     def rows(self, rows: slice | Tensor) -> Batch:
         """Some samples as one Batch."""
         dtype = torch.float64 if self.features.dtype == torch.float64 else torch.float32
-        return Batch(self.features, self.logits, self.labels, self.layers).rows(rows).to(dtype=dtype)
+        return (
+            Batch(self.features, self.logits, self.labels, self.layers).rows(rows).to(dtype=dtype)
+        )
 
 
 class RowBatch(NamedTuple):
     """Some rows of the input, in order; those that could not be read are named in `errors`."""
 
     names: Names  #: of all rows: a range of row numbers, or paths
-    inputs: Tensor | Batch  #: of the readable rows, in order: images ready for the model, or features
+    inputs: (
+        Tensor | Batch
+    )  #: of the readable rows, in order: images ready for the model, or features
     errors: Mapping[int, str]  #: why a row could not be read, by its position in `names`
 
 
@@ -108,12 +116,13 @@ class FeatureRows(ABC):
 
     @abstractmethod
     def check(self, widths: Widths, labels: bool = False) -> None:
-        """Raises where the file as a whole does not suit a head, or has labels that are not class indices."""
+        """Raises where the file as a whole does not suit a head, or has labels that are not class
+        indices."""
 
     @abstractmethod
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        """The rows of a span of a file that `check` has passed, with their labels if wanted and present. Raises where
-        the file is no longer the one that was opened."""
+        """The rows of a span of a file that `check` has passed, with their labels if wanted and
+        present. Raises where the file is no longer the one that was opened."""
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of about `size` that are cheap to read apart."""
@@ -125,7 +134,9 @@ class FeatureRows(ABC):
     def _check_width(self, name: str, found: int, widths: Widths) -> None:
         expected = getattr(widths, name)
         if len(self) and found != expected:
-            raise ValueError(f"{self.source} has {found} {name} per row, expected the head's {expected}")
+            raise ValueError(
+                f"{self.source} has {found} {name} per row, expected the head's {expected}"
+            )
 
     def _check_label(self, kind: Any, is_number: bool) -> None:
         if not is_number:
@@ -143,7 +154,9 @@ def holds_features(data: str) -> bool:
     path = Path(data).expanduser()
     if path.suffix.lower() == ".parquet":
         if not path.is_file():
-            raise FileNotFoundError(f"no features at {data!r}: no such {'regular ' if path.exists() else ''}file")
+            raise FileNotFoundError(
+                f"no features at {data!r}: no such {'regular ' if path.exists() else ''}file"
+            )
         return True
     return path.suffix.lower() == ".npz" and path.is_file() and "features" in array_names(path)
 
@@ -167,7 +180,9 @@ class NpzFeatures(FeatureRows):
             is_number = array.dtype.kind in "biuf"
             if len(array) != len(self) or len(array.shape) != 2 - (name == self._label):
                 shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-                raise ValueError(f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)")
+                raise ValueError(
+                    f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)"
+                )
             if name == self._label:
                 self._check_label(array.dtype, is_number)
             elif not is_number or array.dtype.itemsize > 8:
@@ -177,7 +192,8 @@ class NpzFeatures(FeatureRows):
                 self._check_width(name, array.shape[1], widths)
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        # Where rows are read in order, the arrays stand where the last span ended; other threads open their own.
+        # Where rows are read in order, the arrays stand where the last span ended; other threads
+        # open their own.
         arrays = self._arrays
         if not self.is_sequential or not set(self._columns(labels)) <= set(arrays):
             arrays = self._arrays = self._open(labels)
@@ -185,10 +201,20 @@ class NpzFeatures(FeatureRows):
             values: dict[str, Tensor] = {}
             for name in self._columns(labels):
                 found = arrays[name][part.start : part.stop]
-                is_float = found.dtype.kind == "f"  # else float64, where float32 does not hold all integers of the type
-                dtype = found.dtype.newbyteorder("=") if is_float else np.result_type(found.dtype, np.float32)
-                values[name] = torch.from_numpy(found.astype(np.int64 if name == self._label else dtype))
-            yield RowBatch(part, Batch(values["features"], values.get("logits"), values.get(self._label)), {})
+                is_float = (
+                    found.dtype.kind == "f"
+                )  # else float64, where float32 does not hold all integers of the type
+                dtype = (
+                    found.dtype.newbyteorder("=")
+                    if is_float
+                    else np.result_type(found.dtype, np.float32)
+                )
+                values[name] = torch.from_numpy(
+                    found.astype(np.int64 if name == self._label else dtype)
+                )
+            yield RowBatch(
+                part, Batch(values["features"], values.get("logits"), values.get(self._label)), {}
+            )
 
 
 class ParquetFeatures(FeatureRows):
@@ -207,18 +233,28 @@ class ParquetFeatures(FeatureRows):
             raise ValueError(f"{self.source} has several columns called {twice[0]!r}, expected one")
         if "features" not in self._names:
             others = ", ".join(schema.names) or "none"
-            raise ValueError(f"{self.source} has no column 'features' with lists of numbers; it has {others}")
+            raise ValueError(
+                f"{self.source} has no column 'features' with lists of numbers; it has {others}"
+            )
         self._starts = [0, *itertools.accumulate(counts)]
         self._len, size = self._starts[-1], os.path.getsize(self.source)
         if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
-            raise ValueError(f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes")
+            raise ValueError(
+                f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes"
+            )
         self._types = {name: schema.field(name).type for name in self._names}
         self._values: dict[str, list[int]] = {}  # how many numbers each row group has, by column
         for name in self._columns(labels=False):
             kind = self._types[name]
-            is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-            if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
-                raise ValueError(f"{self.source}: the column {name!r} is {kind}, expected lists of numbers")
+            is_list = (
+                types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+            )
+            if not is_list or not (
+                types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
+            ):
+                raise ValueError(
+                    f"{self.source}: the column {name!r} is {kind}, expected lists of numbers"
+                )
             with readable(self.source, "Parquet file"):
                 leaf = _leaf(footer.schema, name)
                 self._values[name] = [group.column(leaf).num_values for group in groups]
@@ -235,11 +271,15 @@ class ParquetFeatures(FeatureRows):
             width = getattr(widths, name)
             for (start, stop), count in zip(itertools.pairwise(self._starts), values):
                 if count > (stop - start) * max(1, width) + SPARE_VALUES:
-                    what = f"{count:,} {name} are far more than {width} per row, too many to be read"
+                    what = (
+                        f"{count:,} {name} are far more than {width} per row, too many to be read"
+                    )
                     raise ValueError(f"{self.source}, rows {start} to {stop}: {what}")
         if labels and self._label in self._types:
             kind = self._types[self._label]
-            self._check_label(kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+            self._check_label(
+                kind, types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            )
 
     def spans(self, size: int) -> list[range]:
         spans, start = [], 0
@@ -251,11 +291,15 @@ class ParquetFeatures(FeatureRows):
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         bounds = enumerate(itertools.pairwise(self._starts))
-        groups = [group for group, (start, stop) in bounds if rows.start <= start and stop <= rows.stop]
+        groups = [
+            group for group, (start, stop) in bounds if rows.start <= start and stop <= rows.stop
+        ]
         check_unchanged(self.source, self._stamp)
         with readable(self.source, "Parquet file"):
             start = rows.start
-            for chunk in self._open().iter_batches(CHUNK_ROWS, groups, self._columns(labels), use_threads=False):
+            for chunk in self._open().iter_batches(
+                CHUNK_ROWS, groups, self._columns(labels), use_threads=False
+            ):
                 names = range(start, start + len(chunk))
                 yield self._row_batch(names, dict(zip(chunk.schema.names, chunk.columns)), widths)
                 start += len(chunk)
@@ -268,7 +312,11 @@ class ParquetFeatures(FeatureRows):
             logits, more = matrix(columns["logits"], widths.logits, "logits")
             errors = {**more, **errors}
         if self._label in columns:
-            indices = columns[self._label].cast(require("pyarrow", "report").int64(), safe=False).fill_null(-1)
+            indices = (
+                columns[self._label]
+                .cast(require("pyarrow", "report").int64(), safe=False)
+                .fill_null(-1)
+            )
             labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
         return RowBatch(names, Batch(features, logits, labels).without(errors), errors)
 
@@ -282,21 +330,29 @@ def _leaf(schema: Any, name: str) -> int:
 
 
 def matrix(column: Any, width: int, what: str = "features") -> tuple[Tensor, dict[int, str]]:
-    """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong with which row.
+    """(N, width) from an Arrow array of lists, without a copy where it can be, and what is wrong
+    with which row.
 
-    Rows that are null or of another width are named, and are zeros; a null among the numbers is NaN."""
+    Rows that are null or of another width are named, and are zeros; a null among the numbers is
+    NaN."""
     pa = require("pyarrow", "report")
     errors: dict[int, str] = {}
     if column.null_count or not pa.types.is_fixed_size_list(column.type):
         lengths = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(lengths != width).tolist():
             is_null = lengths[row] < 0
-            errors[row] = f"its {what} are null" if is_null else f"it has {lengths[row]} {what}, expected {width}"
+            errors[row] = (
+                f"its {what} are null"
+                if is_null
+                else f"it has {lengths[row]} {what}, expected {width}"
+            )
     values = (column.filter(pa.array(lengths == width)) if errors else column).flatten()
     if not pa.types.is_floating(values.type):
         is_small = values.type.bit_width <= 16 and not values.null_count
         values = values.cast(pa.float32() if is_small else pa.float64(), safe=False)
-    found = from_dlpack(values.fill_null(float("nan")) if values.null_count else values).reshape(-1, width)
+    found = from_dlpack(values.fill_null(float("nan")) if values.null_count else values).reshape(
+        -1, width
+    )
     if not errors:
         return found, errors
     whole = found.new_zeros(len(column), width)

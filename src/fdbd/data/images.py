@@ -1,12 +1,10 @@
-"""Image files to RGB arrays, refusing what is broken or too large; and Images: those of one dataset or folder, in
-memory or decoded on access, with labels and a key. Pillow decodes; none of its global settings is changed here."""
+"""Image files to RGB arrays, refusing what is broken or too large; and Images: those of one dataset
+or folder, in memory or decoded on access, with labels and a key. Pillow decodes; none of its global
+settings is changed here."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import hashlib
-import io
 import os
 import stat
 from collections import Counter
@@ -19,117 +17,29 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.core.pixels import EXTENSIONS, ImageError, Pixels, centre_square, decode
 from fdbd.data.labels import as_classes, classes_by_folder
-from fdbd.util.extras import require
 from fdbd.util.files import file_hashes, sha256_of_array
-from fdbd.util.terminal import one_line
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
-MAX_PIXELS = 64_000_000  # the largest image that is decoded, in pixels: 192 MB as RGB
 
-# Raster formats only: others (EPS, say) start external programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
-"""File name endings, in lower case, that count as images in a folder."""
-
-Pixels = NDArray[np.uint8]
 Names = Union[range, Sequence[str]]  # a path below a folder for each row, or row numbers
 CHANGED = "was changed or replaced during the run"
 
 
-class ImageError(ValueError):
-    """A file that is no image, is cut short, or is larger than allowed. The message is one sentence that names it."""
-
-
-def decode(source: str | Path | bytes, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
-    """Decodes one image to uint8 RGB (H, W, 3), upright; ImageError, which calls it `name`, where it cannot be.
-
-    Grey, palette, CMYK and 16-bit images are converted, an alpha channel is left out, EXIF orientation is applied,
-    and an animation gives its first frame. The size is read from the header and checked before any pixel is decoded.
-
-    >>> decode(b"GIF89a, or so they say")
-    Traceback (most recent call last):
-    ...
-    fdbd.data.images.ImageError: <bytes> is not a readable image (cannot identify the format)
-    """
-    pil = import_pillow()
-    label = name or ("<bytes>" if isinstance(source, bytes) else str(source))
-    try:
-        if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-            raise ValueError("it is no regular file")  # a pipe would block forever
-        with (
-            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
-            pil.open(file, formats=FORMATS) as image,
-        ):
-            width, height = image.size
-            if width * height > max_pixels:
-                raise ImageError(f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}")
-            image.load()
-            return np.array(_upright_rgb(image), dtype=np.uint8)
-    except ImageError:
-        raise
-    except Exception as error:  # a broken file can make a decoder raise nearly anything
-        is_unknown = isinstance(error, pil.UnidentifiedImageError)
-        reason = "cannot identify the format" if is_unknown else getattr(error, "strerror", None) or one_line(error)
-        raise ImageError(f"{label} is not a readable image ({reason})") from error
-
-
-def resize(image: Pixels, height: int, width: int, interpolation: str = "bilinear") -> Pixels:
-    """(H, W, 3) to (height, width, 3) with Pillow's antialiased filters; the same array where nothing changes."""
-    if image.shape[:2] == (height, width):
-        return image
-    pil = import_pillow()
-    resample = pil.Resampling[interpolation.upper()]
-    return np.array(pil.fromarray(np.ascontiguousarray(image)).resize((width, height), resample), dtype=np.uint8)
-
-
-def centre_square(image: Pixels, size: int) -> Pixels:
-    """The largest centred square of an image, at (size, size, 3)."""
-    side = min(image.shape[:2])
-    top, left = ((whole - side) // 2 for whole in image.shape[:2])
-    return resize(image[top : top + side, left : left + side], size, size)
-
-
-def thumbnail(source: str | Path | bytes | Pixels, side: int = 96) -> str:
-    """A small JPEG of an image, `side` pixels at its longer side at most, as a data address for a page."""
-    picture = import_pillow().fromarray(source if isinstance(source, np.ndarray) else decode(source))
-    picture.thumbnail((side, side))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=70)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def import_pillow() -> Any:
-    """``PIL.Image``, or an error that names the extra."""
-    return require("PIL.Image", "vision")
-
-
-def _upright_rgb(image: Image) -> Image:
-    from PIL import ImageOps
-
-    with contextlib.suppress(Exception):  # malformed EXIF says nothing about the pixels, which are whole
-        image = ImageOps.exif_transpose(image) or image
-    if image.mode == "F":
-        raise ValueError("floating-point images have no fixed range")
-    if image.mode.startswith("I"):  # 16-bit grey (I;16…), or 32-bit integers that hold it
-        values = np.asarray(image).astype(np.int64)
-        if values.size and (values.min() < 0 or values.max() > 65535):
-            raise ValueError("32-bit images have no fixed range")
-        image = import_pillow().fromarray(((values + 128) // 257).astype(np.uint8))
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
 @dataclass(repr=False, eq=False)
 class ImageFiles(Sequence[Pixels]):
-    """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3), or its centre square
-    at (size, size, 3)."""
+    """Image files, perhaps below a folder, decoded on access: ``files[i]`` is uint8 RGB (H, W, 3),
+    or its centre square at (size, size, 3)."""
 
     names: Sequence[str]  #: or paths
     size: int | None = None
     folder: str | Path = ""
-    marks: NDArray[np.int64] | None = None  #: (N, 2) size and time of each file when it was watched, see `watch`
+    marks: NDArray[np.int64] | None = (
+        None  #: (N, 2) size and time of each file when it was watched, see `watch`
+    )
 
     def __post_init__(self) -> None:
         self.names = list(map(str, self.names))
@@ -174,7 +84,9 @@ class ImageFiles(Sequence[Pixels]):
     def key(self) -> str:
         """SHA-256 over the folder, the names, and the size and time of each file."""
         text = "\0".join([os.path.abspath(self.folder), *self.names])
-        return hashlib.sha256(text.encode(errors="surrogateescape") + self.watch().tobytes()).hexdigest()
+        return hashlib.sha256(
+            text.encode(errors="surrogateescape") + self.watch().tobytes()
+        ).hexdigest()
 
     def content_key(self) -> str:
         """SHA-256 over the hashes of the files, in order, and the size."""
@@ -191,20 +103,32 @@ class Images:
     """
 
     images: Any  #: uint8 array (N, H, W, 3), perhaps memory-mapped or read in slices from a file, or `ImageFiles`
-    labels: NDArray[np.int64] | None = None  #: class indices (N,), from any sequence of integers; or None
+    labels: NDArray[np.int64] | None = (
+        None  #: class indices (N,), from any sequence of integers; or None
+    )
     classes: tuple[str, ...] = ()  #: class names, perhaps none
     name: str = "images"  #: what tables call the set
     source: str = "memory"  #: where it came from, for people
-    find_key: Callable[[], str] | None = None  #: finds the content key; None: by the images themselves
-    skipped: dict[str, int] = field(default_factory=dict)  #: how many entries of a folder were skipped, by reason
+    find_key: Callable[[], str] | None = (
+        None  #: finds the content key; None: by the images themselves
+    )
+    skipped: dict[str, int] = field(
+        default_factory=dict
+    )  #: how many entries of a folder were skipped, by reason
 
     def __post_init__(self) -> None:
         images = self.images
-        if isinstance(images, np.ndarray) and (images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8):
-            raise ValueError(f"{self.name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)")
+        if isinstance(images, np.ndarray) and (
+            images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8
+        ):
+            raise ValueError(
+                f"{self.name} holds {images.dtype} {images.shape}, expected uint8 (N, height, width, 3)"
+            )
         if self.labels is not None:
             found = np.asarray(self.labels)
-            if found.shape != (len(images),) or (found.size and not np.issubdtype(found.dtype, np.integer)):
+            if found.shape != (len(images),) or (
+                found.size and not np.issubdtype(found.dtype, np.integer)
+            ):
                 what = f"{self.name} has labels of shape {found.shape} and dtype {found.dtype}"
                 raise ValueError(f"{what}, expected {len(images)} integers")
             self.labels = found.astype(np.int64)
@@ -231,31 +155,41 @@ class Images:
 
     @property
     def key(self) -> str:
-        """Changes when an image is added, removed, rewritten or replaced; of files, only size and time are read."""
+        """Changes when an image is added, removed, rewritten or replaced; of files, only size and
+        time are read."""
         return self.images.key() if isinstance(self.images, ImageFiles) else self.content_key
 
     @cached_property
     def content_key(self) -> str:
-        """SHA-256 that changes when an image does, not when a label does; files are re-read only if their size or time
-        stamp changed."""
+        """SHA-256 that changes when an image does, not when a label does; files are re-read only if
+        their size or time stamp changed."""
         if self.find_key is not None:
             return self.find_key()
-        return self.images.content_key() if isinstance(self.images, ImageFiles) else sha256_of_array(self.images)
+        return (
+            self.images.content_key()
+            if isinstance(self.images, ImageFiles)
+            else sha256_of_array(self.images)
+        )
 
     def spans(self, size: int) -> list[range]:
         """All rows in runs of `size`."""
         return cut(range(len(self)), size)
 
     def subset(self, indices: NDArray[np.intp]) -> Images:
-        """The images at `indices`, in that order. Its key follows from this set's, without reading anything."""
+        """The images at `indices`, in that order. Its key follows from this set's, without reading
+        anything."""
         rows = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[rows]
         return replace(
-            self, images=self.images[rows], labels=labels, find_key=lambda: _sha256(self.content_key, rows.tobytes())
+            self,
+            images=self.images[rows],
+            labels=labels,
+            find_key=lambda: _sha256(self.content_key, rows.tobytes()),
         )
 
     def limited(self, count: int | None) -> Images:
-        """At most `count` images, spread evenly over the set, so that files sorted by class keep their balance."""
+        """At most `count` images, spread evenly over the set, so that files sorted by class keep
+        their balance."""
         if count is None or count >= len(self):
             return self
         if count < 1:
@@ -263,15 +197,20 @@ class Images:
         return self.subset(spread_evenly(count, len(self)))
 
     def as_classes(self, num_classes: int, class_names: Sequence[str] = ()) -> Images:
-        """The same images, with labels that are class indices of a model, by the rule of `labels.as_classes`."""
+        """The same images, with labels that are class indices of a model, by the rule of
+        `labels.as_classes`."""
         if self.labels is None:
             raise ValueError(f"{self.name} has no labels, and accuracy and fitting need them")
         labels = as_classes(self.labels, self.classes, num_classes, class_names)
         if labels is None and len(self.classes) not in (0, num_classes):
-            raise ValueError(f"{self.name} has {len(self.classes)} classes, the model has {num_classes}")
+            raise ValueError(
+                f"{self.name} has {len(self.classes)} classes, the model has {num_classes}"
+            )
         if labels is None:
             found = f"labels from {self.labels.min()} to {self.labels.max()}"
-            raise ValueError(f"{self.name} has {found}, the model has classes 0 to {num_classes - 1}")
+            raise ValueError(
+                f"{self.name} has {found}, the model has classes 0 to {num_classes - 1}"
+            )
         if np.array_equal(labels, self.labels):
             return self
         names = tuple(class_names or map(str, range(num_classes)))
@@ -279,12 +218,12 @@ class Images:
 
 
 def find_images(folder: str | os.PathLike[str]) -> Images:
-    """Image files below a folder at any depth, by their ending, in the order of the parts of their paths, with the
-    classes of `classes_by_folder`; a ValueError where there is none.
+    """Image files below a folder at any depth, by their ending, in the order of the parts of their
+    paths, with the classes of `classes_by_folder`; a ValueError where there is none.
 
-    Each folder is read once, links to folders after the others, so that loops end. Only regular files are read: pipes
-    and devices, which can block a reader forever, are skipped like hidden entries. A link to nothing is an image that
-    cannot be read."""
+    Each folder is read once, links to folders after the others, so that loops end. Only regular
+    files are read: pipes and devices, which can block a reader forever, are skipped like hidden
+    entries. A link to nothing is an image that cannot be read."""
     root = os.fspath(folder)
     skipped: Counter[str] = Counter()
     met: set[tuple[int, int]] = set()
@@ -312,9 +251,13 @@ def find_images(folder: str | os.PathLike[str]) -> Images:
             else:
                 skipped[kind] += 1
     if not (names := sorted(piles["image"], key=lambda name: name.split("/"))):
-        raise ValueError(f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}")
+        raise ValueError(
+            f"{root} holds no image ({', '.join(sorted(EXTENSIONS))}){describe_skipped(skipped)}"
+        )
     classes, labels = classes_by_folder(names)
-    return Images(ImageFiles(names, folder=root), labels, classes, Path(root).name, root, skipped=skipped)
+    return Images(
+        ImageFiles(names, folder=root), labels, classes, Path(root).name, root, skipped=skipped
+    )
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -338,7 +281,9 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
     >>> describe_skipped({"hidden": 3})
     '; skipped: 3 hidden'
     """
-    return f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
+    return (
+        f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
+    )
 
 
 def _sha256(text: str, more: bytes = b"") -> str:

@@ -1,29 +1,31 @@
-"""What a user typed, as rows to fit on or to score: a folder or a file of images, features, or a dataset by name."""
+"""What a user typed, as rows to fit on or to score: a folder or a file of images, features, or a
+dataset by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Union
 
+from fdbd.core.pixels import EXTENSIONS
 from fdbd.data.datasets import ImageFiles, Images, from_folder, load
 from fdbd.data.datasets.formats import open_npz
 from fdbd.data.features import FeatureRows, holds_features, open_features
-from fdbd.data.images import EXTENSIONS
 
 Rows = Union[Images, FeatureRows]
 
 
 def open_rows(data: str, split: str = "test") -> Rows:
-    """Rows by what a user typed: images as in `open_images`, or a file of features. Their paths are absolute: the
-    workers of an engine may start in other folders."""
+    """Rows by what a user typed: images as in `open_images`, or a file of features. Their paths are
+    absolute: the workers of an engine may start in other folders."""
     path = Path(data).expanduser()
     data = str(path.absolute()) if path.exists() else data
     return open_features(data) if holds_features(data) else open_images(data, split)
 
 
 def open_images(data: str, split: str = "test") -> Images:
-    """Images by what a user typed: a folder, whose first level names the classes; one image file; ``.npz`` with ``x``
-    and perhaps ``y``; or a name as in `fdbd data`. Files that change from now on can no longer be read."""
+    """Images by what a user typed: a folder, whose first level names the classes; one image file;
+    ``.npz`` with ``x`` and perhaps ``y``; or a name as in `fdbd data`. Files that change from now
+    on can no longer be read."""
     path = Path(data).expanduser()
     if path.is_dir():
         images = from_folder(path)
@@ -33,7 +35,9 @@ def open_images(data: str, split: str = "test") -> Images:
         images = open_npz(path)
     elif path.exists():
         known = ", ".join([*sorted(EXTENSIONS), ".npz or .parquet"])
-        raise ValueError(f"{data!r} is neither a folder nor a file of images or features: expected {known}")
+        raise ValueError(
+            f"{data!r} is neither a folder nor a file of images or features: expected {known}"
+        )
     else:
         images = load(data, split)
     if isinstance(images.images, ImageFiles):

@@ -1,4 +1,5 @@
-"""Labels as classes of a model: one rule for class folders, and a check of labels against what the model predicts."""
+"""Labels as classes of a model: one rule for class folders, and a check of labels against what the
+model predicts."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ def class_order(names: Sequence[str]) -> list[str]:
     >>> class_order(["10", "9", "1"]), class_order(["10", "9", "ant"])
     (['1', '9', '10'], ['10', '9', 'ant'])
     """
-    return sorted(set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name))
+    return sorted(
+        set(names), key=lambda name: (int(name), name) if _are_integers(names) else (0, name)
+    )
 
 
 def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64] | None]:
-    """Classes of files, and labels (N,), by the first folder of each path; neither where a file lies in no folder.
+    """Classes of files, and labels (N,), by the first folder of each path; neither where a file
+    lies in no folder.
 
     >>> classes_by_folder(["dog/1.png", "cat/x/2.png"])
     (('cat', 'dog'), array([1, 0]))
@@ -35,14 +39,17 @@ def classes_by_folder(names: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np
 
 
 def as_classes(
-    labels: NDArray[np.int64] | None, classes: Sequence[str], num_classes: int, class_names: Sequence[str] = ()
+    labels: NDArray[np.int64] | None,
+    classes: Sequence[str],
+    num_classes: int,
+    class_names: Sequence[str] = (),
 ) -> NDArray[np.int64] | None:
-    """Labels (N,), which are positions in the data's `classes` if these have names, as class indices of a model with
-    `num_classes` and perhaps `class_names`; None where they cannot be.
+    """Labels (N,), which are positions in the data's `classes` if these have names, as class
+    indices of a model with `num_classes` and perhaps `class_names`; None where they cannot be.
 
-    The first of these rules that applies decides: all names are among the model's class names; all names are integers
-    from 0 to C − 1, and are then the indices themselves; or there are as many as the model has classes, and their order
-    (`class_order`) is the model's.
+    The first of these rules that applies decides: all names are among the model's class names; all
+    names are integers from 0 to C − 1, and are then the indices themselves; or there are as many as
+    the model has classes, and their order (`class_order`) is the model's.
 
     >>> as_classes(np.array([0, 1]), ["2", "10"], 1000)
     array([ 2, 10])
@@ -72,7 +79,9 @@ class Agreement:
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         self.count = self.right = 0
-        self.mismatches: list[tuple[int, int]] = []  #: label and prediction of the first that differ
+        self.mismatches: list[
+            tuple[int, int]
+        ] = []  #: label and prediction of the first that differ
 
     def add(self, labels: Tensor, predicted: Tensor) -> None:
         """Count a batch: true and predicted class indices (N,). Labels below 0 mean none."""
@@ -83,7 +92,9 @@ class Agreement:
         self.count += len(labels)
         self.right += len(labels) - int(wrong.sum())
         if (missing := 3 - len(self.mismatches)) > 0:
-            self.mismatches += zip(labels[wrong][:missing].tolist(), predicted[wrong][:missing].tolist())
+            self.mismatches += zip(
+                labels[wrong][:missing].tolist(), predicted[wrong][:missing].tolist()
+            )
 
     @property
     def accuracy(self) -> float | None:
@@ -91,12 +102,14 @@ class Agreement:
         return self.right / self.count if self.count else None
 
     def warning(self, source: str, class_names: Sequence[str] = ()) -> str | None:
-        """One sentence where the accuracy is no better than guessing, else None. It is when guesses would be right as
-        often in more than 1 % of cases (the tail of a binomial) and it gains less than a quarter of what guessing
-        misses. Fewer than 10 labels prove nothing."""
+        """One sentence where the accuracy is no better than guessing, else None. It is when guesses
+        would be right as often in more than 1 % of cases (the tail of a binomial) and it gains less
+        than a quarter of what guessing misses. Fewer than 10 labels prove nothing."""
         if self.count < 10:
             return None
-        from scipy.special import bdtrc  # starts a thread when it is imported, which a process that forks later minds
+        from scipy.special import (
+            bdtrc,  # starts a thread when it is imported, which a process that forks later minds
+        )
 
         accuracy, chance = self.right / self.count, 1 / self.num_classes
         if accuracy > chance + (1 - chance) / 4 or bdtrc(self.right - 1, self.count, chance) < 0.01:
@@ -107,7 +120,9 @@ class Agreement:
 
         found = f"accuracy on {source} is {100 * accuracy:.2f} % of {self.count:,} labels, no better than guessing"
         why = "are these the model's classes, in its order, and are images prepared as in its training?"
-        first = "; ".join(f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches)
+        first = "; ".join(
+            f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches
+        )
         return f"{found}: {why} The first mismatches: {first}"
 
 

@@ -1,4 +1,5 @@
-"""Arrays in NPZ files, read a slice at a time: memory does not grow with the file, compressed or not."""
+"""Arrays in NPZ files, read a slice at a time: memory does not grow with the file, compressed or
+not."""
 
 from __future__ import annotations
 
@@ -10,20 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.data.images import MAX_PIXELS
+from fdbd.core.pixels import MAX_PIXELS
 from fdbd.util.files import check_unchanged, readable, stamp
 
-MAX_WHOLE_BYTES = 4 << 30  # of an array that is read as a whole: 250,000 classes × 4,096 features in float32
+MAX_WHOLE_BYTES = (
+    4 << 30
+)  # of an array that is read as a whole: 250,000 classes × 4,096 features in float32
 _DEFLATE = 1032  # bytes that one byte can stand for
 
 
 class NpzArray:
     """One array of an NPZ file, sliced along its first axis; nothing in the file is unpickled.
 
-    In a compressed array, going back costs a read from the start. Not for several threads at once. A file that no
-    longer has the `stamp` that it had (or `expected`) is an error."""
+    In a compressed array, going back costs a read from the start. Not for several threads at once.
+    A file that no longer has the `stamp` that it had (or `expected`) is an error."""
 
-    def __init__(self, path: str | os.PathLike[str], name: str, expected: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], name: str, expected: str | None = None
+    ) -> None:
         self.path, self.name = os.fspath(path), name
         self._stamp = stamp(self.path) if expected is None else expected
         with readable(self.path, "NPZ file"):
@@ -31,14 +36,23 @@ class NpzArray:
             info = self._zip.getinfo(f"{name}.npy")
             self._file = self._zip.open(info)
             version = np.lib.format.read_magic(self._file)
-            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            reader = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
             shape, is_fortran, dtype = reader(self._file)
-        self._start, self.is_compressed = self._file.tell(), info.compress_type != zipfile.ZIP_STORED
+        self._start, self.is_compressed = (
+            self._file.tell(),
+            info.compress_type != zipfile.ZIP_STORED,
+        )
         self.shape, self.dtype = tuple(shape), dtype
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
         self.nbytes = dtype.itemsize * math.prod(shape)  # of the whole array
         if dtype.hasobject or not shape or (is_fortran and len(shape) > 1) or not self._row_bytes:
-            raise ValueError(f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, a row per sample")
+            raise ValueError(
+                f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, a row per sample"
+            )
         size = self._start + self.nbytes
         if size != info.file_size or size > _DEFLATE * os.path.getsize(self.path):
             raise ValueError(f"{self.path}: the array {name!r} is not what its header says")
@@ -47,7 +61,11 @@ class NpzArray:
         return int(self.shape[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NpzArray, (self.path, self.name, self._stamp)  # a copy in another process opens the file for itself
+        return NpzArray, (
+            self.path,
+            self.name,
+            self._stamp,
+        )  # a copy in another process opens the file for itself
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(len(self))
@@ -62,12 +80,15 @@ class NpzArray:
 
 
 class NpzImages:
-    """uint8 images (N, H, W, 3), or grey ones (N, H, W), under ``x`` of an NPZ file; slices are RGB."""
+    """uint8 images (N, H, W, 3), or grey ones (N, H, W), under ``x`` of an NPZ file; slices are
+    RGB."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._array = array = NpzArray(path, "x")
         if array.dtype != np.uint8 or len(array.shape) not in (3, 4) or (*array.shape, 3)[3] != 3:
-            raise ValueError(f"{array.path}: x is {array.dtype} {array.shape}, expected uint8 (N, height, width, 3)")
+            raise ValueError(
+                f"{array.path}: x is {array.dtype} {array.shape}, expected uint8 (N, height, width, 3)"
+            )
         count, height, width = array.shape[:3]
         self.shape = (count, height, width, 3)
         if height * width > MAX_PIXELS:
@@ -89,7 +110,8 @@ def array_names(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_array(path: str | os.PathLike[str], name: str) -> NDArray[Any]:
-    """A whole array, of a size that its header and the file agree on, and of at most `MAX_WHOLE_BYTES`."""
+    """A whole array, of a size that its header and the file agree on, and of at most
+    `MAX_WHOLE_BYTES`."""
     array = NpzArray(path, name)
     if array.nbytes > MAX_WHOLE_BYTES:
         what = f"the array {name!r} has {array.nbytes:,} bytes"

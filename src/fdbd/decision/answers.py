@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fdbd.core import geometry
+from fdbd import geometry
 from fdbd.core.batch import Batch
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Shaped
@@ -39,8 +39,8 @@ class Decision(NamedTuple):
     """
 
     logits: Tensor
-    """(N, C) output of the model's linear head, bit for bit, without what follows it (such as a log-softmax); a binary
-    head's single logit d becomes −d/2 and d/2."""
+    """(N, C) output of the model's linear head, bit for bit, without what follows it (such as a
+    log-softmax); a binary head's single logit d becomes −d/2 and d/2."""
     labels: Tensor
     """(N,) predicted classes."""
     scores: Tensor
@@ -51,29 +51,34 @@ class Decision(NamedTuple):
     """(N,) bool."""
 
     def discoveries(self, q: float) -> Tensor:
-        """(N,) bool: samples flagged as out-of-distribution, of which a share of at most `q` is in-distribution on
-        average (the false discovery rate), by Benjamini and Hochberg's procedure on the p-values.
+        """(N,) bool: samples flagged as out-of-distribution, of which a share of at most `q` is
+        in-distribution on average (the false discovery rate), by Benjamini and Hochberg's procedure
+        on the p-values.
 
-        The threshold bounds false alarms among in-distribution samples; this bounds them among the alarms, and so
-        depends on the whole batch: ask about all samples at once. It holds if the in-distribution samples of the batch
-        are independent, and exchangeable with the calibration samples (Bates, Candès, Lei, Romano & Sesia, "Testing for
-        outliers with conformal p-values", Annals of Statistics 2023, theorem 2). The smallest p-value is 1/(n + 1), so
-        that flagging few of many samples takes many calibration samples n.
+        The threshold bounds false alarms among in-distribution samples; this bounds them among the
+        alarms, and so depends on the whole batch: ask about all samples at once. It holds if the
+        in-distribution samples of the batch are independent, and exchangeable with the calibration
+        samples (Bates, Candès, Lei, Romano & Sesia, "Testing for outliers with conformal p-values",
+        Annals of Statistics 2023, theorem 2). The smallest p-value is 1/(n + 1), so that flagging
+        few of many samples takes many calibration samples n.
 
         >>> p_values = torch.tensor([0.001, 0.012, 0.3, 0.9])
         >>> Decision(torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), p_values, p_values < 0.5).discoveries(0.1)
         tensor([ True,  True, False, False])
         """
         p_values = self.p_values.detach().double()
-        return p_values <= discovery_cutoff(*np.unique(p_values.cpu().numpy(), return_counts=True), q)
+        return p_values <= discovery_cutoff(
+            *np.unique(p_values.cpu().numpy(), return_counts=True), q
+        )
 
 
 def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q: float) -> float:
-    """The largest p-value that Benjamini and Hochberg's procedure flags at the false discovery rate `q`; −1: none.
-    p-values are distinct and ascending, `counts` the number of samples with each."""
+    """The largest p-value that Benjamini and Hochberg's procedure flags at the false discovery rate
+    `q`; −1: none. p-values are distinct and ascending, `counts` the number of samples with each."""
     check_rate(q)
     below = counts.cumsum()
-    # p-values are ratios of integers: one that is equal to its limit must not exceed it by a rounding error.
+    # p-values are ratios of integers: one that is equal to its limit must not exceed it by a
+    # rounding error.
     named = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
     return float(p_values[named[-1]]) if len(named) else -1.0
 
@@ -96,20 +101,24 @@ class Explanation(NamedTuple):
 
     decision: Decision
     distances: Tensor
-    """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf if there is none."""
+    """(N, C) closed-form distance to each class's boundary; NaN at the predicted class, +inf if
+    there is none."""
     nearest: Tensor
     """(N,) class behind the nearest boundary."""
     nearest_distance: Tensor
     """(N,)."""
     shares: Tensor
-    """(N, C) each class's share of the average distance, fDBD's numerator; rows sum to 1; 0 without a boundary."""
+    """(N, C) each class's share of the average distance, fDBD's numerator; rows sum to 1; 0 without
+    a boundary."""
     standing: Tensor
     """(N,) fraction of the calibration scores below the sample's score."""
 
 
-def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Threshold) -> Explanation:
-    """Explain a decision from the batch that the detector scored. Distances are those of the shaped features, if there
-    is a shaping; the predicted class is that of the score."""
+def explain(
+    decision: Decision, batch: Batch, detector: Detector, threshold: Threshold
+) -> Explanation:
+    """Explain a decision from the batch that the detector scored. Distances are those of the shaped
+    features, if there is a shaping; the predicted class is that of the score."""
     with full_precision():
         head, batch = detector.head, detector.prepare(batch)
         while isinstance(detector, Shaped):
@@ -120,7 +129,9 @@ def explain(decision: Decision, batch: Batch, detector: Detector, threshold: Thr
     is_there = torch.isfinite(distances)
     reachable = torch.where(is_there, distances, 0)
     # Where all boundaries meet, all distances are zero and the shares are equal.
-    reachable = torch.where(reachable.sum(dim=1, keepdim=True) > 0, reachable, is_there.to(reachable))
+    reachable = torch.where(
+        reachable.sum(dim=1, keepdim=True) > 0, reachable, is_there.to(reachable)
+    )
     shares = reachable / reachable.sum(dim=1, keepdim=True)
     standing = threshold.standing(decision.scores, decision.labels)
     return Explanation(decision, distances, nearest, nearest_distance, shares, standing)

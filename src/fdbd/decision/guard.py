@@ -1,4 +1,5 @@
-"""Guard: all stages as one module that is fitted, calibrated, asked and saved. Files are read in `guard_file`."""
+"""Guard: all stages as one module that is fitted, calibrated, asked and saved. Files are read in
+`guard_file`."""
 
 from __future__ import annotations
 
@@ -23,18 +24,19 @@ from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
+from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import PRECISIONS, Classifier, rows_finite, split_batch
 from fdbd.networks.find_head import HeadName
-from fdbd.shaping import Shaping
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
 
 class CalibrationScores(NamedTuple):
-    """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N samples."""
+    """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N
+    samples."""
 
     scores: Tensor
     predicted: Tensor
@@ -43,15 +45,17 @@ class CalibrationScores(NamedTuple):
 
 
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
-"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also finished scores."""
+"""What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also
+finished scores."""
 
 
 class Guard(nn.Module):
-    """A classifier that knows what it does not know. It runs on the model's device; batches move there by themselves.
+    """A classifier that knows what it does not know. It runs on the model's device; batches move
+    there by themselves.
 
     Args:
-        model: any ``nn.Module`` with a linear head that gives each sample one of C classes, a `Classifier`, or a bare
-            `Head` for features without a network.
+        model: any ``nn.Module`` with a linear head that gives each sample one of C classes, a
+            `Classifier`, or a bare `Head` for features without a network.
         detector: a detector or its name, as in `fdbd.create`.
         shaping: an activation shaping or its name, put before the detector.
         perturb: an `InputPerturbation`, applied to images before they are scored; None: none.
@@ -80,10 +84,16 @@ class Guard(nn.Module):
         if shaping is not None:
             detector = Shaped(create_shaping(shaping, before=type(detector)), detector)
         if perturb is not None and (detector.needs.network or detector.needs.calibration):
-            why = "perturbs the images by itself" if detector.needs.network else "has p-values of plain images"
+            why = (
+                "perturbs the images by itself"
+                if detector.needs.network
+                else "has p-values of plain images"
+            )
             raise ValueError(f"{detector.label} {why}: leave perturb out")
         if model is not None and not isinstance(model, (nn.Module, Head)):
-            raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head")
+            raise TypeError(
+                f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head"
+            )
         if isinstance(model, nn.Module) and not isinstance(model, Classifier):
             model = Classifier(model, head, layers or detector.needs.layers)
         self.detector: Detector = detector
@@ -92,20 +102,22 @@ class Guard(nn.Module):
         self._head = model if isinstance(model, Head) else None
         self.classifier = model if isinstance(model, Classifier) else None
         self.about: dict[str, object] = {}
-        """JSON values that are saved in the file: the model's origin, class names, how the guard was calibrated."""
+        """JSON values that are saved in the file: the model's origin, class names, how the guard
+        was calibrated."""
         self.agreement: dict[str, Agreement] = {}
-        """How often given labels are the model's own predictions, for ``"fit"`` and ``"calibration"``."""
+        """How often given labels are the model's own predictions, for ``"fit"`` and
+        ``"calibration"``."""
         self.seen: Sketch | None = None
         """Which samples the fit saw, so that `calibrate` notices them; None: not known."""
 
     def fit(self, data: Data, *, progress: bool = True) -> Self:
-        """Fit the detector on training data, in one streaming pass of the network; a detector that needs several passes
-        reads the features from a temporary file. Under torchrun each process passes its shard, and all end with the
-        same detector.
+        """Fit the detector on training data, in one streaming pass of the network; a detector that
+        needs several passes reads the features from a temporary file. Under torchrun each process
+        passes its shard, and all end with the same detector.
 
         Args:
-            data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of features; or one batch.
-            progress: show a bar when it takes more than two seconds.
+            data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of
+            features; or one batch. progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
         combine, head = over_processes(), self.head
@@ -117,7 +129,9 @@ class Guard(nn.Module):
                     spool.append(batch)
                 batches = spool
             fit_detector(self.detector, batches, head, combine)
-            for item in items:  # not read by a detector that learns nothing, but `calibrate` compares with them
+            for item in (
+                items
+            ):  # not read by a detector that learns nothing, but `calibrate` compares with them
                 self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
         if combine is not None:
             self.seen = combine(self.seen)
@@ -133,24 +147,30 @@ class Guard(nn.Module):
         per_class: bool = False,
         progress: bool = True,
     ) -> Self:
-        """Set the threshold from in-distribution data that neither the network's training nor the fit has seen: scores
-        on data that either has seen are too good, and the threshold then raises more false alarms than asked for. The
-        guard warns about data of its own fit (a small calibration set can escape where the fit saw many more than 4,096
-        samples); it cannot know what the network was trained on.
+        """Set the threshold from in-distribution data that neither the network's training nor the
+        fit has seen: scores on data that either has seen are too good, and the threshold then
+        raises more false alarms than asked for. The guard warns about data of its own fit (a small
+        calibration set can escape where the fit saw many more than 4,096 samples); it cannot know
+        what the network was trained on.
 
         Args:
-            data, progress: as for `fit`.
-            tpr: fraction of in-distribution samples to accept; 0.95 if neither is given.
-            alpha: instead, the largest fraction of false alarms, on average over the draw of the calibration data: a
+            data, progress: as for `fit`. tpr: fraction of in-distribution samples to accept; 0.95
+            if neither is given. alpha: instead, the largest fraction of false alarms, on average
+            over the draw of the calibration data: a
                 conformal threshold.
             per_class: a threshold for each predicted class.
         """
         check_target(tpr, alpha)
         self.require_fitted()
         with torch.no_grad():
-            batches = [self.calibration_scores(item) for item in track(_items(data), "calibrating", enabled=progress)]
+            batches = [
+                self.calibration_scores(item)
+                for item in track(_items(data), "calibrating", enabled=progress)
+            ]
         if not batches:
-            raise ValueError("the calibration data hold no samples; give at least one non-empty batch")
+            raise ValueError(
+                "the calibration data hold no samples; give at least one non-empty batch"
+            )
         known = Sketch()
         self.agreement.pop("calibration", None)
         for batch in batches:
@@ -163,26 +183,41 @@ class Guard(nn.Module):
                 "training has seen"
             )
         self.warn_of_labels("calibration")
-        scores, predicted = (torch.cat([getattr(batch, part) for batch in batches]) for part in ("scores", "predicted"))
+        scores, predicted = (
+            torch.cat([getattr(batch, part) for batch in batches])
+            for part in ("scores", "predicted")
+        )
         self.set_threshold(scores, predicted, tpr=tpr, alpha=alpha, per_class=per_class)
         return self
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
         if labels is not None and len(labels) != len(predicted):
-            raise ValueError(f"a batch has {len(predicted)} samples and {len(labels)} labels, expected one per sample")
+            raise ValueError(
+                f"a batch has {len(predicted)} samples and {len(labels)} labels, expected one per sample"
+            )
         if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
-            self.agreement.setdefault(stage, Agreement(self.head.num_classes)).add(labels, predicted)
+            self.agreement.setdefault(stage, Agreement(self.head.num_classes)).add(
+                labels, predicted
+            )
 
     def warn_of_labels(self, stage: str) -> None:
-        """Warn where the labels of a stage ("fit", "calibration") agree with predictions no better than chance."""
+        """Warn where the labels of a stage ("fit", "calibration") agree with predictions no better
+        than chance."""
         names: Any = self.about.get("class_names") or ()
-        if stage in self.agreement and (text := self.agreement[stage].warning(f"the {stage} data", names)):
+        if stage in self.agreement and (
+            text := self.agreement[stage].warning(f"the {stage} data", names)
+        ):
             _warn(text)
 
-    def set_threshold(self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]) -> None:
-        """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are predicted classes."""
-        threshold = Threshold.of(scores, labels, num_classes=self.detector.head.num_classes, **target)
+    def set_threshold(
+        self, scores: Tensor, labels: Tensor | None = None, **target: Unpack[Target]
+    ) -> None:
+        """Calibrate on in-distribution scores (N,) that are already there; labels (N,) are
+        predicted classes."""
+        threshold = Threshold.of(
+            scores, labels, num_classes=self.detector.head.num_classes, **target
+        )
         if caution := threshold.caution:
             _warn(caution)
         self.threshold = threshold
@@ -205,23 +240,28 @@ class Guard(nn.Module):
             return self.observe(images)[1]
 
     def explain(self, images: Inputs | Batch) -> Explanation:
-        """Where the samples stand: images, or a `Batch` of features. Distances are after shaping where there is one."""
+        """Where the samples stand: images, or a `Batch` of features. Distances are after shaping
+        where there is one."""
         with torch.no_grad():
             logits, scores, scored = self.observe(images)
             return explain(self.decision(logits, scores), scored, self.detector, self.calibrated)
 
-    # ── the stages by themselves, for drivers (Ray, ONNX, jobs) ────────────────────────────────────────────────────
+    # ── the stages by themselves, for drivers (Ray, ONNX, jobs)
+    # ────────────────────────────────────────────────────
 
     @property
     def head(self) -> Head:
-        """The linear head: the model's with its present weights, or that of the fit where there is no model."""
+        """The linear head: the model's with its present weights, or that of the fit where there is
+        no model."""
         if self.classifier is not None:
             return self.classifier.head
         if self._head is not None:
             return self._head
         if self.detector.is_fitted:
             return self.detector.head
-        raise ValueError("the guard has neither a model nor a head: give Guard(model) or Guard(Head(weight, bias))")
+        raise ValueError(
+            "the guard has neither a model nor a head: give Guard(model) or Guard(Head(weight, bias))"
+        )
 
     @property
     def calibrated(self) -> Threshold:
@@ -238,9 +278,9 @@ class Guard(nn.Module):
             raise NotFittedError(f"the guard is not fitted: call {calls}")
 
     def observe(self, images: Inputs | Batch) -> tuple[Tensor, Tensor, Batch]:
-        """Logits (N, C) of the untouched model, scores (N,), and the Batch that was scored. A score is −inf if it, or a
-        number that entered the network, is not finite: a saturating activation, such as ReLU6, turns an infinite pixel
-        into finite features."""
+        """Logits (N, C) of the untouched model, scores (N,), and the Batch that was scored. A score
+        is −inf if it, or a number that entered the network, is not finite: a saturating activation,
+        such as ReLU6, turns an infinite pixel into finite features."""
         self.require_fitted()
         detector, finite = self.detector, None
         if isinstance(images, Batch):
@@ -249,7 +289,9 @@ class Guard(nn.Module):
             classifier, inputs = self._require_classifier(), split_batch(images)[0]
             finite = rows_finite(inputs)  # before the network, which may write to them
             if self.perturb is None:
-                plain = scored = detector.observe(inputs if detector.needs.network else images, classifier)
+                plain = scored = detector.observe(
+                    inputs if detector.needs.network else images, classifier
+                )
             else:
                 score = detector.score if self.perturb.objective == "score" else None
                 plain, moved = self.perturb.seen_and_moved(inputs, classifier, score)
@@ -269,26 +311,32 @@ class Guard(nn.Module):
         return Decision(logits, labels, scores, *self.calibrated.decide(scores, labels))
 
     def training_batch(self, item: Inputs | Batch) -> tuple[Batch, Tensor]:
-        """What the detector learns from one batch of training data, and (N,) hashes of its samples. Images are not
-        perturbed, since that may need a fitted score. A number that is not finite is an error."""
+        """What the detector learns from one batch of training data, and (N,) hashes of its samples.
+        Images are not perturbed, since that may need a fitted score. A number that is not finite is
+        an error."""
         if isinstance(item, Batch):
             batch = self.features_alone(item)
             return batch, sample_hashes(batch.features)
         inputs, labels = split_batch(item)
         if (finite := rows_finite(inputs)) is not None and not finite.all():
             row = int(finite.int().argmin())
-            raise ValueError(f"row {row} of a training batch holds NaN or infinity; leave such samples out of the fit")
+            raise ValueError(
+                f"row {row} of a training batch holds NaN or infinity; leave such samples out of the fit"
+            )
         batch = self.detector.observe(inputs, self._require_classifier(), labels)
         if labels is not None:
             batch = batch._replace(labels=labels.to(batch.features.device))
         return batch, sample_hashes(inputs)
 
     def noted(self, batch: Batch, hashes: Tensor) -> Batch:
-        """The same training batch; the guard notes its samples and labels for `calibrate` and `warn_of_labels`."""
+        """The same training batch; the guard notes its samples and labels for `calibrate` and
+        `warn_of_labels`."""
         assert self.seen is not None
         self.seen.add_hashes(hashes)
         logits = batch.logits
-        if logits is None and "fit" not in self.agreement:  # only for the first batch, to save the product
+        if (
+            logits is None and "fit" not in self.agreement
+        ):  # only for the first batch, to save the product
             logits = self.head(batch.features.to(self.head.weight))
         if logits is not None and len(logits):
             self._compare("fit", batch.labels, logits.argmax(dim=1))
@@ -299,21 +347,30 @@ class Guard(nn.Module):
         if isinstance(item, CalibrationScores):
             return item
         logits, scores, _ = self.observe(item)
-        inputs, labels = (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
+        inputs, labels = (
+            (item.features, item.labels) if isinstance(item, Batch) else split_batch(item)
+        )
         return CalibrationScores(scores, logits.argmax(dim=1), labels, sample_hashes(inputs))
 
     def features_alone(self, batch: Batch) -> Batch:
-        """A batch of features as the detector takes it, on its device; an error where features are not enough."""
+        """A batch of features as the detector takes it, on its device; an error where features are
+        not enough."""
         lacks_layers = self.detector.needs.layers and batch.layers is None
         if self.detector.needs.network or self.perturb is not None or lacks_layers:
-            name = self.detector.label if self.perturb is None else "a guard with input perturbation"
-            raise ValueError(f"{name} needs the images and the network, features are not enough: call guard(images)")
+            name = (
+                self.detector.label if self.perturb is None else "a guard with input perturbation"
+            )
+            raise ValueError(
+                f"{name} needs the images and the network, features are not enough: call guard(images)"
+            )
         batch = batch.to(self.detector.head.weight.device if self.detector.is_fitted else None)
         head = self.detector.head if self.detector.is_fitted else self.head
         for what, width in (("features", head.num_features), ("logits", head.num_classes)):
             part = getattr(batch, what)
             if part is not None and (part.ndim != 2 or part.shape[1] != width):
-                raise ValueError(f"{what} have shape {tuple(part.shape)}, expected (N, {width}) as the head has it")
+                raise ValueError(
+                    f"{what} have shape {tuple(part.shape)}, expected (N, {width}) as the head has it"
+                )
         return batch
 
     def _require_classifier(self) -> Classifier:
@@ -323,12 +380,17 @@ class Guard(nn.Module):
         return self.classifier
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write detector, threshold and the head's fingerprint as one safetensors file; the model is not in it."""
+        """Write detector, threshold and the head's fingerprint as one safetensors file; the model
+        is not in it."""
         self.require_fitted()
         self.detector.require_name()
-        tensors = {f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()}
+        tensors = {
+            f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()
+        }
         if self.threshold is not None:
-            tensors |= {f"threshold.{name}": tensor for name, tensor in self.threshold.state_dict().items()}
+            tensors |= {
+                f"threshold.{name}": tensor for name, tensor in self.threshold.state_dict().items()
+            }
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes
         classifier = self.classifier
@@ -338,7 +400,9 @@ class Guard(nn.Module):
             "head": self.detector.head.fingerprint(),
             "head_name": classifier and classifier.head_name,
             "layers": list(classifier.layer_names) if classifier else [],
-            "autocast": precisions.get(classifier.autocast) if classifier and classifier.autocast else None,
+            "autocast": precisions.get(classifier.autocast)
+            if classifier and classifier.autocast
+            else None,
             "detector": self.detector.to_config(),
             "threshold": self.threshold and self.threshold.to_config(),
             "perturb": self.perturb and self.perturb.to_config(),
@@ -353,7 +417,10 @@ class Guard(nn.Module):
 def _warn(text: str) -> None:
     """Warn where code outside this package called it."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fdbd":
+    while (
+        frame.f_back is not None
+        and str(frame.f_globals.get("__name__")).partition(".")[0] == "fdbd"
+    ):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
@@ -361,11 +428,17 @@ def _warn(text: str) -> None:
 def _items(data: Data) -> Iterable[Any]:
     """What to iterate over: a loader as it is, one batch as a list of one."""
     is_batch, pair = isinstance(data, (Tensor, np.ndarray, Batch, Mapping)), cast(Any, data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(d, (Tensor, np.ndarray)) for d in data):
+    if (
+        isinstance(data, (tuple, list))
+        and len(data) == 2
+        and all(isinstance(d, (Tensor, np.ndarray)) for d in data)
+    ):
         inputs, labels = pair  # or two batches: labels have one number per row of the inputs
         is_batch = inputs.ndim > 1 and labels.ndim == 1 and len(inputs) == len(labels)
     if is_batch:
         return [data]
     if not isinstance(data, Iterable):
-        raise TypeError(f"data are a {type(data).__name__}, expected a data loader or another iterable of batches")
+        raise TypeError(
+            f"data are a {type(data).__name__}, expected a data loader or another iterable of batches"
+        )
     return data

@@ -1,4 +1,5 @@
-"""From a guard's file to a guard: around a model that is given, or around the one that the file names."""
+"""From a guard's file to a guard: around a model that is given, or around the one that the file
+names."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from fdbd.core import artifact
 from fdbd.core.batch import Head
 from fdbd.core.configuration import NotFittedError, from_config
 from fdbd.core.perturbation import InputPerturbation
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 from fdbd.decision import hub
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Threshold
@@ -42,11 +43,13 @@ class OpenedGuard(NamedTuple):
     """Of the file's content: identifies the guard."""
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | Head | None = None, *, head: HeadName = None) -> Guard:
+def load(
+    path: str | os.PathLike[str], model: nn.Module | Head | None = None, *, head: HeadName = None
+) -> Guard:
     """The guard in a file, around a model and on its device; without a model it takes features.
 
-    Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading compiles nothing and
-    leaves no threads behind, so a process may load a guard and then fork.
+    Raises ArtifactError when the file is damaged, too new, or was made for another head. Loading
+    compiles nothing and leaves no threads behind, so a process may load a guard and then fork.
 
     >>> import fdbd, os, tempfile, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
@@ -66,7 +69,8 @@ def from_hub(
     token: str | None = None,
     head: HeadName = None,
 ) -> Guard:
-    """The guard in a repository of the Hugging Face Hub, or in a folder with the same files. None of its code is run.
+    """The guard in a repository of the Hugging Face Hub, or in a folder with the same files. None
+    of its code is run.
 
     Args:
         repo: "owner/name", or a folder.
@@ -93,12 +97,12 @@ def open_guard(
     device: str | torch.device | None = "auto",
     features: bool = False,
 ) -> OpenedGuard:
-    """A guard from its file, around the model that the file names; without a model if it was fitted on features.
-    ArtifactError: the weights are not those of the fit, or the file is no guard.
+    """A guard from its file, around the model that the file names; without a model if it was fitted
+    on features. ArtifactError: the weights are not those of the fit, or the file is no guard.
 
     Args:
-        path: what `fdbd fit` or `Guard.save` wrote.
-        model: another name for the model. Needed if the file names none (images are then prepared as the model says),
+        path: what `fdbd fit` or `Guard.save` wrote. model: another name for the model. Needed if
+        the file names none (images are then prepared as the model says),
             or names a factory or a ``.pt2`` file: a file does not choose what code runs.
         checkpoint: the model's weights; None: those at the place of the fit, or beside the guard.
         trust, device: as for `model_by_name`.
@@ -121,14 +125,20 @@ def open_guard(
         origin = origin or {}
         name = str(origin["name"]) if model is None else model
         if model is None and runs_code(name):
-            raise ValueError(f"{shown} names the model {name}, which is code to run; to trust it, add --model {name}")
+            raise ValueError(
+                f"{shown} names the model {name}, which is code to run; to trust it, add --model {name}"
+            )
         if checkpoint is None and (then := origin.get("checkpoint")):
             places = (Path(str(then)), Path(path).resolve().parent / Path(str(then)).name)
             checkpoint = next((place for place in places if place.is_file()), None)
             if checkpoint is None:
-                where = "are neither there nor beside the guard; say with --checkpoint where they are"
+                where = (
+                    "are neither there nor beside the guard; say with --checkpoint where they are"
+                )
                 raise FileNotFoundError(f"the weights of the model, {then!r}, {where}")
-        found = model_by_name(name, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device)
+        found = model_by_name(
+            name, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device
+        )
         if origin.get("weights") not in (None, found.origin["weights"]):
             raise artifact.ArtifactError(
                 f"the weights of {os.fspath(checkpoint or name)!r} are not those that {shown} was fitted with: give "
@@ -138,11 +148,18 @@ def open_guard(
         if preprocess is None:
             remedy = "fit the guard with fdbd fit, and say there with --preprocess"
             raise ValueError(f"neither {shown} nor {name} says how images are prepared; {remedy}")
-    guard = _on_its_device(lambda: _assemble(path, description, tensors, found.model if found else None))
+    guard = _on_its_device(
+        lambda: _assemble(path, description, tensors, found.model if found else None)
+    )
     if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
         names = f"{len(class_names)} classes, and its head has {classes}"
         raise artifact.ArtifactError(f"{shown} names {names}: fit a new guard")
-    return OpenedGuard(guard, preprocess, class_names or (found.class_names if found else ()), description["sha256"])
+    return OpenedGuard(
+        guard,
+        preprocess,
+        class_names or (found.class_names if found else ()),
+        description["sha256"],
+    )
 
 
 def _assemble(
@@ -153,7 +170,11 @@ def _assemble(
     head: HeadName = None,
 ) -> Guard:
     def under(prefix: str) -> dict[str, Tensor]:
-        return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        return {
+            name[len(prefix) :]: tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
 
     try:
         detector = from_config(description["detector"])
@@ -166,15 +187,25 @@ def _assemble(
             if threshold["num_classes"] not in (None, classes):
                 raise ValueError(f"its threshold is not for the {classes} classes of the head")
             threshold = Threshold.from_state(threshold, under("threshold."))
-        layers, saved_head, head_name = description["layers"], description["head"], description["head_name"]
+        layers, saved_head, head_name = (
+            description["layers"],
+            description["head"],
+            description["head_name"],
+        )
         seen = Sketch(tensors["seen"]) if "seen" in tensors else None
-        if not isinstance(layers, list) or not all(isinstance(n, str) for n in [*layers, saved_head, head_name or ""]):
+        if not isinstance(layers, list) or not all(
+            isinstance(n, str) for n in [*layers, saved_head, head_name or ""]
+        ):
             raise ValueError("the names of its head and layers are not text")
-        autocast = None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
+        autocast = (
+            None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
+        )
         _try(detector, perturb, threshold)
     except Exception as error:  # a forged file can make any of this raise nearly anything
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
-        raise artifact.ArtifactError(f"{os.fspath(path)!r} does not hold a working guard: {reason}") from None
+        raise artifact.ArtifactError(
+            f"{os.fspath(path)!r} does not hold a working guard: {reason}"
+        ) from None
     if model is not None and not isinstance(model, Head):
         head = head or (head_name.split("+") if isinstance(head_name, str) else None)
     guard = Guard(model, detector, perturb=perturb, head=head, layers=layers)
@@ -191,12 +222,15 @@ def _assemble(
 
 
 def _on_its_device(assemble: Callable[[], Guard]) -> Guard:
-    """A guard assembled in another thread, then moved to its model's device in this one, whose settings apply."""
+    """A guard assembled in another thread, then moved to its model's device in this one, whose
+    settings apply."""
     guard = run_apart(assemble)
     return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
 
 
-def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None) -> None:
+def _try(
+    detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None
+) -> None:
     """Score two rows, so that a file whose parts do not fit each other fails when it is loaded."""
     if detector.needs.network or perturb is not None:
         return
@@ -206,6 +240,10 @@ def _try(detector: Detector, perturb: InputPerturbation | None, threshold: Thres
     except NotFittedError:  # an ensemble that is not calibrated yet
         return
     if threshold is not None:
-        answers += threshold.decide(answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1]))
+        answers += threshold.decide(
+            answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1])
+        )
     if any(answer.shape != (2,) for answer in answers):
-        raise ValueError(f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}")
+        raise ValueError(
+            f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}"
+        )

@@ -1,5 +1,5 @@
-"""A guard in a repository of the Hugging Face Hub: its file, which runs no code, and a card that says what it
-promises."""
+"""A guard in a repository of the Hugging Face Hub: its file, which runs no code, and a card that
+says what it promises."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ FILE = "guard.safetensors"
 """The guard's file in a repository."""
 
 
-def write_folder(guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None) -> Path:
-    """Write what a repository holds, the guard's file and its card, to a folder that `fdbd.from_hub` reads too."""
+def write_folder(
+    guard: Guard, folder: str | os.PathLike[str], metrics: Mapping[str, float] | None = None
+) -> Path:
+    """Write what a repository holds, the guard's file and its card, to a folder that
+    `fdbd.from_hub` reads too."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     guard.save(place / FILE)
@@ -39,8 +42,8 @@ def push(
     token: str | None = None,
     message: str | None = None,
 ) -> str:
-    """Upload the guard's file and a card to a repository of the Hugging Face Hub, "owner/name", which is created if
-    there is none; `fdbd.from_hub` reads it. Returns the address of the commit.
+    """Upload the guard's file and a card to a repository of the Hugging Face Hub, "owner/name",
+    which is created if there is none; `fdbd.from_hub` reads it. Returns the address of the commit.
 
     Args:
         metrics: what you measured, by name, for the card, which also has the threshold's promise.
@@ -58,19 +61,31 @@ def push(
 
 
 def fetch(repo: str, revision: str | None = None, token: str | None = None) -> Path:
-    """The path of the guard's file in a folder or, if there is no such folder, in a repository (downloaded once)."""
+    """The path of the guard's file in a folder or, if there is no such folder, in a repository
+    (downloaded once)."""
     if Path(repo).is_dir():
         path = Path(repo, FILE)
         if not path.is_file():
-            raise FileNotFoundError(f"the folder {repo!r} holds no {FILE}: was it written by push_to_hub?")
+            raise FileNotFoundError(
+                f"the folder {repo!r} holds no {FILE}: was it written by push_to_hub?"
+            )
         return path
-    return Path(require("huggingface_hub", "hub").hf_hub_download(repo, FILE, revision=revision, token=token))
+    return Path(
+        require("huggingface_hub", "hub").hf_hub_download(
+            repo, FILE, revision=revision, token=token
+        )
+    )
 
 
 def card(guard: Guard, metrics: Mapping[str, float]) -> str:
-    """A model card in Markdown: what the guard is, what its threshold promises, and metrics that were measured."""
+    """A model card in Markdown: what the guard is, what its threshold promises, and metrics that
+    were measured."""
     threshold, detector, head = guard.threshold, guard.detector, guard.detector.head
-    promise = "It has no threshold, so it gives scores and no decisions." if threshold is None else threshold.guarantee
+    promise = (
+        "It has no threshold, so it gives scores and no decisions."
+        if threshold is None
+        else threshold.guarantee
+    )
     model, given = guard.about.get("model"), guard.about.get("class_names")
     name = model.get("name") if isinstance(model, dict) else None
     names = list(given) if isinstance(given, (list, tuple)) else []
@@ -78,12 +93,16 @@ def card(guard: Guard, metrics: Mapping[str, float]) -> str:
     rows = [f"| {_plain(key)} | {float(value):.6g} |" for key, value in metrics.items()]
     return Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
         detector=detector.label,
-        model=_plain(name) if name else "not in this repository: give it to `fdbd.from_hub(…, model)`",
+        model=_plain(name)
+        if name
+        else "not in this repository: give it to `fdbd.from_hub(…, model)`",
         classes=head.num_classes,
         features=head.num_features,
         names=f"- Classes: {listed}" if names else "",
         promise=promise,
-        metrics="\n".join(["| metric | value |", "| --- | --- |", *rows]) if rows else "None were given.",
+        metrics="\n".join(["| metric | value |", "| --- | --- |", *rows])
+        if rows
+        else "None were given.",
         version=__version__,
         config=json.dumps(detector.to_config(), sort_keys=True),
     )

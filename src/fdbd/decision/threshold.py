@@ -1,6 +1,7 @@
 """From scores to decisions: a threshold with the calibration scores that it came from.
 
-Higher score = more in-distribution. Knows scores and predicted classes, never features, detectors or models.
+Higher score = more in-distribution. Knows scores and predicted classes, never features, detectors
+or models.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from fdbd.core.batch import ArrayLike, as_tensor
+from fdbd.core.ranks import as_fraction, count_to_accept, count_to_flag, samples_for
 
 Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
 class Target(TypedDict, total=False):
-    """What is asked of a threshold: a `tpr` or an `alpha`, and whether each predicted class has its own."""
+    """What is asked of a threshold: a `tpr` or an `alpha`, and whether each predicted class has its
+    own."""
 
     tpr: float | None
     alpha: float | None
@@ -33,10 +35,11 @@ class Target(TypedDict, total=False):
 class Threshold(nn.Module):
     """Decides which scores are out-of-distribution, from the scores of calibration samples.
 
-    Made by `Threshold.quantile` or `Threshold.conformal`, for all samples or per predicted class. The calibration
-    samples are in-distribution, and seen by neither the network's training nor the fit. A score that is not finite is
-    always out-of-distribution. The dtype is that of the calibration scores, even when the module around it is cast to
-    another: a rounded threshold is another threshold.
+    Made by `Threshold.quantile` or `Threshold.conformal`, for all samples or per predicted class.
+    The calibration samples are in-distribution, and seen by neither the network's training nor the
+    fit. A score that is not finite is always out-of-distribution. The dtype is that of the
+    calibration scores, even when the module around it is cast to another: a rounded threshold is
+    another threshold.
 
     Attributes:
         kind: "quantile" or "conformal".
@@ -59,7 +62,9 @@ class Threshold(nn.Module):
     starts: Tensor  #: (C,) where each class's scores start in `runs`
     sizes: Tensor  #: (C,) how many these are
 
-    def __init__(self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool) -> None:
+    def __init__(
+        self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool
+    ) -> None:
         super().__init__()
         self.kind, self.target, self.per_class = kind, target, per_class
         self.register_buffer("calibration", calibration)
@@ -75,14 +80,15 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """The largest threshold that accepts at least a share `tpr` of the n calibration scores. Of new samples it
-        accepts k/(n + 1) on average, where k of n are accepted (see `acceptance`); `conformal` gives a bound instead.
+        """The largest threshold that accepts at least a share `tpr` of the n calibration scores. Of
+        new samples it accepts k/(n + 1) on average, where k of n are accepted (see `acceptance`);
+        `conformal` gives a bound instead.
 
         Args:
-            scores: (n,) finite scores of in-distribution samples; tensor, array or list.
-            tpr: the share to accept, a fraction in (0, 1].
-            labels: (n,) predicted classes of these samples, for `per_class`.
-            per_class: one threshold per predicted class. A class without samples takes the threshold of all samples,
+            scores: (n,) finite scores of in-distribution samples; tensor, array or list. tpr: the
+            share to accept, a fraction in (0, 1]. labels: (n,) predicted classes of these samples,
+            for `per_class`. per_class: one threshold per predicted class. A class without samples
+            takes the threshold of all samples,
                 with a warning.
             num_classes: C; None is the largest label plus one.
 
@@ -90,7 +96,7 @@ class Threshold(nn.Module):
         tensor([2.], dtype=torch.float64)
         """
         runs = _runs(scores, labels, per_class, num_classes)
-        threshold = cls("quantile", float(_fraction("tpr", tpr)), *runs, per_class)
+        threshold = cls("quantile", float(as_fraction("tpr", tpr)), *runs, per_class)
         if empty := (threshold.offsets.diff() == 0).nonzero().flatten().tolist():
             many = f"{len(empty)} of {threshold.num_classes} classes have no calibration samples"
             text = f"{many} and take the threshold of all samples; the first is class {empty[0]}"
@@ -106,24 +112,29 @@ class Threshold(nn.Module):
         per_class: bool = False,
         num_classes: int | None = None,
     ) -> Threshold:
-        """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is at most `alpha`, a
-        fraction in (0, 1). Other arguments are those of `quantile`.
+        """Out-of-distribution where the conformal p-value (1 + #{calibration ≤ score}) / (n + 1) is
+        at most `alpha`, a fraction in (0, 1). Other arguments are those of `quantile`.
 
-        If the calibration samples and a new in-distribution sample are exchangeable, the new sample is flagged with
-        probability at most `alpha`, over the draw of both and whatever the scores' distribution; with `per_class`,
-        among the samples predicted as each class. This takes at least 1/alpha − 1 calibration samples (of each class).
-        Vovk, Gammerman & Shafer, "Algorithmic Learning in a Random World", 2005.
+        If the calibration samples and a new in-distribution sample are exchangeable, the new sample
+        is flagged with probability at most `alpha`, over the draw of both and whatever the scores'
+        distribution; with `per_class`, among the samples predicted as each class. This takes at
+        least 1/alpha − 1 calibration samples (of each class). Vovk, Gammerman & Shafer,
+        "Algorithmic Learning in a Random World", 2005.
 
         >>> scores, threshold = torch.tensor([0.5, 1.0]), Threshold.conformal(torch.arange(1.0, 20.0), alpha=0.05)
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
         runs = _runs(scores, labels, per_class, num_classes)
-        return cls("conformal", float(_fraction("alpha", alpha)), *runs, per_class)
+        return cls("conformal", float(as_fraction("alpha", alpha)), *runs, per_class)
 
     @classmethod
     def of(
-        cls, scores: ArrayLike, labels: ArrayLike | None = None, num_classes: int | None = None, **asked: Unpack[Target]
+        cls,
+        scores: ArrayLike,
+        labels: ArrayLike | None = None,
+        num_classes: int | None = None,
+        **asked: Unpack[Target],
     ) -> Threshold:
         """`conformal` if `alpha` is given, else `quantile`, by default at 0.95."""
         tpr, alpha, per_class = asked.get("tpr"), asked.get("alpha"), asked.get("per_class", False)
@@ -139,13 +150,15 @@ class Threshold(nn.Module):
     decide = forward
 
     def is_ood(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) bool: ``not (score >= threshold)`` or not finite; for a conformal threshold this is p ≤ alpha. Exact in
-        exported graphs too. `predicted` (N,) are the predicted classes, for a threshold per class."""
+        """(N,) bool: ``not (score >= threshold)`` or not finite; for a conformal threshold this is
+        p ≤ alpha. Exact in exported graphs too. `predicted` (N,) are the predicted classes, for a
+        threshold per class."""
         return ~((scores >= self._own(self.value, scores, predicted)) & (scores < torch.inf))
 
     def p_values(self, scores: Tensor, predicted: Tensor | None = None) -> Tensor:
-        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), for either kind of threshold: small means
-        out-of-distribution. Scores that are not finite get the smallest, 1 / (n + 1)."""
+        """(N,) conformal p-values (1 + #{calibration ≤ score}) / (n + 1), for either kind of
+        threshold: small means out-of-distribution. Scores that are not finite get the smallest, 1 /
+        (n + 1)."""
         count, size = self._count(scores, predicted, or_equal=True)
         return (count + 1).to(self.calibration.dtype) / (size + 1)
 
@@ -178,18 +191,21 @@ class Threshold(nn.Module):
         return self.target if self.kind == "conformal" else 1 - self.target
 
     def acceptance(self, confidence: float = 0.95) -> tuple[float, float, float]:
-        """What share of new in-distribution samples is accepted: the mean over draws of the calibration samples, and
-        the ends of the interval that holds this threshold's share with probability `confidence`.
+        """What share of new in-distribution samples is accepted: the mean over draws of the
+        calibration samples, and the ends of the interval that holds this threshold's share with
+        probability `confidence`.
 
-        For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 − j). Per class, the
-        result is that of the class with the fewest samples.
+        For continuous scores the share below the j-th smallest of n scores follows Beta(j, n + 1 −
+        j). Per class, the result is that of the class with the fewest samples.
 
         >>> [round(share, 3) for share in Threshold.quantile(torch.arange(12.0), tpr=0.95).acceptance()]
         [0.923, 0.735, 0.998]
         """
         from scipy.special import betaincinv
 
-        size, index = min((size, index) for index, size in enumerate(self.offsets.diff().tolist()) if size)
+        size, index = min(
+            (size, index) for index, size in enumerate(self.offsets.diff().tolist()) if size
+        )
         rejected = self._mark(size, index) + 1
         tails = (1 + confidence) / 2, (1 - confidence) / 2
         low, high = (1 - float(betaincinv(rejected, size + 1 - rejected, tail)) for tail in tails)
@@ -213,7 +229,8 @@ class Threshold(nn.Module):
 
     @classmethod
     def from_state(cls, config: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Threshold:
-        """The threshold that ``to_config()`` and ``state_dict()`` came from; anything inconsistent is a ValueError.
+        """The threshold that ``to_config()`` and ``state_dict()`` came from; anything inconsistent
+        is a ValueError.
 
         >>> threshold = Threshold.conformal(torch.arange(50.0))
         >>> Threshold.from_state(threshold.to_config(), threshold.state_dict())
@@ -222,13 +239,24 @@ class Threshold(nn.Module):
         if missing := ({*_CONFIG} - set(config)) | ({"calibration", "offsets"} - set(tensors)):
             raise ValueError(f"the threshold's state lacks {', '.join(sorted(missing))}")
         kind, target, per_class = config["kind"], config["target"], config["per_class"]
-        if kind not in ("quantile", "conformal") or not isinstance(target, float) or not isinstance(per_class, bool):
-            raise ValueError(f"the threshold's state is not valid: kind={kind!r}, target={target!r}")
+        if (
+            kind not in ("quantile", "conformal")
+            or not isinstance(target, float)
+            or not isinstance(per_class, bool)
+        ):
+            raise ValueError(
+                f"the threshold's state is not valid: kind={kind!r}, target={target!r}"
+            )
         calibration, offsets = tensors["calibration"], tensors["offsets"]
         held = calibration.numel(), offsets.numel() - 1 if per_class else None
-        if held != (config["count"], config["num_classes"]):  # before anything is made of a forged number
+        if held != (
+            config["count"],
+            config["num_classes"],
+        ):  # before anything is made of a forged number
             expected = f"{config['count']!r} of {config['num_classes']!r}"
-            raise ValueError(f"the threshold's state holds {held[0]} scores of {held[1]} classes, expected {expected}")
+            raise ValueError(
+                f"the threshold's state holds {held[0]} scores of {held[1]} classes, expected {expected}"
+            )
         return cls(kind, target, calibration.clone(), offsets.clone(), per_class)
 
     def extra_repr(self) -> str:
@@ -237,16 +265,23 @@ class Threshold(nn.Module):
         return f"{self.kind}, {name}={self.target:g}, {self.count} calibration scores{classes}"
 
     def _derive(self) -> None:
-        """Check calibration scores and offsets, which may come from a corrupt file, and register what follows."""
+        """Check calibration scores and offsets, which may come from a corrupt file, and register
+        what follows."""
         calibration, offsets = self.calibration, self.offsets
         if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
-            raise ValueError(f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}")
+            raise ValueError(
+                f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}"
+            )
         if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
-            raise ValueError(f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}")
+            raise ValueError(
+                f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}"
+            )
         self.count, own = len(calibration), offsets.diff()
         is_right_number = self.per_class or len(offsets) == 2
         if not is_right_number or offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
-            raise ValueError(f"the threshold's offsets do not run from 0 to its {self.count} calibration scores")
+            raise ValueError(
+                f"the threshold's offsets do not run from 0 to its {self.count} calibration scores"
+            )
         descents = (calibration.diff() < 0).nonzero() + 1
         if not torch.isfinite(calibration).all() or not torch.isin(descents, offsets).all():
             raise ValueError("the threshold's calibration scores are not finite and sorted")
@@ -254,7 +289,9 @@ class Threshold(nn.Module):
         runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
         self.stride = math.isqrt(max(map(len, runs)) - 1) + 1
         derived = {
-            "value": torch.stack([run[self._mark(size, i)] for i, (run, size) in enumerate(zip(runs, own.tolist()))]),
+            "value": torch.stack(
+                [run[self._mark(size, i)] for i, (run, size) in enumerate(zip(runs, own.tolist()))]
+            ),
             "runs": torch.cat([calibration, pooled]) if is_empty.any() else calibration.clone(),
             "starts": torch.where(is_empty, self.count, offsets[:-1]),
             "sizes": torch.where(is_empty, self.count, own),
@@ -269,30 +306,42 @@ class Threshold(nn.Module):
         flagged = count_to_flag(size, self.target)
         if flagged == 0:
             who = f"class {index} has" if self.per_class else "there are"
-            needed = f"alpha={self.target:g} takes at least {samples_for(self.target)} (1/alpha − 1)"
+            needed = (
+                f"alpha={self.target:g} takes at least {samples_for(self.target)} (1/alpha − 1)"
+            )
             raise ValueError(f"{who} {size} calibration samples, {needed}")
         return flagged - 1
 
     def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
-        """(N,) the number of each score's predicted class, of numbers (C,); or (1,), where one threshold is for all."""
+        """(N,) the number of each score's predicted class, of numbers (C,); or (1,), where one
+        threshold is for all."""
         if not self.per_class:
             return of_classes
         if predicted is None:
-            raise ValueError("a threshold per predicted class needs the predicted classes: pass predicted")
+            raise ValueError(
+                "a threshold per predicted class needs the predicted classes: pass predicted"
+            )
         if not torch.compiler.is_compiling() and predicted.shape != scores.shape:
-            raise ValueError(f"scores have shape {tuple(scores.shape)}, predicted {tuple(predicted.shape)}")
+            raise ValueError(
+                f"scores have shape {tuple(scores.shape)}, predicted {tuple(predicted.shape)}"
+            )
         return of_classes.index_select(0, predicted)
 
-    def _count(self, scores: Tensor, predicted: Tensor | None, or_equal: bool) -> tuple[Tensor, Tensor]:
-        """How many calibration scores (of the predicted class) are below each score (or equal), and of how many.
+    def _count(
+        self, scores: Tensor, predicted: Tensor | None, or_equal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """How many calibration scores (of the predicted class) are below each score (or equal), and
+        of how many.
 
-        A search in two steps that exports, for ONNX has no binary search: among each `stride`-th score, then among the
-        `stride` scores that follow the last one below.
+        A search in two steps that exports, for ONNX has no binary search: among each `stride`-th
+        score, then among the `stride` scores that follow the last one below.
         """
         scores = torch.where(scores < torch.inf, scores, -torch.inf)
         if not self.per_class and not torch.compiler.is_compiling():
             common = torch.promote_types(scores.dtype, self.runs.dtype)
-            return torch.searchsorted(self.runs.to(common), scores.to(common), right=or_equal), self.sizes
+            return torch.searchsorted(
+                self.runs.to(common), scores.to(common), right=or_equal
+            ), self.sizes
         start, size = (self._own(part, scores, predicted) for part in (self.starts, self.sizes))
         start, end = start.unsqueeze(1), (start + size).unsqueeze(1)
 
@@ -324,45 +373,26 @@ class Threshold(nn.Module):
 def check_target(tpr: float | None, alpha: float | None) -> None:
     """ValueError if both are given."""
     if tpr is not None and alpha is not None:
-        raise ValueError("give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both")
+        raise ValueError(
+            "give tpr (share of in-distribution samples to accept) or alpha (false alarms), not both"
+        )
 
 
-def as_decimal(fraction: float) -> Fraction:
-    """The ratio that is meant, without rounding errors: 1/10 for ``1 - 0.9``."""
-    return Fraction(float(fraction)).limit_denominator(10**9)
-
-
-def count_to_accept(count: int, tpr: float) -> int:
-    """The smallest k with k / count ≥ tpr."""
-    return math.ceil(_fraction("tpr", tpr) * count)
-
-
-def count_to_flag(count: int, alpha: float) -> int:
-    """The largest k with k / (count + 1) ≤ alpha: a score with fewer than k calibration scores at or below is OOD."""
-    return math.floor(_fraction("alpha", alpha) * (count + 1))
-
-
-def samples_for(alpha: float) -> int:
-    """The smallest number of calibration samples for a conformal threshold at `alpha`."""
-    return math.ceil(1 / _fraction("alpha", alpha)) - 1
-
-
-def _fraction(name: str, value: float) -> Fraction:
-    is_alpha = name == "alpha"
-    if not (0 < value < 1 or (value == 1 and not is_alpha)) or not (ratio := as_decimal(value)):
-        expected = "between 0 and 1" if is_alpha else "above 0 and at most 1"
-        raise ValueError(f"{name} is {value}, expected a fraction {expected}")
-    return ratio
-
-
-def _runs(scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes: int | None) -> tuple[Tensor, Tensor]:
-    """Checked calibration scores, sorted (within each class), and where each class starts and ends."""
-    values = (scores if isinstance(scores, Tensor) else torch.from_numpy(np.asarray(scores, dtype=float))).detach()
+def _runs(
+    scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes: int | None
+) -> tuple[Tensor, Tensor]:
+    """Checked calibration scores, sorted (within each class), and where each class starts and
+    ends."""
+    values = (
+        scores if isinstance(scores, Tensor) else torch.from_numpy(np.asarray(scores, dtype=float))
+    ).detach()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32)
     if values.ndim != 1 or not len(values):
         shape = tuple(values.shape)
-        raise ValueError(f"there are no calibration scores: they have shape {shape}, expected one per sample, (n,)")
+        raise ValueError(
+            f"there are no calibration scores: they have shape {shape}, expected one per sample, (n,)"
+        )
     bad = (~torch.isfinite(values)).nonzero().flatten()
     if len(bad):
         first = f"the first is {values[bad[0]].item()} at index {int(bad[0])}"
@@ -375,7 +405,9 @@ def _runs(scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes:
     if predicted.is_floating_point() or predicted.is_complex() or predicted.dtype == torch.bool:
         raise TypeError(f"labels are {predicted.dtype}, expected integer class indices")
     if predicted.shape != values.shape:
-        raise ValueError(f"labels have shape {tuple(predicted.shape)}, scores {tuple(values.shape)}")
+        raise ValueError(
+            f"labels have shape {tuple(predicted.shape)}, scores {tuple(values.shape)}"
+        )
     least, most = int(predicted.min()), int(predicted.max())
     if least < 0 or (classes is not None and most >= classes):
         expected = "at least 0" if classes is None else f"from 0 to {classes - 1}"

@@ -1,8 +1,11 @@
-"""`fdbd.deploy.onnx`: a guard as an ONNX graph, under its documented name (the code is `fdbd.decision.onnx_export`)."""
+"""Deprecated: use `fdbd.export.onnx`."""
 
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, TOLERANCE, ExportError, export, metadata
-from fdbd.deploy import export_target
+from fdbd.export.onnx import OPSET as OPSET
+from fdbd.export.onnx import OUTPUTS as OUTPUTS
+from fdbd.export.onnx import TOLERANCE as TOLERANCE
+from fdbd.export.onnx import ExportError as ExportError
+from fdbd.export.onnx import export as export
+from fdbd.export.onnx import metadata as metadata
+from fdbd.util.deprecation import warn_of_move
 
-__all__ = ["OPSET", "OUTPUTS", "TOLERANCE", "ExportError", "export", "metadata"]
-
-export_target(".onnx")(export)
+warn_of_move("fdbd.deploy.onnx", "fdbd.export.onnx")

@@ -1,5 +1,10 @@
-"""`fdbd.deploy.ray`: fitting and scoring on a Ray cluster, under its documented name (the code is `fdbd.jobs.ray`)."""
+"""Deprecated: use `fdbd.jobs.ray`."""
 
-from fdbd.jobs.ray import Workers, calibrate, connect, fit, score
+from fdbd.jobs.ray import Workers as Workers
+from fdbd.jobs.ray import calibrate as calibrate
+from fdbd.jobs.ray import connect as connect
+from fdbd.jobs.ray import fit as fit
+from fdbd.jobs.ray import score as score
+from fdbd.util.deprecation import warn_of_move
 
-__all__ = ["Workers", "calibrate", "connect", "fit", "score"]
+warn_of_move("fdbd.deploy.ray", "fdbd.jobs.ray")

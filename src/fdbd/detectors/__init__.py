@@ -22,14 +22,20 @@ from fdbd.detectors.neco import NECO
 from fdbd.detectors.nnguide import NNGuide
 from fdbd.detectors.odin import ODIN
 from fdbd.detectors.openmax import OpenMax
-from fdbd.detectors.registry import as_detector, create, create_shaping, list_detectors, list_shapings
+from fdbd.detectors.registry import (
+    as_detector,
+    create,
+    create_shaping,
+    list_detectors,
+    list_shapings,
+)
 from fdbd.detectors.rmds import RMDS
 from fdbd.detectors.shaped import Shaped
+from fdbd.detectors.shaping import AdaSCALE
 from fdbd.detectors.she import SHE
 from fdbd.detectors.ssd import SSD
 from fdbd.detectors.tempscale import TemperatureScaling
 from fdbd.detectors.vim import Residual, ViM
-from fdbd.shaping import AdaSCALE
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

@@ -1,5 +1,6 @@
-"""The contract of a detector: say what it needs, ask for statistics, keep buffers, score batches. It knows arrays, not
-models or loaders; the base class fits, checks batches, and fails closed: a row that cannot be trusted scores −inf."""
+"""The contract of a detector: say what it needs, ask for statistics, keep buffers, score batches.
+It knows arrays, not models or loaders; the base class fits, checks batches, and fails closed: a row
+that cannot be trusted scores −inf."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ class Detector(Configured):
     - `score`: the formula, on a checked batch in the dtype of the fit with all that `needs` names. NaN means that a row
       is not to be trusted.
 
-    When the class is created, its `score` is replaced by a method that passes it to `checked_score`, so a formula needs
-    no checks. Two hooks are for the few detectors that need them: `observe` and `example`. Detectors that it holds as
-    submodules keep the head for it, and forget what they had learnt when it is fitted.
+    When the class is created, its `score` is replaced by a method that passes it to
+    `checked_score`, so a formula needs no checks. Two hooks are for the few detectors that need
+    them: `observe` and `example`. Detectors that it holds as submodules keep the head for it, and
+    forget what they had learnt when it is fitted.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
@@ -57,8 +59,8 @@ class Detector(Configured):
     """
 
     notices_bad_rows: bool = False
-    """Whether the formula itself gives NaN for every row with a number that is not finite or too large, so that the
-    base class need not read the batch a second time to look for them."""
+    """Whether the formula itself gives NaN for every row with a number that is not finite or too
+    large, so that the base class need not read the batch a second time to look for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +69,14 @@ class Detector(Configured):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if formula := cls.__dict__.get("score"):
-            checked = functools.wraps(formula)(lambda self, batch: self.checked_score(formula, batch))
+            checked = functools.wraps(formula)(
+                lambda self, batch: self.checked_score(formula, batch)
+            )
             cls.score = checked  # type: ignore[method-assign]
 
     def passes(self, head: Head) -> Passes:
-        """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the training data."""
+        """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the
+        training data."""
         return
         yield
 
@@ -79,9 +84,12 @@ class Detector(Configured):
         """(N,) scores of a batch; higher is more in-distribution."""
         raise NotImplementedError(f"{type(self).__name__} defines no score")
 
-    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
-        """What a Guard scores and learns from: the untouched model's Batch of these images, with whatever else the
-        score rests on in ``Batch.views`` or ``Batch.layers``. `labels` (N,) are there only while fitting."""
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
+        """What a Guard scores and learns from: the untouched model's Batch of these images, with
+        whatever else the score rests on in ``Batch.views`` or ``Batch.layers``. `labels` (N,) are
+        there only while fitting."""
         return classifier(images)
 
     def example(self) -> Batch:
@@ -89,7 +97,8 @@ class Detector(Configured):
         return Batch(self.head.weight.new_zeros(2, self.head.num_features))
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
-        """Learn from training data: one Batch, or an iterable of batches that can be iterated once per pass."""
+        """Learn from training data: one Batch, or an iterable of batches that can be iterated once
+        per pass."""
         if self.needs.network:
             raise ValueError(self._through_a_guard("guard.fit(loader)"))
         fit_detector(self, batches, head)
@@ -100,13 +109,18 @@ class Detector(Configured):
         return f"{lack}: use it as guard = fdbd.Guard(model, {self.label!r}) and call {call}"
 
     def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
-        """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call `fit`."""
+        """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call
+        `fit`."""
         if head.num_classes < 2:
-            raise ValueError(f"a detector needs at least two classes, the head has {head.num_classes}")
+            raise ValueError(
+                f"a detector needs at least two classes, the head has {head.num_classes}"
+            )
         self.forget()
         for module in self.modules():
             if isinstance(module, Configured):
-                module.fit_dtype = torch.promote_types(head.weight.dtype, dtype or head.weight.dtype)
+                module.fit_dtype = torch.promote_types(
+                    head.weight.dtype, dtype or head.weight.dtype
+                )
         for detector in innermost(self):
             detector.set(head_weight=head.weight, head_bias=head.bias)
         return self.passes(head)
@@ -130,10 +144,14 @@ class Detector(Configured):
     @property
     def head(self) -> Head:
         """The head that it was fitted with; NotFittedError if it was not."""
-        buffers: Any = self._buffers if "head_weight" in self._buffers else innermost(self)[0]._buffers
+        buffers: Any = (
+            self._buffers if "head_weight" in self._buffers else innermost(self)[0]._buffers
+        )
         if "head_weight" not in buffers:
             kind = type(self).__name__
-            raise NotFittedError(f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file")
+            raise NotFittedError(
+                f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file"
+            )
         head = Head.__new__(Head)  # checked when it was kept
         head.weight, head.bias, head.is_binary = buffers["head_weight"], buffers["head_bias"], False
         return head
@@ -155,11 +173,12 @@ class Detector(Configured):
         return self.score(batch)
 
     def checked_score(self, formula: Callable[[Self, Batch], Tensor], batch: Batch) -> Tensor:
-        """(N,) scores by a formula that is given a prepared batch, −inf for rows that cannot be trusted.
+        """(N,) scores by a formula that is given a prepared batch, −inf for rows that cannot be
+        trusted.
 
-        Not trusted are rows with a number that is not finite, in what the detector reads and as it was given, and rows
-        whose score is not finite, in float64 where the dtype of the fit is too narrow for them. This is the only place
-        that decides so; autocast around it changes nothing.
+        Not trusted are rows with a number that is not finite, in what the detector reads and as it
+        was given, and rows whose score is not finite, in float64 where the dtype of the fit is too
+        narrow for them. This is the only place that decides so; autocast around it changes nothing.
         """
         if autocasts():
             with full_precision():
@@ -174,37 +193,52 @@ class Detector(Configured):
             for values in read:
                 scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)
             return torch.where(scores.abs() < torch.inf, scores, -torch.inf)
-        # No value exceeds the norm of all, which is found ten times as fast as the largest value of each row.
+        # No value exceeds the norm of all, which is found ten times as fast as the largest value of
+        # each row.
         norms = (torch.linalg.vector_norm(values).item() for values in read)
         if all(norm < limit for norm in norms) and math.isfinite(scores.sum().item()):
             return scores
         doubtful = ~torch.isfinite(scores.detach())
         for values in read:
-            doubtful |= ~(torch.maximum(values.amax(dim=1), -values.amin(dim=1)) < limit)  # a NaN is not below
+            doubtful |= ~(
+                torch.maximum(values.amax(dim=1), -values.amin(dim=1)) < limit
+            )  # a NaN is not below
         given = batch.to(prepared.features.device)
-        finite = torch.stack([torch.isfinite(values).all(dim=1) for values in self._read(given)]).all(dim=0)
+        finite = torch.stack(
+            [torch.isfinite(values).all(dim=1) for values in self._read(given)]
+        ).all(dim=0)
         rescued = (doubtful & finite).nonzero()[:, 0]
         if prepared.features.dtype != torch.float64 and len(rescued):
             # On the CPU, since this is rare and not every device has float64.
-            exact = copy.deepcopy(self).cpu().double().score(given.rows(rescued).cpu().to(dtype=torch.float64))
+            exact = (
+                copy.deepcopy(self)
+                .cpu()
+                .double()
+                .score(given.rows(rescued).cpu().to(dtype=torch.float64))
+            )
             limits = torch.finfo(scores.dtype)
             exact = torch.where(exact.isfinite(), exact.clamp(limits.min, limits.max), exact)
             scores = scores.index_copy(0, rescued, exact.to(scores.dtype).to(scores.device))
         return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch as the formula expects it: checked shapes, the dtype of the fit, logits where it reads them."""
+        """The batch as the formula expects it: checked shapes, the dtype of the fit, logits where
+        it reads them."""
         head, logits = self.head, batch.logits
         if self.needs.network and batch.views is None:
             raise ValueError(self._through_a_guard("guard(images)"))
         dtype = head.weight.dtype
-        features = as_matrix(batch.features, head.num_features, "features", "the head's input", dtype)
+        features = as_matrix(
+            batch.features, head.num_features, "features", "the head's input", dtype
+        )
         if self.needs.logits:
             if logits is None:
                 logits = torch.nn.functional.linear(features, head.weight, head.bias)
             logits = as_matrix(logits, head.num_classes, "logits", "the head's classes", dtype)
         if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
-            raise ValueError(f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits")
+            raise ValueError(
+                f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
+            )
         if batch.layers is not None or batch.views is not None:
             batch = batch._replace(labels=None).to(dtype=dtype)
         if features is batch.features and logits is batch.logits:

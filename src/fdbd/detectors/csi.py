@@ -12,15 +12,17 @@ from fdbd.fitting.statistics import Bank, check_finite
 
 
 class CSI(Banked):
-    """Cosine to the nearest training feature times the feature's norm, summed over shifted views (Tack et al., 2020).
+    """Cosine to the nearest training feature times the feature's norm, summed over shifted views
+    (Tack et al., 2020).
 
         score(z) = Σ_v λ_v max_i cos(z_v, z_{i,v}) ‖z_v‖,   λ_v = 1 / mean_i ‖z_{i,v}‖
 
-    The views of a sample are its features after each shifting transformation (rotations in the paper), given as
-    ``Batch.views`` (V, N, P). A batch without views is the one view there is, and λ is 1: the paper's score without
-    shifts. One matrix product per view with the bank of M samples kept: O(VMP) per sample. The paper's second term, the
-    probability of the right shift, needs the auxiliary head of CSI's training and is not part of it. An exported graph
-    takes the one view of a plain batch.
+    The views of a sample are its features after each shifting transformation (rotations in the
+    paper), given as ``Batch.views`` (V, N, P). A batch without views is the one view there is, and
+    λ is 1: the paper's score without shifts. One matrix product per view with the bank of M samples
+    kept: O(VMP) per sample. The paper's second term, the probability of the right shift, needs the
+    auxiliary head of CSI's training and is not part of it. An exported graph takes the one view of
+    a plain batch.
 
     Args:
         alpha: fraction of the training samples to keep, chosen by a hash of each sample.
@@ -47,7 +49,9 @@ class CSI(Banked):
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha, views_as_rows)
         if len({rows.shape[1] for rows in bank.rows}) > 1:
-            raise ValueError("training batches differ in their number of views, expected the same number in each")
+            raise ValueError(
+                "training batches differ in their number of views, expected the same number in each"
+            )
         views = bank.samples(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
         weights = torch.ones(1)
         if len(views) > 1:
@@ -64,7 +68,9 @@ class CSI(Banked):
         views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
         expected = (self.bank.shape[0], *batch.features.shape)
         if views.shape != expected:
-            raise ValueError(f"views have shape {tuple(views.shape)}, expected {expected}, as many as in training")
+            raise ValueError(
+                f"views have shape {tuple(views.shape)}, expected {expected}, as many as in training"
+            )
         nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
         return self.weights @ torch.stack(nearest)
 

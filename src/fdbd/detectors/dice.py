@@ -14,12 +14,14 @@ from fdbd.fitting.statistics import Mean
 class DICE(Detector):
     """Energy of a head that keeps only its largest contributions (Sun & Li, 2022).
 
-        score(z) = logsumexp((M ⊙ W) z + b),   M = 1 where w_cj · E[z_j] is above the percentile of all C·P of them
+        score(z) = logsumexp((M ⊙ W) z + b),   M = 1 where w_cj · E[z_j] is above the percentile of
+        all C·P of them
 
     One matrix product with the sparsified weights: O(C·P) per sample.
 
     Args:
-        percentile: share of the weights that are set to zero, in percent; 90 is the paper's for CIFAR, 70 for ImageNet.
+        percentile: share of the weights that are set to zero, in percent; 90 is the paper's for
+        CIFAR, 70 for ImageNet.
 
     >>> detector = DICE(percentile=50).fit(Batch(4 * torch.eye(3)), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
@@ -27,7 +29,12 @@ class DICE(Detector):
     """
 
     name = "dice"
-    paper = Paper("DICE: Leveraging Sparsification for Out-of-Distribution Detection", "Sun and Li", "ECCV", 2022)
+    paper = Paper(
+        "DICE: Leveraging Sparsification for Out-of-Distribution Detection",
+        "Sun and Li",
+        "ECCV",
+        2022,
+    )
     needs = Needs(passes=1)
     sparse_weight: Annotated[Tensor, "C P"]
 
@@ -41,8 +48,12 @@ class DICE(Detector):
         weight = head.weight.to("cpu", torch.float64)
         contributions = weight * mean
         # numpy's percentile, since torch.quantile refuses more than 16 million numbers
-        threshold = np.percentile(contributions.numpy(), self.percentile) if self.percentile else -np.inf
+        threshold = (
+            np.percentile(contributions.numpy(), self.percentile) if self.percentile else -np.inf
+        )
         self.set(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
     def score(self, batch: Batch) -> Tensor:
-        return logsumexp(torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias))
+        return logsumexp(
+            torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias)
+        )

@@ -9,7 +9,8 @@ from fdbd.detectors.softmax import logsumexp
 class Energy(Detector):
     """Negative free energy (Liu et al., 2020): T · logsumexp(logits / T). O(C) per sample.
 
-    The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has none.
+    The fDBD paper prints it with a minus sign, which would rank OOD samples first; the original has
+    none.
 
     Args:
         temperature: T.
@@ -30,4 +31,8 @@ class Energy(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         logits = logits_of(batch)
-        return logsumexp(logits) if self.temperature == 1 else self.temperature * logsumexp(logits / self.temperature)
+        return (
+            logsumexp(logits)
+            if self.temperature == 1
+            else self.temperature * logsumexp(logits / self.temperature)
+        )

@@ -10,18 +10,31 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from fdbd.core.batch import as_batch
-from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, NotFittedError, Paper, Passes, expect, one_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Inputs,
+    Needs,
+    NotFittedError,
+    Paper,
+    Passes,
+    expect,
+    one_of,
+)
 from fdbd.detectors.registry import as_detector
+from fdbd.detectors.shaping.base import Shaping
 from fdbd.fitting.driver import side_by_side
-from fdbd.shaping.base import Shaping
 from fdbd.util.torch_compat import undisturbed
 
 
 class Ensemble(Detector):
-    """Detectors combined by the p-values of their scores under in-distribution data; no OOD data are needed.
+    """Detectors combined by the p-values of their scores under in-distribution data; no OOD data
+    are needed.
 
-    A member's p-value is the share of calibration scores at or below its own, (1 + #{calibration ≤ s}) / (n + 1),
-    interpolated between calibration scores. The score is their combination, in (0, 1]:
+    A member's p-value is the share of calibration scores at or below its own, (1 + #{calibration ≤
+    s}) / (n + 1), interpolated between calibration scores. The score is their combination, in (0,
+    1]:
 
     - "harmonic": M / Σ 1/pᵢ (Wilson, 2019), low as soon as one member is sure, and robust to dependence: members see
       the same features, so their p-values are anything but independent;
@@ -29,12 +42,13 @@ class Ensemble(Detector):
     - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
       sure of the opposite can outvote one that is sure.
 
-    After `fit`, call `calibrate` on in-distribution data that neither the fit nor the threshold uses; in a Guard
-    that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before ``guard.calibrate``.
+    After `fit`, call `calibrate` on in-distribution data that neither the fit nor the threshold
+    uses; in a Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before
+    ``guard.calibrate``.
 
     Args:
-        detectors: two or more detectors, or their names as in `create`. None that needs the network.
-        combine: how p-values are combined.
+        detectors: two or more detectors, or their names as in `create`. None that needs the
+        network. combine: how p-values are combined.
 
     >>> z, head = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), Head(torch.eye(4), torch.zeros(4))
     >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
@@ -55,15 +69,24 @@ class Ensemble(Detector):
     ) -> None:
         super().__init__()
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
-            raise ValueError("an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']")
+            raise ValueError(
+                "an ensemble needs a list of at least two detectors or names, such as ['fdbd', 'knn']"
+            )
         expect("the number of detectors", len(detectors), len(detectors) <= 100, "at most 100")
         members = [as_detector(detector) for detector in detectors]
         if alone := next((member.label for member in members if member.needs.network), None):
-            raise ValueError(f"{alone} needs the network and cannot be in an ensemble: guard it by itself")
-        needs, flags = [member.needs for member in members], ("features", "logits", "views", "labels", "heldout")
+            raise ValueError(
+                f"{alone} needs the network and cannot be in an ensemble: guard it by itself"
+            )
+        needs, flags = (
+            [member.needs for member in members],
+            ("features", "logits", "views", "labels", "heldout"),
+        )
         layers = tuple(dict.fromkeys(name for each in needs for name in each.layers))
         if layers and any(each.views for each in needs):
-            raise ValueError("one member reads views and another layers, which cannot be fitted together: use one")
+            raise ValueError(
+                "one member reads views and another layers, which cannot be fitted together: use one"
+            )
         known = [each.passes for each in needs if each.passes is not None]
         passes = max(known) if len(known) == len(needs) else None
         shared = {flag: any(getattr(each, flag) for each in needs) for flag in flags}
@@ -90,7 +113,9 @@ class Ensemble(Detector):
     def passes(self, head: Head) -> Passes:
         return side_by_side([member.passes(head) for member in self.members])
 
-    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
         for member in self.members:
             classifier = partial(member.observe, classifier=classifier, labels=labels)
         return classifier(images)
@@ -104,9 +129,13 @@ class Ensemble(Detector):
         return example
 
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
-        """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable of them."""
+        """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable
+        of them."""
         with torch.no_grad(), undisturbed():
-            parts = [self._member_scores(as_batch(b)) for b in ([batches] if isinstance(batches, Batch) else batches)]
+            parts = [
+                self._member_scores(as_batch(b))
+                for b in ([batches] if isinstance(batches, Batch) else batches)
+            ]
         scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)
         count = scores.shape[1]
         if count < 2:
@@ -114,7 +143,9 @@ class Ensemble(Detector):
         for member, row in zip(self.members, scores):
             if not torch.isfinite(row).all():
                 bad = int((~torch.isfinite(row)).nonzero()[0])
-                raise ValueError(f"{member.label} scores calibration sample {bad} {row[bad]}, expected a finite score")
+                raise ValueError(
+                    f"{member.label} scores calibration sample {bad} {row[bad]}, expected a finite score"
+                )
         with undisturbed():
             ranks = _ranks(count).to(scores.device)  # 1 is the lowest score
         self._set_buffer("knots", scores.sort(dim=1).values[:, ranks - 1].contiguous())
@@ -126,10 +157,13 @@ class Ensemble(Detector):
         return torch.stack([member.score(batch) for member in self.members])
 
     def p_values(self, batch: Batch) -> Tensor:
-        """(M, N) p-value of each member's score; small means out-of-distribution, 0 that the row is not trusted."""
+        """(M, N) p-value of each member's score; small means out-of-distribution, 0 that the row is
+        not trusted."""
         if not self.is_calibrated:
             data = "in-distribution data that the fit did not see"
-            raise NotFittedError(f"the ensemble is not calibrated: call calibrate(batches) on {data}")
+            raise NotFittedError(
+                f"the ensemble is not calibrated: call calibrate(batches) on {data}"
+            )
         scores = self._member_scores(batch)
         knots, levels = self.knots, self.levels
         if torch.compiler.is_compiling():  # ONNX has no binary search
@@ -151,15 +185,17 @@ class Ensemble(Detector):
         elif self.combine == "fisher":
             combined = p.log().mean(dim=0).exp()
         else:
-            # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it should be small.
+            # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it
+            # should be small.
             angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
             combined = 0.5 - angles.tan().mean(dim=0).atan() / math.pi
         return torch.where((p == 0).any(dim=0), -torch.inf, combined)
 
 
 def _ranks(count: int, kept: int = 1024) -> Tensor:
-    """Ranks, from 1, of the calibration scores to keep: all where there are few, else the lowest, where decisions are
-    made, for one half of those kept, and an even spread over the rest for the other."""
+    """Ranks, from 1, of the calibration scores to keep: all where there are few, else the lowest,
+    where decisions are made, for one half of those kept, and an even spread over the rest for the
+    other."""
     half = kept // 2 if count > kept else count
     spread = torch.linspace(half + 1, count, half if count > kept else 0, dtype=torch.float64)
     return torch.cat([torch.arange(1, half + 1), spread.round().to(torch.int64)])

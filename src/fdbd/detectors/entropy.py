@@ -6,7 +6,8 @@ from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of
 
 
 class Entropy(Detector):
-    """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C) per sample.
+    """Negative Shannon entropy of the softmax, in nats (Chan et al., 2021): Σ_c p_c log p_c. O(C)
+    per sample.
 
     0 for a certain prediction, −log C for one that says nothing.
 

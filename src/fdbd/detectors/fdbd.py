@@ -5,28 +5,31 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fdbd import kernels
-from fdbd.core import geometry
+from fdbd import geometry, kernels
 from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, one_of
 from fdbd.fitting.statistics import Mean
 
-FDBD_PAPER = Paper("Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024)
+FDBD_PAPER = Paper(
+    "Fast Decision Boundary based Out-of-Distribution Detector", "Liu and Qin", "ICML", 2024
+)
 
 
 class FDBD(Detector):
-    """Average distance to the decision boundaries over the deviation from the training mean (Liu & Qin, 2024).
+    """Average distance to the decision boundaries over the deviation from the training mean (Liu &
+    Qin, 2024).
 
-        score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖,   D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k − w_c‖
+        score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖,   D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) /
+        ‖w_k − w_c‖
 
-    All boundaries of a class fold into one vector (`geometry.Folded`), so a score costs O(P) and one read of z. Rows
-    too large for float32 are scored in float64; in compiled and exported graphs, which cannot look at a number, they
-    score −inf.
+    All boundaries of a class fold into one vector (`geometry.Folded`), so a score costs O(P) and
+    one read of z. Rows too large for float32 are scored in float64; in compiled and exported
+    graphs, which cannot look at a number, they score −inf.
 
     Args:
-        normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD's variant), None not at all
-            (avgDistDB of the ablation).
-        nearest: average only the k smallest distances (the ablation on individual distances): O(C) per sample and a
-            (C, C) table; None averages all.
+        normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD's variant),
+            None not at all (avgDistDB of the ablation).
+        nearest: average only the k smallest distances (the ablation on individual distances): O(C)
+            per sample and a (C, C) table; None averages all.
 
     >>> FDBD().fit(Batch(torch.eye(3)), Head(torch.eye(3))).score(Batch(torch.eye(3)))
     tensor([0.8660, 0.8660, 0.8660])
@@ -41,7 +44,9 @@ class FDBD(Detector):
     floor: Annotated[Tensor, ""]
     norms: Annotated[Tensor, "C C"]
 
-    def __init__(self, normalizer: geometry.Normalizer = "deviation", nearest: int | None = None) -> None:
+    def __init__(
+        self, normalizer: geometry.Normalizer = "deviation", nearest: int | None = None
+    ) -> None:
         super().__init__()
         self.normalizer = one_of("normalizer", normalizer, "deviation", "norm", None)
         expected = "a number of distances, at least 1, or None for all"
@@ -54,28 +59,40 @@ class FDBD(Detector):
     def set_mean(self, mean: Tensor) -> None:
         """Fold the head around a training mean (P,); `Shaped` gives a shaped one."""
         folded = geometry.Folded(self.head, mean, self.normalizer, self.fit_dtype)
-        self.set(normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor)
+        self.set(
+            normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor
+        )
         if self.nearest is not None:
             self.set(norms=geometry.pairwise_norms(self.head))
 
     def score(self, batch: Batch) -> Tensor:
         if self.nearest is None:
             # As attributes of a module they would cost a microsecond each.
-            folded: Any = tuple(self._buffers[name] for name in ("normals", "offsets", "center", "floor"))
-            return kernels.folded_score(batch.features, folded, self.normalizer is not None, logits=batch.logits)
-        distances = geometry.distances(batch.features, self.head, logits=batch.logits, norms=self.norms)
+            folded: Any = tuple(
+                self._buffers[name] for name in ("normals", "offsets", "center", "floor")
+            )
+            return kernels.folded_score(
+                batch.features, folded, self.normalizer is not None, logits=batch.logits
+            )
+        distances = geometry.distances(
+            batch.features, self.head, logits=batch.logits, norms=self.norms
+        )
         average = geometry.mean_of_nearest(distances, self.nearest)
         if self.normalizer is None:
             return average
-        return average / torch.maximum(torch.linalg.vector_norm(batch.features - self.center, dim=1), self.floor)
+        return average / torch.maximum(
+            torch.linalg.vector_norm(batch.features - self.center, dim=1), self.floor
+        )
 
 
 class Deviation(Detector):
-    """Distance of a feature from the training mean: ‖z − μ‖, the regularisation term of fDBD alone. O(P) per sample.
+    """Distance of a feature from the training mean: ‖z − μ‖, the regularisation term of fDBD alone.
+    O(P) per sample.
 
-    Here for the paper's ablation, which finds that the term hardly separates ID from OOD by itself. Its sign depends on
-    the network: OOD features lie nearer to the mean than ID ones in CIFAR-10 ResNets, so the distance is not negated,
-    but further away in ResNet-50 and EfficientNet on ImageNet, where this score ranks them the wrong way round.
+    Here for the paper's ablation, which finds that the term hardly separates ID from OOD by itself.
+    Its sign depends on the network: OOD features lie nearer to the mean than ID ones in CIFAR-10
+    ResNets, so the distance is not negated, but further away in ResNet-50 and EfficientNet on
+    ImageNet, where this score ranks them the wrong way round.
 
     >>> detector = Deviation().fit(Batch(torch.tensor([[0.0, 0.0], [2.0, 0.0]])), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[1.0, 0.0], [4.0, 4.0]])))

@@ -17,8 +17,8 @@ class GEN(Detector):
     O(C) per sample, and a selection of the largest logits where there are more than `top` classes.
 
     Args:
-        gamma: exponent γ, positive; a small one weighs small deviations from certainty.
-        top: number of the largest probabilities that count (M in the paper); all where there are fewer classes.
+        gamma: exponent γ, positive; a small one weighs small deviations from certainty. top: number
+        of the largest probabilities that count (M in the paper); all where there are fewer classes.
 
     >>> import fdbd
     >>> detector = GEN(gamma=1.0).fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))
@@ -27,10 +27,17 @@ class GEN(Detector):
     """
 
     name = "gen"
-    paper = Paper("GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection", "Liu et al.", "CVPR", 2023)
+    paper = Paper(
+        "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection",
+        "Liu et al.",
+        "CVPR",
+        2023,
+    )
     needs = Needs(features=False, logits=True, passes=0)
 
-    def __init__(self, gamma: float = 0.1, top: int = 100) -> None:  # both are the paper's settings for ImageNet
+    def __init__(
+        self, gamma: float = 0.1, top: int = 100
+    ) -> None:  # both are the paper's settings for ImageNet
         super().__init__()
         self.gamma = positive("gamma", gamma)
         self.top = at_least_one("top", top, "a number of classes, at least 1")
@@ -38,16 +45,21 @@ class GEN(Detector):
     def score(self, batch: Batch) -> Tensor:
         gap = gaps(logits_of(batch))
         weights = bound_(gap.clone()).exp_()
-        # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted class, 1 − p is the
-        # sum over the others, which are below it or share the largest logit with it.
+        # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted
+        # class, 1 − p is the sum over the others, which are below it or share the largest logit
+        # with it.
         below = gap.sign()  # −1, or 0 for the largest
         shared = gap.shape[1] + below.sum(dim=1, keepdim=True)
         others = -below.mul_(weights).sum(dim=1, keepdim=True)
         total = others + shared
         rest_of_largest = (others + (shared - 1)).log()
-        is_tiny = rest_of_largest < (-60 if gap.dtype == torch.float32 else -600)  # the bounds on exponents are felt
+        is_tiny = rest_of_largest < (
+            -60 if gap.dtype == torch.float32 else -600
+        )  # the bounds on exponents are felt
         if tracing() or is_tiny.any():
-            exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(dim=1, keepdim=True)
+            exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(
+                dim=1, keepdim=True
+            )
             rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)

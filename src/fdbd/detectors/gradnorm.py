@@ -6,11 +6,14 @@ from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of, positi
 
 
 class GradNorm(Detector):
-    """Gradient of the divergence from the uniform distribution, over the head's weights (Huang et al., 2021).
+    """Gradient of the divergence from the uniform distribution, over the head's weights (Huang et
+    al., 2021).
 
-        score(z) = ‖∂ KL(u ‖ softmax(logits / T)) / ∂W‖₁ = ‖z‖₁ · Σ_c |softmax(logits / T)_c − 1/C| / T
+        score(z) = ‖∂ KL(u ‖ softmax(logits / T)) / ∂W‖₁ = ‖z‖₁ · Σ_c |softmax(logits / T)_c − 1/C|
+        / T
 
-    The gradient is an outer product, so its norm is a product of norms: O(P + C) per sample and no backward pass.
+    The gradient is an outer product, so its norm is a product of norms: O(P + C) per sample and no
+    backward pass.
 
     Args:
         temperature: T; 1 is the paper's.

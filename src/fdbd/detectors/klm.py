@@ -15,8 +15,8 @@ class KLMatching(Detector):
 
         score = −min_c KL(p ‖ d_c),   d_c = mean softmax of the training samples predicted as c
 
-    KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) per sample. A class that no
-    training sample is predicted as has no d_c and is left out. No labels are needed.
+    KL(p ‖ d_c) = Σ p log p − p·log d_c, so all classes cost one matrix product: O(C²) per sample. A
+    class that no training sample is predicted as has no d_c and is left out. No labels are needed.
 
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = KLMatching().fit(Batch(features), Head(torch.eye(3)))
@@ -25,18 +25,27 @@ class KLMatching(Detector):
     """
 
     name = "klm"
-    paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
+    paper = Paper(
+        "Scaling Out-of-Distribution Detection for Real-World Settings",
+        "Hendrycks et al.",
+        "ICML",
+        2022,
+    )
     needs = Needs(features=False, logits=True, passes=1)
     log_templates: Annotated[Tensor, "M C"]
 
     def passes(self, head: Head) -> Passes:
-        means = yield from with_logits(ClassMeans(head.num_classes, head.num_classes, predictions), head)
+        means = yield from with_logits(
+            ClassMeans(head.num_classes, head.num_classes, predictions), head
+        )
         templates = means.means()[means.counts > 0]
-        # A probability that underflowed is not impossible, only smaller than any number: keep its logarithm finite.
+        # A probability that underflowed is not impossible, only smaller than any number: keep its
+        # logarithm finite.
         self.set(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())
 
     def score(self, batch: Batch) -> Tensor:
-        # p = e^s / Σ e^s; dividing after the sums leaves out p and log p, each as large as the logits.
+        # p = e^s / Σ e^s; dividing after the sums leaves out p and log p, each as large as the
+        # logits.
         exponents = bound_(gaps(logits_of(batch)))
         weights = exponents.exp()
         total = weights.sum(dim=1)

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import SMALLEST_NORM, largest_products, unit
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, one_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    at_least_one,
+    expect,
+    one_of,
+)
 from fdbd.fitting.statistics import Bank
 from fdbd.util.torch_compat import tracing
 
@@ -15,7 +25,8 @@ Index = Literal["exact", "flat", "ivf", "hnsw"]
 
 
 class Banked(Detector):
-    """A detector that keeps training samples in a bank (…, M, P): an `alpha` share of all, and `k` at least."""
+    """A detector that keeps training samples in a bank (…, M, P): an `alpha` share of all, and `k`
+    at least."""
 
     bank: Annotated[Tensor, "M P"]
 
@@ -41,23 +52,25 @@ class Banked(Detector):
 
 
 class KNN(Banked):
-    """Distance of the normalised feature to its k-th nearest neighbour among the training features (Sun et al., 2022).
+    """Distance of the normalised feature to its k-th nearest neighbour among the training features
+    (Sun et al., 2022).
 
         score(z) = −‖ẑ − ẑ_(k)‖,   ẑ = z/‖z‖
 
-    Exact by default: one matrix product with the bank and a selection, O(MP) per sample for M samples kept. The bank
-    takes 4MP bytes; a training feature of zero has no direction and is left out of it. KNN+ is the same on contrastive
-    features. Settings of the paper: k = 50 for CIFAR-10 (the default), 200 for CIFAR-100, and for ImageNet
-    ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
+    Exact by default: one matrix product with the bank and a selection, O(MP) per sample for M
+    samples kept. The bank takes 4MP bytes; a training feature of zero has no direction and is left
+    out of it. KNN+ is the same on contrastive features. Settings of the paper: k = 50 for CIFAR-10
+    (the default), 200 for CIFAR-100, and for ImageNet ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
 
     Args:
-        k: which neighbour.
-        alpha: fraction of the training samples to keep, chosen by a hash of each sample.
-        index: "exact": torch's matrix product; "flat": faiss's exact search, which gives the same scores; "ivf" and
-            "hnsw": faiss's approximate indices, built from the bank at the first score (`recall` measures what they
-            miss), for banks of hundreds of thousands: smaller ones are searched as fast exactly. faiss comes with
-            ``pip install 'fdbd[knn]'``; without it "flat" falls back to "exact". Gradients, other devices and float64
-            always use the exact product, and so do exported graphs, which an approximate index cannot become.
+        k: which neighbour. alpha: fraction of the training samples to keep, chosen by a hash of
+        each sample. index: "exact": torch's matrix product; "flat": faiss's exact search, which
+        gives the same scores; "ivf" and
+            "hnsw": faiss's approximate indices, built from the bank at the first score (`recall`
+            measures what they miss), for banks of hundreds of thousands: smaller ones are searched
+            as fast exactly. faiss comes with ``pip install 'fdbd[knn]'``; without it "flat" falls
+            back to "exact". Gradients, other devices and float64 always use the exact product, and
+            so do exported graphs, which an approximate index cannot become.
 
     >>> bank = torch.eye(3).repeat(2, 1)
     >>> KNN(k=2).fit(Batch(bank), Head(torch.eye(3))).score(Batch(torch.tensor([[5.0, 0.0, 0.0]])))
@@ -65,7 +78,9 @@ class KNN(Banked):
     """
 
     name = "knn"
-    paper = Paper("Out-of-Distribution Detection with Deep Nearest Neighbors", "Sun et al.", "ICML", 2022)
+    paper = Paper(
+        "Out-of-Distribution Detection with Deep Nearest Neighbors", "Sun et al.", "ICML", 2022
+    )
     needs = Needs(passes=1)
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
@@ -87,15 +102,24 @@ class KNN(Banked):
         return -distance
 
     def recall(self, batch: Batch) -> float:
-        """Fraction of the k exact nearest neighbours that the index finds, over the samples of a batch."""
+        """Fraction of the k exact nearest neighbours that the index finds, over the samples of a
+        batch."""
         rows = unit(self.prepare(batch).features)
         exact, found = largest_products(rows, self.bank, self.k)[1], self._search(rows)[1]
-        return sum(torch.isin(mine, true).sum().item() for mine, true in zip(found, exact)) / max(exact.numel(), 1)
+        return sum(torch.isin(mine, true).sum().item() for mine, true in zip(found, exact)) / max(
+            exact.numel(), 1
+        )
 
     def _search(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the k nearest of the bank and their indices, (N, k) each."""
-        is_ready = not tracing() and rows.is_cpu and rows.dtype == torch.float32 and not rows.requires_grad
-        if is_ready and self.index != "exact" and (self._built is None or self._built[0] is not self.bank):
+        is_ready = (
+            not tracing() and rows.is_cpu and rows.dtype == torch.float32 and not rows.requires_grad
+        )
+        if (
+            is_ready
+            and self.index != "exact"
+            and (self._built is None or self._built[0] is not self.bank)
+        ):
             self._built = (self.bank, build_index(self.bank, self.index, self.k))
         index = self._built[1] if is_ready and self._built is not None else None
         if index is None:
@@ -120,21 +144,28 @@ def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
 
 
 def build_index(bank: Tensor, kind: Index, k: int) -> Any:
-    """A faiss index of (M, P) rows by inner product, set for the k nearest; None for "flat" without faiss."""
+    """A faiss index of (M, P) rows by inner product, set for the k nearest; None for "flat" without
+    faiss."""
     try:
         import faiss
     except ImportError:
         if kind == "flat":
             return None
-        raise ImportError(f"the {kind!r} index needs faiss: pip install 'fdbd[knn]', or use index='exact'") from None
+        raise ImportError(
+            f"the {kind!r} index needs faiss: pip install 'fdbd[knn]', or use index='exact'"
+        ) from None
     count, width = bank.shape
     index: Any
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efSearch = max(128, 2 * k)
     elif kind == "ivf":
-        cells = max(1, min(round(4 * count**0.5), count // 39))  # faiss wants 39 samples per cell to train on
-        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
+        cells = max(
+            1, min(round(4 * count**0.5), count // 39)
+        )  # faiss wants 39 samples per cell to train on
+        index = faiss.IndexIVFFlat(
+            faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT
+        )
         index.nprobe = max(1, cells // 16)
         index.train(bank.numpy())
     else:

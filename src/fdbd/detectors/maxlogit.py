@@ -7,7 +7,8 @@ from fdbd.detectors.softmax import by_class
 
 
 class MaxLogit(Detector):
-    """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c. O(C) per sample.
+    """Largest logit, before softmax divides its size away (Hendrycks et al., 2022): max_c logits_c.
+    O(C) per sample.
 
     >>> import fdbd, torch
     >>> detector = MaxLogit().fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))
@@ -16,7 +17,12 @@ class MaxLogit(Detector):
     """
 
     name = "maxlogit"
-    paper = Paper("Scaling Out-of-Distribution Detection for Real-World Settings", "Hendrycks et al.", "ICML", 2022)
+    paper = Paper(
+        "Scaling Out-of-Distribution Detection for Real-World Settings",
+        "Hendrycks et al.",
+        "ICML",
+        2022,
+    )
     needs = Needs(features=False, logits=True, passes=0)
 
     def score(self, batch: Batch) -> Tensor:

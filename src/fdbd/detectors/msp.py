@@ -7,7 +7,8 @@ from fdbd.detectors.softmax import largest_probability
 
 
 class MSP(Detector):
-    """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c. O(C) per sample.
+    """Probability of the predicted class (Hendrycks & Gimpel, 2017): max_c softmax(logits / T)_c.
+    O(C) per sample.
 
     Args:
         temperature: divides the logits; 1 is the original, 1000 is ODIN's.

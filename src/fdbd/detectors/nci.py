@@ -18,8 +18,9 @@ class NCI(Detector):
     O(P) per sample and one read of z; a second one where α is not 0.
 
     Args:
-        alpha: weight α of the feature norm, which filters out features near the origin. The paper chooses it on
-            validation data with outliers, separately for each network; 0, the proximity alone, needs none.
+        alpha: weight α of the feature norm, which filters out features near the origin. The paper
+            chooses it on validation data with outliers, separately for each network; 0, the
+            proximity alone, needs none.
 
     >>> detector = NCI().fit(Batch(torch.eye(2)), Head(torch.eye(2)))
     >>> detector.score(Batch(torch.tensor([[1.5, 0.5]])))
@@ -27,7 +28,12 @@ class NCI(Detector):
     """
 
     name = "nci"
-    paper = Paper("Detecting Out-of-Distribution Through the Lens of Neural Collapse", "Liu and Qin", "CVPR", 2025)
+    paper = Paper(
+        "Detecting Out-of-Distribution Through the Lens of Neural Collapse",
+        "Liu and Qin",
+        "CVPR",
+        2025,
+    )
     needs = Needs(logits=True, passes=1)
     notices_bad_rows = True
     center: Annotated[Tensor, "P"]
@@ -45,7 +51,8 @@ class NCI(Detector):
         self.set(center=mean, floor=floor, offsets=mean.new_zeros(head.num_classes))
 
     def score(self, batch: Batch) -> Tensor:
-        # fDBD's kernel with the weights in place of the folded normals: the same one read of the features.
+        # fDBD's kernel with the weights in place of the folded normals: the same one read of the
+        # features.
         folded = (self.head_weight, self.offsets, self.center, self.floor)
         scores = kernels.folded_score(batch.features, folded, True, logits=batch.logits)
         return scores + self.alpha * batch.features.abs().sum(dim=1) if self.alpha else scores

@@ -16,13 +16,16 @@ class NECO(Detector):
 
         score(z) = ‖V ẑ‖ / ‖ẑ‖ · max_c logits_c,   ẑ = (z − μ) / σ
 
-    V holds the first principal directions of the standardised training features. O(P·dimension + C) per sample.
+    V holds the first principal directions of the standardised training features. O(P·dimension + C)
+    per sample.
 
     Args:
-        dimension: of the subspace; None is 100 as in the authors' code, but at most the number of classes, which is
-            what collapsed features span, and less than P, since the share of the whole space is always 1.
-        standardize: divide by the deviation σ of each feature (the authors' choice); False only centres.
-        times_logit: False leaves out the largest logit. The authors' code multiplies by it for every network but
+        dimension: of the subspace; None is 100 as in the authors' code, but at most the number of
+            classes, which is what collapsed features span, and less than P, since the share of the
+            whole space is always 1.
+        standardize: divide by the deviation σ of each feature (the authors' choice); False only
+        centres. times_logit: False leaves out the largest logit. The authors' code multiplies by it
+        for every network but
             ResNets: for a ResNet, False follows them, and the default does not.
 
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
@@ -32,16 +35,22 @@ class NECO(Detector):
     """
 
     name = "neco"
-    paper = Paper("NECO: NEural Collapse Based Out-of-distribution detection", "Ammar et al.", "ICLR", 2024)
+    paper = Paper(
+        "NECO: NEural Collapse Based Out-of-distribution detection", "Ammar et al.", "ICLR", 2024
+    )
     needs = Needs(logits=True, passes=1)
     center: Annotated[Tensor, "P"]
     scale: Annotated[Tensor, "P"]
     directions: Annotated[Tensor, "D P"]
 
-    def __init__(self, dimension: int | None = None, standardize: bool = True, times_logit: bool = True) -> None:
+    def __init__(
+        self, dimension: int | None = None, standardize: bool = True, times_logit: bool = True
+    ) -> None:
         super().__init__()
         expected = "a number of directions, at least 1, or None"
-        self.dimension = None if dimension is None else at_least_one("dimension", dimension, expected)
+        self.dimension = (
+            None if dimension is None else at_least_one("dimension", dimension, expected)
+        )
         self.standardize = standardize
         self.times_logit = times_logit
 
@@ -49,20 +58,29 @@ class NECO(Detector):
         width = head.num_features
         dimension = self.dimension or max(1, min(100, head.num_classes, width - 1))
         if dimension > width:
-            raise ValueError(f"dimension is {dimension}, but features have only {width}: expected at most {width}")
+            raise ValueError(
+                f"dimension is {dimension}, but features have only {width}: expected at most {width}"
+            )
         moments = yield Moments(width)
         covariance, mean = moments.covariance(), moments.mean()
         deviation = covariance.diagonal().clamp_min(0).sqrt()
         constant = deviation <= _NEGLIGIBLE * (deviation.amax() + mean.abs())
         deviation = torch.where(constant | (not self.standardize), 1.0, deviation)
         variances, directions = torch.linalg.eigh(covariance / torch.outer(deviation, deviation))
-        # Directions without variance are arbitrary, and so is every sign: neither may depend on how sums were rounded.
-        directions = torch.where(variances > _NEGLIGIBLE * variances[-1], directions, 0)[:, -dimension:]
+        # Directions without variance are arbitrary, and so is every sign: neither may depend on how
+        # sums were rounded.
+        directions = torch.where(variances > _NEGLIGIBLE * variances[-1], directions, 0)[
+            :, -dimension:
+        ]
         signs = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
-        self.set(center=mean, scale=deviation.reciprocal(), directions=(directions * signs).T.flip(0))
+        self.set(
+            center=mean, scale=deviation.reciprocal(), directions=(directions * signs).T.flip(0)
+        )
 
     def score(self, batch: Batch) -> Tensor:
         standard = (batch.features - self.center) * self.scale
-        whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(torch.finfo(standard.dtype).tiny)
+        whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(
+            torch.finfo(standard.dtype).tiny
+        )
         share: Tensor = torch.linalg.vector_norm(standard @ self.directions.T, dim=1) / whole
         return share * logits_of(batch).amax(dim=1) if self.times_logit else share

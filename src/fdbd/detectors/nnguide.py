@@ -20,8 +20,8 @@ class NNGuide(Banked):
     One matrix product with the bank of M samples kept: O(MP + C) per sample.
 
     Args:
-        k: number of neighbours.
-        alpha: fraction of the training samples to keep, chosen by a hash of each sample; the paper keeps 1 % of
+        k: number of neighbours. alpha: fraction of the training samples to keep, chosen by a hash
+        of each sample; the paper keeps 1 % of
             ImageNet.
 
     >>> detector = NNGuide(k=1).fit(Batch(4 * torch.eye(3)), Head(torch.eye(3)))
@@ -30,7 +30,9 @@ class NNGuide(Banked):
     """
 
     name = "nnguide"
-    paper = Paper("Nearest Neighbor Guidance for Out-of-Distribution Detection", "Park et al.", "ICCV", 2023)
+    paper = Paper(
+        "Nearest Neighbor Guidance for Out-of-Distribution Detection", "Park et al.", "ICCV", 2023
+    )
     needs = Needs(logits=True, passes=1)
 
     def __init__(self, k: int = 10, alpha: float = 1.0) -> None:

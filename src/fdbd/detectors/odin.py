@@ -16,14 +16,13 @@ class ODIN(MSP):
 
         max_c softmax(f(x') / T)_c,   x' = x + ε · sign ∇ₓ log softmax_ŷ(f(x) / T)
 
-    The fDBD paper prints the step with the other sign, which would lower the softmax. Works only in a Guard, which lets
-    `observe` run the network: two forward passes and a backward one. The same as
-    ``Guard(model, MSP(1000), perturb=InputPerturbation(0.0014))``.
+    The fDBD paper prints the step with the other sign, which would lower the softmax. Works only in
+    a Guard, which lets `observe` run the network: two forward passes and a backward one. The same
+    as ``Guard(model, MSP(1000), perturb=InputPerturbation(0.0014))``.
 
     Args:
-        temperature: T.
-        epsilon: ε in [0, 1] pixel units.
-        std: the per-channel std by which images were normalised, or one number; ε is divided by it. None: images are in
+        temperature: T. epsilon: ε in [0, 1] pixel units. std: the per-channel std by which images
+        were normalised, or one number; ε is divided by it. None: images are in
             pixel units.
 
     >>> import fdbd
@@ -43,14 +42,20 @@ class ODIN(MSP):
     needs = Needs(features=False, views=True, network=True, passes=0)
 
     def __init__(
-        self, temperature: float = 1000.0, epsilon: float = 0.0014, std: float | Sequence[float] | None = None
+        self,
+        temperature: float = 1000.0,
+        epsilon: float = 0.0014,
+        std: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__(temperature)
         self._perturbation = InputPerturbation(epsilon, temperature=temperature, std=std)
         self.epsilon, self.std = self._perturbation.epsilon, self._perturbation.std
 
-    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
-        """The model's batch of the images, and as its one view (1, N, P) the features of the moved images."""
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
+        """The model's batch of the images, and as its one view (1, N, P) the features of the moved
+        images."""
         with torch.no_grad():
             plain, moved = self._perturbation.seen_and_moved(images, classifier)
             return plain._replace(views=classifier(moved).features[None])

@@ -6,26 +6,38 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fdbd.core.geometry import squared_distances
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, labels_of, logits_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    at_least_one,
+    labels_of,
+    logits_of,
+)
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import ClassMeans, in_float64, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
+from fdbd.geometry import squared_distances
 
 
 class OpenMax(Detector):
-    """Odds of the known classes against an unknown one that extreme-value theory adds (Bendale & Boult, 2016).
+    """Odds of the known classes against an unknown one that extreme-value theory adds (Bendale &
+    Boult, 2016).
 
         score = log Σ_c exp(v_c − m_c) − Σ_c m_c = log P(known) − log P(unknown)
         m_c = v_c · F_c(‖v − μ_c‖) · (α − r_c)/α
 
-    v are the logits, μ_c the mean logits of the training samples correctly predicted as c, F_c the Weibull law of the
-    largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but the α largest logits are 0. The odds
-    rank like 1 − P(unknown) without rounding to 1. O(C²) per sample; fitting keeps `tail` distances per class.
+    v are the logits, μ_c the mean logits of the training samples correctly predicted as c, F_c the
+    Weibull law of the largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but
+    the α largest logits are 0. The odds rank like 1 − P(unknown) without rounding to 1. O(C²) per
+    sample; fitting keeps `tail` distances per class.
 
-    Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine distance. A class
-    without a correctly predicted training sample is extreme at any distance (F_c = 1). As published, logits are
-    multiplied, which assumes that large ones are positive.
+    Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine
+    distance. A class without a correctly predicted training sample is extreme at any distance (F_c
+    = 1). As published, logits are multiplied, which assumes that large ones are positive.
 
     Args:
         tail: number of largest distances to which each Weibull law is fitted.
@@ -60,7 +72,9 @@ class OpenMax(Detector):
                 "head count the classes in the same order"
             )
         centers = torch.where(seen[:, None], means.means(), 0)
-        tails = yield from with_logits(Tails(classes, self.tail, partial(distances_to_own, centers=centers)), head)
+        tails = yield from with_logits(
+            Tails(classes, self.tail, partial(distances_to_own, centers=centers)), head
+        )
         location, scale, shape = fit_weibull(tails.largest[seen])
         laws = torch.zeros(classes, 3, dtype=torch.float64)
         laws[seen] = torch.stack([location, scale.reciprocal(), shape], dim=1)
@@ -72,8 +86,12 @@ class OpenMax(Detector):
         squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
         distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
         location, inverse_scale, shape = self.laws[top.indices].unbind(dim=2)
-        relative = ((distance - location) * inverse_scale).clamp(torch.finfo(logits.dtype).eps - 1, 1e3)
-        log = 2 * torch.atanh(relative / (2 + relative))  # log(1 + relative), whose small values ONNX would round away
+        relative = ((distance - location) * inverse_scale).clamp(
+            torch.finfo(logits.dtype).eps - 1, 1e3
+        )
+        log = 2 * torch.atanh(
+            relative / (2 + relative)
+        )  # log(1 + relative), whose small values ONNX would round away
         extreme = 1 - (-(shape * log).clamp_max(20).exp()).exp()  # exp(−exp(20)) is 0 in float64
         extreme = torch.where(self.seen[top.indices], extreme, 1.0)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
@@ -89,7 +107,8 @@ def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def distances_to_own(batch: Batch, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (M,) of the correctly predicted samples from their class's center, in float64, and the classes (M,)."""
+    """Distances (M,) of the correctly predicted samples from their class's center, in float64, and
+    the classes (M,)."""
     logits, classes = right_logits(batch)
     rows = max(1, (1 << 20) // centers.shape[1])
     pieces = [

@@ -13,9 +13,11 @@ from fdbd.fitting.statistics import ClassMeans, with_logits
 class SHE(Detector):
     """Inner product with the stored pattern of the predicted class (Zhang et al., 2023).
 
-        score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples correctly predicted as c
+        score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples
+        correctly predicted as c
 
-    O(P) per sample and one read of z. A class without a correctly predicted sample has the pattern 0.
+    O(P) per sample and one read of z. A class without a correctly predicted sample has the pattern
+    0.
 
     >>> detector = SHE().fit(Batch(4 * torch.eye(3), None, torch.arange(3)), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))
@@ -38,7 +40,9 @@ class SHE(Detector):
 
     def passes(self, head: Head) -> Passes:
         # One class more than there are collects what is predicted wrongly.
-        sums = yield from with_logits(ClassMeans(head.num_classes + 1, head.num_features, features_by_class), head)
+        sums = yield from with_logits(
+            ClassMeans(head.num_classes + 1, head.num_features, features_by_class), head
+        )
         counts, means = sums.counts[:-1], sums.means()[:-1]
         if not counts.any():
             raise ValueError(
@@ -47,7 +51,12 @@ class SHE(Detector):
             )
         patterns = torch.where(counts[:, None] > 0, means, 0)
         zeros = patterns.new_zeros
-        self.set(patterns=patterns, offsets=zeros(head.num_classes), center=zeros(head.num_features), floor=zeros(()))
+        self.set(
+            patterns=patterns,
+            offsets=zeros(head.num_classes),
+            center=zeros(head.num_features),
+            floor=zeros(()),
+        )
 
     def score(self, batch: Batch) -> Tensor:
         # fDBD's kernel with the patterns in place of the folded normals and nothing to divide by.
@@ -56,6 +65,9 @@ class SHE(Detector):
 
 
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is not."""
+    """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is
+    not."""
     logits, labels = logits_of(batch), labels_of(batch)
-    return batch.features, torch.where(logits.argmax(dim=1).cpu() == labels, labels, logits.shape[1])
+    return batch.features, torch.where(
+        logits.argmax(dim=1).cpu() == labels, labels, logits.shape[1]
+    )

@@ -1,7 +1,7 @@
 """Exponentials of logits, as several detectors need them.
 
-No exponential underflows, since subnormal numbers take processors ten times as long; and rows of few classes lie in
-memory by class, so that sums run over many samples at once.
+No exponential underflows, since subnormal numbers take processors ten times as long; and rows of
+few classes lie in memory by class, so that sums run over many samples at once.
 """
 
 import math
@@ -13,11 +13,13 @@ from torch import Tensor
 from fdbd.util.torch_compat import is_plain, tracing
 
 _NORMAL = {dtype: math.log(torch.finfo(dtype).tiny) + 1 for dtype in (torch.float32, torch.float64)}
-"""Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum that holds a 1."""
+"""Exponents from here on give a normal number with room to spare; e^−86 or e^−707 changes no sum
+that holds a 1."""
 
 
 def by_class(logits: Tensor) -> Tensor:
-    """The same (N, C) logits; where classes are few, in memory by class. numpy turns them faster than torch."""
+    """The same (N, C) logits; where classes are few, in memory by class. numpy turns them faster
+    than torch."""
     if logits.shape[1] > 16 or not is_plain(logits):
         return logits
     return torch.from_numpy(np.ascontiguousarray(logits.detach().numpy().T)).T

@@ -8,14 +8,25 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fdbd.core.geometry import nearest_squared_distance
 from fdbd.core.linear_algebra import in_blocks, unit, whitener
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, expect, labels_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    at_least_one,
+    expect,
+    labels_of,
+)
 from fdbd.fitting.kmeans import kmeans, nearest
 from fdbd.fitting.statistics import ClassMoments, Moments, Together, Transformed
+from fdbd.geometry import nearest_squared_distance
 
 LARGEST_TABLE = 1 << 27
-"""Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB kept."""
+"""Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB
+kept."""
 
 
 class SSD(Detector):
@@ -23,17 +34,21 @@ class SSD(Detector):
 
         score(z) = −min_m (ẑ − μ_m)ᵀ Σ_m⁻¹ (ẑ − μ_m),   ẑ = z/‖z‖
 
-    Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own covariance, so a
-    score costs O(MP²). Where the M·P² entries of the covariances are more than 2²⁷, all clusters share the covariance
-    within clusters: O(P² + MP). `covariance` says which it was. Clusters without samples are left out.
+    Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own
+    covariance, so a score costs O(MP²). Where the M·P² entries of the covariances are more than
+    2²⁷, all clusters share the covariance within clusters: O(P² + MP). `covariance` says which it
+    was. Clusters without samples are left out.
 
     Args:
         clusters: "class", or a number M of k-means clusters, for which no labels are needed.
-        shrinkage: λ from 0 to 1 in (1 − λ) Σ_m + λ Σ, with the shared Σ: 0 is the original, 1 the shared covariance.
-            None: 0 if every cluster has more than P samples; else P/(P + n_m) for a cluster of n_m, as if P samples of
-            the shared covariance had been added, since covariances of fewer samples are singular.
-        iterations: of k-means over the training data, one pass each. It starts from k-means++ on the few thousand
-            samples with the smallest hashes, so the result depends neither on chance nor on the order of the data.
+        shrinkage: λ from 0 to 1 in (1 − λ) Σ_m + λ Σ, with the shared Σ: 0 is the original, 1 the
+        shared covariance.
+            None: 0 if every cluster has more than P samples; else P/(P + n_m) for a cluster of n_m,
+            as if P samples of the shared covariance had been added, since covariances of fewer
+            samples are singular.
+        iterations: of k-means over the training data, one pass each. It starts from k-means++ on
+            the few thousand samples with the smallest hashes, so the result depends neither on
+            chance nor on the order of the data.
 
     >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
     >>> detector = SSD().fit(Batch(features, None, labels), Head(torch.eye(3)))
@@ -42,7 +57,12 @@ class SSD(Detector):
     """
 
     name = "ssd"
-    paper = Paper("SSD: A Unified Framework for Self-Supervised Outlier Detection", "Sehwag et al.", "ICLR", 2021)
+    paper = Paper(
+        "SSD: A Unified Framework for Self-Supervised Outlier Detection",
+        "Sehwag et al.",
+        "ICLR",
+        2021,
+    )
     needs = Needs(labels=True, passes=1)
     center: Annotated[Tensor, "P"]
     whitener: Tensor  #: (P, P) where clusters share a covariance, else (M, P, P)
@@ -50,16 +70,23 @@ class SSD(Detector):
     shrinkages: Annotated[Tensor, "M"]
 
     def __init__(
-        self, clusters: int | Literal["class"] = "class", shrinkage: float | None = None, iterations: int = 10
+        self,
+        clusters: int | Literal["class"] = "class",
+        shrinkage: float | None = None,
+        iterations: int = 10,
     ) -> None:
         super().__init__()
         is_share = shrinkage is None or 0 <= shrinkage <= 1
         self.shrinkage = expect("shrinkage", shrinkage, is_share, "a number from 0 to 1, or None")
         self.clusters = clusters
         if clusters != "class":
-            self.clusters = at_least_one("clusters", clusters, "'class' or a number of clusters, at least 1")
+            self.clusters = at_least_one(
+                "clusters", clusters, "'class' or a number of clusters, at least 1"
+            )
         self.iterations = at_least_one("iterations", iterations, "a number of passes, at least 1")
-        self.needs = Needs(labels=clusters == "class", passes=1 if clusters in ("class", 1) else None)
+        self.needs = Needs(
+            labels=clusters == "class", passes=1 if clusters in ("class", 1) else None
+        )
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
@@ -76,7 +103,12 @@ class SSD(Detector):
 
     def _set_shared(self, moments: ClassMoments) -> None:
         whitening, means = moments.whitened()
-        self.set(center=moments.mean(), whitener=whitening, means=means, shrinkages=torch.ones(len(means)))
+        self.set(
+            center=moments.mean(),
+            whitener=whitening,
+            means=means,
+            shrinkages=torch.ones(len(means)),
+        )
 
     def _set_own(self, moments: ClusterMoments) -> None:
         seen = [part for part in moments.parts if part.count]
@@ -87,7 +119,9 @@ class SSD(Detector):
         if self.shrinkage is not None:
             shrinkages = torch.full_like(counts, self.shrinkage)
         else:
-            shrinkages = torch.zeros_like(counts) if (counts > width).all() else width / (width + counts)
+            shrinkages = (
+                torch.zeros_like(counts) if (counts > width).all() else width / (width + counts)
+            )
         center = counts @ means / counts.sum()
         whiteners = torch.empty(len(seen), width, width, dtype=torch.float64)
         for place, part, share in zip(whiteners, seen, shrinkages):
@@ -96,7 +130,11 @@ class SSD(Detector):
         self.set(center=center, whitener=whiteners, means=offsets, shrinkages=shrinkages)
 
     def buffer_shape(self, name: str) -> str | None:
-        return ("M P P" if self.whitener.ndim == 3 else "P P") if name == "whitener" else super().buffer_shape(name)
+        return (
+            ("M P P" if self.whitener.ndim == 3 else "P P")
+            if name == "whitener"
+            else super().buffer_shape(name)
+        )
 
     @property
     def covariance(self) -> str | None:
@@ -104,7 +142,9 @@ class SSD(Detector):
         return None if not self.is_fitted else "own" if self.whitener.ndim == 3 else "shared"
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", covariance={self.covariance!r}" if self.is_fitted else "")
+        return super().extra_repr() + (
+            f", covariance={self.covariance!r}" if self.is_fitted else ""
+        )
 
     def score(self, batch: Batch) -> Tensor:
         return in_blocks(self._score, batch.features, self.means.numel())
@@ -113,7 +153,8 @@ class SSD(Detector):
         x = unit(features) - self.center
         if self.whitener.ndim == 2:
             return -nearest_squared_distance(x @ self.whitener.T, self.means)
-        # One product for all clusters: rows of W_m x side by side, each cluster's mean subtracted after whitening.
+        # One product for all clusters: rows of W_m x side by side, each cluster's mean subtracted
+        # after whitening.
         whitened = torch.nn.functional.linear(x, self.whitener.flatten(0, 1), -self.means.flatten())
         return -whitened.view(-1, *self.means.shape).square().sum(dim=2).amin(dim=1)
 
@@ -133,7 +174,8 @@ class ClusterMoments(Together):
 
 
 def normalised(centers: Tensor | None, batch: Batch) -> Batch:
-    """The batch with normalised features, labelled by the nearest centre where there are centres."""
+    """The batch with normalised features, labelled by the nearest centre where there are
+    centres."""
     if centers is None:
         return batch._replace(features=unit(batch.features))
     rows, clusters = nearest(centers, batch)

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from fdbd import kernels
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, labels_of, logits_of, one_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    labels_of,
+    logits_of,
+    one_of,
+)
 from fdbd.detectors.softmax import bound_, gaps, largest_probability
 from fdbd.fitting.statistics import Sum, in_float64, with_logits
 
@@ -16,19 +26,23 @@ INVERSE_TEMPERATURES = tuple(2.0**k for k in range(-6, 7))
 
 
 class TemperatureScaling(Detector):
-    """Log-probability of the predicted class at the temperature that calibrates it (Guo et al., 2017).
+    """Log-probability of the predicted class at the temperature that calibrates it (Guo et al.,
+    2017).
 
         score = log max_c softmax(logits / T)_c,   T = argmin_T −Σ_n log softmax(logits_n / T)_{y_n}
 
-    The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed grid, a second one
-    around the minimum of the cubic through them, and others if it was not there. O(C) per sample.
+    The negative log-likelihood is convex in 1/T. A first pass sums it and its slope on a fixed
+    grid, a second one around the minimum of the cubic through them, and others if it was not there.
+    O(C) per sample.
 
-    Fit it on held-out data, as the paper does: a network that gets every sample right has no best temperature, and T
-    stops at the end of the grid, 1/64 (64 where predictions are worse than chance).
+    Fit it on held-out data, as the paper does: a network that gets every sample right has no best
+    temperature, and T stops at the end of the grid, 1/64 (64 where predictions are worse than
+    chance).
 
     Args:
-        scale: "log", or "probability" for the probability itself, which ranks samples the same but rounds to 1 in
-            float32 for most in-distribution samples of a good network; guards saved by version 0.1.0 use it.
+        scale: "log", or "probability" for the probability itself, which ranks samples the same but
+            rounds to 1 in float32 for most in-distribution samples of a good network; guards saved
+            by version 0.1.0 use it.
 
     >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
     >>> detector = TemperatureScaling().fit(Batch(features, None, labels), Head(torch.eye(3)))
@@ -51,9 +65,12 @@ class TemperatureScaling(Detector):
         while True:
             sums = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=grid)), head)
             best, is_inside = minimum(grid, sums.sum())
-            if is_inside != (grid is INVERSE_TEMPERATURES):  # found around the cubic's minimum, or at the grid's end
+            if is_inside != (
+                grid is INVERSE_TEMPERATURES
+            ):  # found around the cubic's minimum, or at the grid's end
                 break
-            # Where a cubic describes the likelihood badly, the pass after looks around the end of these.
+            # Where a cubic describes the likelihood badly, the pass after looks around the end of
+            # these.
             grid = (best / 1.05, best, best * 1.05)
         self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
@@ -61,15 +78,18 @@ class TemperatureScaling(Detector):
         logits = logits_of(batch)
         if self.scale == "probability":
             return largest_probability(logits / self.temperature)
-        # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no digits left.
+        # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no
+        # digits left.
         exponents = bound_(gaps(logits).div_(self.temperature))
         rest = exponents.scatter_(1, kernels.argmax(logits)[:, None], -torch.inf).exp_().sum(dim=1)
-        return -2 * torch.atanh(rest / (2 + rest))  # −log1p(rest), whose small values ONNX would round away
+        return -2 * torch.atanh(
+            rest / (2 + rest)
+        )  # −log1p(rest), whose small values ONNX would round away
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
-    """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope over b:
-    logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
+    """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope
+    over b: logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
     given = logits_of(batch)
     rows = max(1, (1 << 19) // given.shape[1])  # 4 MB of float64 at once
     pieces = []
@@ -83,13 +103,17 @@ def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
             piece[:, 0, index] = total.log() - b * target
             piece[:, 1, index] = weights.mul_(logits).sum(dim=1) / total - target
         pieces.append(piece)
-    return torch.cat(pieces) if pieces else torch.zeros(0, 2, len(inverse_temperatures), dtype=torch.float64)
+    return (
+        torch.cat(pieces)
+        if pieces
+        else torch.zeros(0, 2, len(inverse_temperatures), dtype=torch.float64)
+    )
 
 
 def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
-    """Where a convex function is least, given its values and slopes (2, G) at ascending points: the minimum of the
-    cubic through the two points between which the slope changes sign, and True; an end point and False where the slope
-    keeps its sign."""
+    """Where a convex function is least, given its values and slopes (2, G) at ascending points: the
+    minimum of the cubic through the two points between which the slope changes sign, and True; an
+    end point and False where the slope keeps its sign."""
     right = int((sums[1] <= 0).long().cumprod(0).sum())  # the first slope that is positive
     if right in (0, len(points)):
         return points[min(right, len(points) - 1)], False

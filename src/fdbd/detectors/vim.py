@@ -10,19 +10,24 @@ from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Moments, Sum, check_finite
 
-VIM_PAPER = Paper("ViM: Out-Of-Distribution with Virtual-logit Matching", "Wang et al.", "CVPR", 2022)
+VIM_PAPER = Paper(
+    "ViM: Out-Of-Distribution with Virtual-logit Matching", "Wang et al.", "CVPR", 2022
+)
 
 
 class Residual(Detector):
-    """How little of a feature lies outside the principal space of the training features (Wang et al., 2022).
+    """How little of a feature lies outside the principal space of the training features (Wang et
+    al., 2022).
 
         score(z) = −‖Rᵀ(z − o)‖,   o = −W⁺b
 
-    From the origin o the head's bias vanishes; R spans the complement of the D leading eigenvectors of the mean of
-    (z − o)(z − o)ᵀ. A score costs O(P·min(P − D, 2D)): where D is small, the principal part is subtracted instead.
+    From the origin o the head's bias vanishes; R spans the complement of the D leading eigenvectors
+    of the mean of (z − o)(z − o)ᵀ. A score costs O(P·min(P − D, 2D)): where D is small, the
+    principal part is subtracted instead.
 
     Args:
-        dim: D, from 1 to P − 1; None: 1000 for P ≥ 2048 and 512 for P ≥ 768, as in the authors' experiments, else P/2.
+        dim: D, from 1 to P − 1; None: 1000 for P ≥ 2048 and 512 for P ≥ 768, as in the authors'
+        experiments, else P/2.
 
     >>> import fdbd
     >>> features = torch.randn(200, 4) * torch.tensor([1.0, 1.0, 1.0, 0.01])
@@ -51,15 +56,21 @@ class Residual(Detector):
         """Set origin and basis; returns the mean of ‖z − o‖²."""
         width, dim = head.num_features, self._dim(head.num_features)
         if dim >= width:
-            raise ValueError(f"dim is {dim}, expected less than the {width} features, so that a residual is left")
-        # Rows of a softmax head often sum to zero, and what is left of that direction is rounding: of its dtype, or of
-        # the solver that a float64 head comes from.
+            raise ValueError(
+                f"dim is {dim}, expected less than the {width} features, so that a residual is left"
+            )
+        # Rows of a softmax head often sum to zero, and what is left of that direction is rounding:
+        # of its dtype, or of the solver that a float64 head comes from.
         rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
         weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
-        origin = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsy").solution[:, 0]
+        origin = torch.linalg.lstsq(
+            weight, -bias[:, None], rcond=rounding, driver="gelsy"
+        ).solution[:, 0]
         second = moments.second_moment(origin)
         directions = eigenvectors(second)  # ascending: the residual comes first
-        basis = directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
+        basis = (
+            directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
+        )
         self.set(origin=origin, basis=basis, shift=-origin @ basis)
         return second.trace()
 
@@ -69,7 +80,8 @@ class Residual(Detector):
         return 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
 
     def _subtracts(self, width: int) -> bool:
-        """Whether x − QQᵀx with the principal basis Q is less work than Rᵀx with the residual basis."""
+        """Whether x − QQᵀx with the principal basis Q is less work than Rᵀx with the residual
+        basis."""
         return 3 * self._dim(width) < width
 
     def residual_norms(self, features: Tensor) -> Tensor:
@@ -92,10 +104,11 @@ class Residual(Detector):
 class ViM(Residual):
     """Energy against a virtual logit made of the feature's residual (Wang et al., 2022).
 
-        score(z) = logsumexp(logits) − α ‖Rᵀ(z − o)‖,   α = Σ max logit / Σ ‖Rᵀ(z − o)‖ over the training data
+        score(z) = logsumexp(logits) − α ‖Rᵀ(z − o)‖,   α = Σ max logit / Σ ‖Rᵀ(z − o)‖ over the
+        training data
 
-    with R and o as in `Residual`. The fDBD paper prints the second term alone, and without its sign. A score costs
-    O(P·min(P − D, 2D) + C); fitting takes two passes.
+    with R and o as in `Residual`. The fDBD paper prints the second term alone, and without its
+    sign. A score costs O(P·min(P − D, 2D) + C); fitting takes two passes.
 
     Args:
         dim: D, as in `Residual`.
@@ -115,7 +128,8 @@ class ViM(Residual):
         square = self._set_space(head, (yield Moments(head.num_features)))
         sums = yield Sum(self._logit_and_residual)
         logit, residual = sums.sum()
-        # Training data that lie in the principal space leave no residual but rounding errors, which must not decide.
+        # Training data that lie in the principal space leave no residual but rounding errors, which
+        # must not decide.
         floor = VARIANCE_FLOOR**0.5 * sums.count * square.sqrt()
         self.set(alpha=logit / residual.clamp_min(floor))
 

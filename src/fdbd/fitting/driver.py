@@ -1,5 +1,6 @@
-"""The driver of passes. A detector's `passes` is a generator that yields empty statistics; a driver sums them over the
-training data and sends them back. `fit_detector` sums in this process, `fit_by` wherever its caller does."""
+"""The driver of passes. A detector's `passes` is a generator that yields empty statistics; a driver
+sums them over the training data and sends them back. `fit_detector` sums in this process, `fit_by`
+wherever its caller does."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -35,8 +36,8 @@ def fit_detector(
     head: Head,
     combine: Callable[[Together], Together] | None = None,
 ) -> None:
-    """Fit a detector on one Batch, or on an iterable that restarts with each pass. `combine` merges the statistics of
-    processes that each see a shard of the data (`over_processes`)."""
+    """Fit a detector on one Batch, or on an iterable that restarts with each pass. `combine` merges
+    the statistics of processes that each see a shard of the data (`over_processes`)."""
     detector.forget()
     data = [batches] if isinstance(batches, Batch) else batches
     iterator = iter(data)
@@ -60,9 +61,12 @@ def fit_detector(
     fit_by(sum_up, detector, head, torch.float64 if is_wide else torch.float32)
 
 
-def fit_by(sum_up: Callable[[Together], Together], detector: Learner, head: Head, dtype: torch.dtype) -> None:
-    """Fit a detector on data, of this dtype, that only `sum_up` can reach. It is called once per pass with empty
-    statistics and returns those of all training data: of each shard by `add_batches`, merged."""
+def fit_by(
+    sum_up: Callable[[Together], Together], detector: Learner, head: Head, dtype: torch.dtype
+) -> None:
+    """Fit a detector on data, of this dtype, that only `sum_up` can reach. It is called once per
+    pass with empty statistics and returns those of all training data: of each shard by
+    `add_batches`, merged."""
     device, head = head.weight.device, head.cpu()
     try:
         with undisturbed():
@@ -96,8 +100,8 @@ def side_by_side(programs: Sequence[Passes]) -> Passes:
 
 
 def over_processes() -> Callable[[Any], Any] | None:
-    """Under torchrun, a function that merges a statistic over all processes in the order of their ranks, so that each
-    gets the same; None for a single process."""
+    """Under torchrun, a function that merges a statistic over all processes in the order of their
+    ranks, so that each gets the same; None for a single process."""
     group = torch.distributed
     if not (group.is_available() and group.is_initialized() and group.get_world_size() > 1):
         return None
@@ -112,14 +116,19 @@ def over_processes() -> Callable[[Any], Any] | None:
     return combine
 
 
-def add_batches(statistics: Together, batches: Iterable[Batch], head: Head, detector: Learner) -> None:
-    """Add batches of training data to the statistics that a detector asks for; each batch is checked first."""
+def add_batches(
+    statistics: Together, batches: Iterable[Batch], head: Head, detector: Learner
+) -> None:
+    """Add batches of training data to the statistics that a detector asks for; each batch is
+    checked first."""
     head = head.cpu()
     for number, batch in enumerate(batches):
         with undisturbed():
             batch = check_training_batch(batch, number, head, detector)
             try:
-                if not statistics.finds_non_finite:  # a sum shows a NaN by itself, so that features are read only once
+                if (
+                    not statistics.finds_non_finite
+                ):  # a sum shows a NaN by itself, so that features are read only once
                     check_finite(batch.features, "its features")
                 statistics.update(batch)
             except NonFiniteRow as error:
@@ -130,12 +139,18 @@ def add_batches(statistics: Together, batches: Iterable[Batch], head: Head, dete
 def check_training_batch(batch: Batch, number: int, head: Head, detector: Learner) -> Batch:
     """The batch on the CPU, with its shapes and labels checked."""
     batch = as_batch(batch).cpu().detach()
-    features = as_matrix(batch.features, head.num_features, f"features of batch {number}", "the head's input")
+    features = as_matrix(
+        batch.features, head.num_features, f"features of batch {number}", "the head's input"
+    )
     logits, labels, rows = batch.logits, batch.labels, len(features)
     if logits is not None:
-        logits = as_matrix(logits, head.num_classes, f"logits of batch {number}", "the head's classes")
+        logits = as_matrix(
+            logits, head.num_classes, f"logits of batch {number}", "the head's classes"
+        )
         if len(logits) != rows:
-            raise ValueError(f"batch {number} has {rows} rows of features but {len(logits)} rows of logits")
+            raise ValueError(
+                f"batch {number} has {rows} rows of features but {len(logits)} rows of logits"
+            )
     if labels is not None:
         what = f"labels of batch {number}"
         if labels.shape != (rows,):
@@ -144,7 +159,9 @@ def check_training_batch(batch: Batch, number: int, head: Head, detector: Learne
             raise TypeError(f"{what} are {labels.dtype}, expected integers")
         least, most = (int(labels.min()), int(labels.max())) if rows else (0, 0)
         if least < 0 or most >= head.num_classes:
-            raise ValueError(f"{what} range from {least} to {most}, expected 0 to {head.num_classes - 1}")
+            raise ValueError(
+                f"{what} range from {least} to {most}, expected 0 to {head.num_classes - 1}"
+            )
     elif detector.needs.labels:
         remedy = f"batch {number} has none: give Batch(features, logits, labels)"
         raise ValueError(f"{type(detector).__name__} needs labels to fit, {remedy}")

@@ -1,4 +1,5 @@
-"""k-means on normalised features, in passes over mergeable statistics: the order of the data does not matter."""
+"""k-means on normalised features, in passes over mergeable statistics: the order of the data does
+not matter."""
 
 from collections.abc import Generator
 from functools import partial
@@ -9,14 +10,15 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd.core.batch import Batch
-from fdbd.core.geometry import squared_distances
 from fdbd.core.linear_algebra import unit
 from fdbd.fitting.statistics import ClassMeans, in_float64, row_hashes
+from fdbd.geometry import squared_distances
 
 
 def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tensor]:
-    """(M, P) float64 centres of M = `count` clusters of features (N, P): a part of a detector's `passes`, to be used as
-    ``centers = yield from kmeans(...)``. One pass draws a sample to start from, then each iteration is one."""
+    """(M, P) float64 centres of M = `count` clusters of features (N, P): a part of a detector's
+    `passes`, to be used as ``centers = yield from kmeans(...)``. One pass draws a sample to start
+    from, then each iteration is one."""
     sample = yield Sample(max(2048, 32 * count))
     centers = initial_centers(sample.rows, count)
     for _ in range(iterations):
@@ -50,17 +52,22 @@ class Sample:
 
 
 def initial_centers(rows: Tensor, count: int) -> Tensor:
-    """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii, 2007) with a fixed
-    seed."""
+    """(M, P) centres of k-means on a sample (S, P), started by k-means++ (Arthur and Vassilvitskii,
+    2007) with a fixed seed."""
     from sklearn.cluster import KMeans  # takes a second to import
 
     if len(rows) < count:
-        raise ValueError(f"{count} clusters asked for, but there are only {len(rows)} training samples")
-    return torch.from_numpy(KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy()).cluster_centers_)
+        raise ValueError(
+            f"{count} clusters asked for, but there are only {len(rows)} training samples"
+        )
+    return torch.from_numpy(
+        KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy()).cluster_centers_
+    )
 
 
 def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Normalised features (N, P) and the cluster (N,) of each, in float64 so that no split of the data breaks a tie."""
+    """Normalised features (N, P) and the cluster (N,) of each, in float64 so that no split of the
+    data breaks a tie."""
     rows = unit(batch.features.detach().cpu())
     clusters = [squared_distances(piece, centers).argmin(dim=1) for piece in in_float64(rows)]
     return rows, torch.cat(clusters) if clusters else torch.zeros(0, dtype=torch.int64)

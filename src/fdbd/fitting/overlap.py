@@ -13,11 +13,14 @@ from typing_extensions import Self
 from fdbd.fitting.statistics import row_hashes
 
 _KEPT = 4096
-_VALUES = 512  # entries of a sample that are hashed: enough to tell samples apart, cheap for large images
+_VALUES = (
+    512  # entries of a sample that are hashed: enough to tell samples apart, cheap for large images
+)
 
 
 class Sketch:
-    """The smallest hashes of all samples seen (bottom-k sampling): 32 kB, whatever the number of samples.
+    """The smallest hashes of all samples seen (bottom-k sampling): 32 kB, whatever the number of
+    samples.
 
     >>> first, second = Sketch(), Sketch()
     >>> data = torch.randn(100, 8)
@@ -29,10 +32,13 @@ class Sketch:
     def __init__(self, hashes: Tensor | None = None) -> None:
         self.hashes = torch.zeros(0, dtype=torch.int64, device="cpu") if hashes is None else hashes
         if self.hashes.dtype != torch.int64 or self.hashes.ndim != 1:
-            raise ValueError(f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)")
+            raise ValueError(
+                f"hashes are {self.hashes.dtype} {tuple(self.hashes.shape)}, expected int64 (N,)"
+            )
 
     def add(self, inputs: Any) -> None:
-        """Add a batch: a tensor (N, …), or a dict or tuple whose first tensor identifies the samples."""
+        """Add a batch: a tensor (N, …), or a dict or tuple whose first tensor identifies the
+        samples."""
         self.add_hashes(sample_hashes(inputs))
 
     def add_hashes(self, hashes: Tensor) -> None:
@@ -43,12 +49,15 @@ class Sketch:
         self.add_hashes(other.hashes)
 
     def overlap(self, other: Sketch) -> float:
-        """Share of these samples that `other` has seen too, estimated where both sketches are complete."""
+        """Share of these samples that `other` has seen too, estimated where both sketches are
+        complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62
         comparable = self.hashes[self.hashes <= limit]
-        return float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
+        return (
+            float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
+        )
 
 
 def sample_hashes(inputs: Any) -> Tensor:

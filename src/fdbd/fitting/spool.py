@@ -15,7 +15,8 @@ _ROWS = 4096
 
 
 class Spool:
-    """Batches written to a temporary file, of at most 4,096 rows each, and read back any number of times."""
+    """Batches written to a temporary file, of at most 4,096 rows each, and read back any number of
+    times."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fdbd-spool-")  # noqa: SIM115 - closed by __exit__

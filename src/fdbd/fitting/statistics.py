@@ -1,5 +1,6 @@
-"""Mergeable sums over training data: what a detector learns from, the same for any split of the data and any order of
-the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps samples."""
+"""Mergeable sums over training data: what a detector learns from, the same for any split of the
+data and any order of the shards. Everything is summed in float64 on the CPU. Only `Bank` keeps
+samples."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -17,7 +18,9 @@ from fdbd import kernels
 from fdbd.core.batch import Batch, Head, labels_of
 from fdbd.core.linear_algebra import whitener
 
-ROWS_AT_A_TIME = 2048  # converted to float64 at once: bounds the memory of an update, and stays in the cache
+ROWS_AT_A_TIME = (
+    2048  # converted to float64 at once: bounds the memory of an update, and stays in the cache
+)
 LOGITS_AT_A_TIME = 1 << 22  # computed for a fit at once: 16 MB
 
 S = TypeVar("S", bound="Statistic")
@@ -25,8 +28,9 @@ S = TypeVar("S", bound="Statistic")
 
 @runtime_checkable
 class Statistic(Protocol):
-    """A summary of training data that is updated by a batch and merged with another of its kind. One whose attribute
-    `finds_non_finite` is true calls `check_finite` on the features itself; for others the driver does.
+    """A summary of training data that is updated by a batch and merged with another of its kind.
+    One whose attribute `finds_non_finite` is true calls `check_finite` on the features itself; for
+    others the driver does.
 
     >>> isinstance(Mean(2), Statistic)
     True
@@ -38,7 +42,8 @@ class Statistic(Protocol):
 
 
 class Additive:
-    """A statistic that merges by adding up the attributes named in `sums`: numbers, tensors or lists."""
+    """A statistic that merges by adding up the attributes named in `sums`: numbers, tensors or
+    lists."""
 
     sums: ClassVar[tuple[str, ...]] = ("count",)
 
@@ -48,7 +53,8 @@ class Additive:
 
 
 class NonFiniteRow(ValueError):
-    """Row number `row` of `what`, a part of a batch, holds NaN or infinity; the driver completes the message."""
+    """Row number `row` of `what`, a part of a batch, holds NaN or infinity; the driver completes
+    the message."""
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(f"row {row} of {what} is not finite")
@@ -56,8 +62,9 @@ class NonFiniteRow(ValueError):
 
 
 def check_finite(values: Tensor, what: str) -> Tensor:
-    """Raise NonFiniteRow for the first row of (N, …) values with a NaN or an infinity; otherwise return the sums over
-    rows, float64 on the CPU, which show that none has. One read of the values."""
+    """Raise NonFiniteRow for the first row of (N, …) values with a NaN or an infinity; otherwise
+    return the sums over rows, float64 on the CPU, which show that none has. One read of the
+    values."""
     sums = kernels.column_sums(values.detach().flatten(1)).cpu()
     if not math.isfinite(sums.sum().item()):
         bad = ~torch.isfinite(values).flatten(1).all(dim=1)
@@ -116,8 +123,8 @@ class Mean(Additive):
 
 
 def products(rows: Tensor, pivot: Tensor) -> Tensor:
-    """Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64. It is symmetric: only blocks on and below the
-    diagonal are multiplied, which saves seven sixteenths."""
+    """Σ(z − pivot)(z − pivot)ᵀ (P, P) over rows z (N, P), in float64. It is symmetric: only blocks
+    on and below the diagonal are multiplied, which saves seven sixteenths."""
     width = rows.shape[1]
     squares = torch.zeros(width, width, dtype=torch.float64)
     edges = [width * i // 8 for i in range(9)]
@@ -134,8 +141,8 @@ def features_by_label(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 class ClassMeans(Additive):
-    """Count (C,) and sum (C, D) by class of one vector per sample; `value` maps a Batch to the vectors (N, D) and the
-    classes (N,), by default features and labels.
+    """Count (C,) and sum (C, D) by class of one vector per sample; `value` maps a Batch to the
+    vectors (N, D) and the classes (N,), by default features and labels.
 
     >>> means = ClassMeans(2, 1)
     >>> means.update(Batch(torch.tensor([[1.0], [3.0], [7.0]]), None, torch.tensor([0, 0, 1])))
@@ -146,7 +153,10 @@ class ClassMeans(Additive):
     sums = ("counts", "totals")
 
     def __init__(
-        self, num_classes: int, width: int, value: Callable[[Batch], tuple[Tensor, Tensor]] = features_by_label
+        self,
+        num_classes: int,
+        width: int,
+        value: Callable[[Batch], tuple[Tensor, Tensor]] = features_by_label,
     ) -> None:
         self.value = value
         self.counts = torch.zeros(num_classes, dtype=torch.float64)
@@ -167,8 +177,8 @@ class ClassMeans(Additive):
 class Moments:
     """Count, mean (P,) and scatter Σ(z − mean)(z − mean)ᵀ (P, P) of the features.
 
-    Products are taken about a mean of earlier rows, and batches combined by the pairwise update of Chan, Golub and
-    LeVeque (1983): nothing cancels when the mean is large against the spread.
+    Products are taken about a mean of earlier rows, and batches combined by the pairwise update of
+    Chan, Golub and LeVeque (1983): nothing cancels when the mean is large against the spread.
 
     >>> moments = Moments(2)
     >>> moments.update(Batch(torch.tensor([[0.0, 0.0], [2.0, 4.0]])))
@@ -242,8 +252,8 @@ class ClassMoments(Moments, ClassMeans):
         ClassMeans.merge(self, other)
 
     def whitened(self) -> tuple[Tensor, Tensor]:
-        """What whitens differences within classes (P, P), and the means (M, P) of the classes with samples about that
-        of all, whitened by it."""
+        """What whitens differences within classes (P, P), and the means (M, P) of the classes with
+        samples about that of all, whitened by it."""
         whitening = whitener(self.within_class_covariance(), self.covariance().trace())
         return whitening, (self.means()[self.counts > 0] - self.average) @ whitening.T
 
@@ -288,26 +298,33 @@ def _require(count: int) -> None:
         raise ValueError("there are no samples: the training data are empty")
 
 
-_BINS_BELOW_SIGN = 12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
+_BINS_BELOW_SIGN = (
+    12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
+)
 
 
 def ordered_bits(values: Tensor) -> NDArray[np.int32]:
-    """The float32 bit patterns of values as integers that ascend with the value: those of negative numbers mirrored."""
-    bits: NDArray[np.int32] = values.detach().to("cpu", torch.float32).contiguous().view(torch.int32).numpy()
+    """The float32 bit patterns of values as integers that ascend with the value: those of negative
+    numbers mirrored."""
+    bits: NDArray[np.int32] = (
+        values.detach().to("cpu", torch.float32).contiguous().view(torch.int32).numpy()
+    )
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def values_of_bits(ordered: Tensor) -> Tensor:
-    """Float64 values of float32 bit patterns (int64) as `ordered_bits` orders them, counted from 0."""
+    """Float64 values of float32 bit patterns (int64) as `ordered_bits` orders them, counted from
+    0."""
     bits = torch.where(ordered >= 1 << 31, ordered - (1 << 31), -1 - ordered)
     return bits.to(torch.int32).view(torch.float32).to(torch.float64)
 
 
 class Histogram(Additive):
-    """Quantiles of all values that `value` takes from a batch (default: its features), without keeping them.
+    """Quantiles of all values that `value` takes from a batch (default: its features), without
+    keeping them.
 
-    Bins are the upper 20 bits of the float32 bit pattern, about a million, so a quantile is right to a relative 5e-4
-    at any scale, and merging is adding counts.
+    Bins are the upper 20 bits of the float32 bit pattern, about a million, so a quantile is right
+    to a relative 5e-4 at any scale, and merging is adding counts.
 
     >>> histogram = Histogram()
     >>> histogram.update(Batch(torch.arange(1.0, 1001.0)[:, None]))
@@ -332,29 +349,34 @@ class Histogram(Additive):
         return float(self.quantiles([fraction])[0])
 
     def quantiles(self, fractions: Sequence[float]) -> Tensor:
-        """Several at once, float64: numpy's definition (linear between order statistics), the order statistics taken at
-        the middle of their bin."""
+        """Several at once, float64: numpy's definition (linear between order statistics), the order
+        statistics taken at the middle of their bin."""
         cumulative = self.counts.cumsum(0)
         total = int(cumulative[-1])
         _require(total)
         position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
-        ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(torch.int64)
+        ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(
+            torch.int64
+        )
         bins = torch.searchsorted(cumulative, ranks, right=True)
-        ends = values_of_bits(torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1]))
+        ends = values_of_bits(
+            torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1])
+        )
         # Exact zeros dominate their bin in any network with a ReLU.
         lower, upper = torch.where((ends == 0).any(dim=0), 0, ends.mean(dim=0))
         return torch.lerp(lower, upper, position.frac())
 
 
 class Bank(Additive):
-    """The samples themselves, or an `alpha` share of them, in no particular order: for the nearest-neighbour family.
+    """The samples themselves, or an `alpha` share of them, in no particular order: for the
+    nearest-neighbour family.
 
-    A sample is kept when a hash of its features falls below alpha, so neither the split of the data nor the order of
-    the shards decides which are. About alpha·N rows are kept.
+    A sample is kept when a hash of its features falls below alpha, so neither the split of the data
+    nor the order of the shards decides which are. About alpha·N rows are kept.
 
     Args:
-        alpha: fraction of the samples to keep, in (0, 1].
-        value: what to keep of a batch, (N, D), in memory of its own; default a copy of the features.
+        alpha: fraction of the samples to keep, in (0, 1]. value: what to keep of a batch, (N, D),
+        in memory of its own; default a copy of the features.
 
     >>> bank = Bank(alpha=0.5)
     >>> bank.update(Batch(torch.arange(2000.0)[:, None]))
@@ -371,7 +393,9 @@ class Bank(Additive):
     def update(self, batch: Batch) -> None:
         if self.alpha < 1:
             batch = batch.rows(row_hashes(batch.features) < int(self.alpha * 2**62))
-        rows = batch.features.clone() if self.value is None else self.value(batch)  # a loader may use its memory again
+        rows = (
+            batch.features.clone() if self.value is None else self.value(batch)
+        )  # a loader may use its memory again
         self.rows.append(rows.detach().cpu())
 
     def samples(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -379,26 +403,33 @@ class Bank(Additive):
         _require(len(self.rows))
         widths = sorted({rows.shape[1] for rows in self.rows})
         if len(widths) > 1:
-            raise ValueError(f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width")
+            raise ValueError(
+                f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width"
+            )
         if len(self.rows) > 1:
             self.rows = [torch.cat(self.rows)]
         return self.rows[0].to(dtype or torch.promote_types(self.rows[0].dtype, torch.float32))
 
 
 def row_hashes(rows: Tensor) -> Tensor:
-    """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P) alone."""
+    """(N,) integers in [0, 2^62), spread evenly, that depend on the float32 bits of each row (N, P)
+    alone."""
     bits = rows.detach().to("cpu", torch.float32).contiguous().view(torch.int32)
     generator = torch.Generator("cpu").manual_seed(0x5F3759DF)
     keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
     # Σ_j bits[i, j]·keys[j] modulo 2^64; numpy multiplies integers faster than torch.
     mixed = torch.from_numpy(np.einsum("ij,j->i", bits.numpy(), keys.numpy()))
-    for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):  # splitmix64's finaliser
+    for shift, multiplier in (
+        (30, -0x40A7B892E31B1A47),
+        (27, -0x6B2FB644ECCEEE15),
+    ):  # splitmix64's finaliser
         mixed = (mixed ^ (mixed >> shift)) * multiplier
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)
 
 
 class Transformed(Generic[S]):
-    """A statistic of transformed batches: each batch passes through `transform` first, at most `rows` of it at once.
+    """A statistic of transformed batches: each batch passes through `transform` first, at most
+    `rows` of it at once.
 
     >>> doubled = Transformed(Mean(1), lambda batch: Batch(2 * batch.features))
     >>> doubled.update(Batch(torch.tensor([[1.0], [2.0]])))
@@ -406,7 +437,9 @@ class Transformed(Generic[S]):
     3.0
     """
 
-    def __init__(self, statistic: S, transform: Callable[[Batch], Batch], rows: int | None = None) -> None:
+    def __init__(
+        self, statistic: S, transform: Callable[[Batch], Batch], rows: int | None = None
+    ) -> None:
         self.statistic, self.transform, self.rows = statistic, transform, rows
 
     def update(self, batch: Batch) -> None:
@@ -422,8 +455,8 @@ class Transformed(Generic[S]):
 
 
 def with_logits(statistic: S, head: Head) -> Generator[Any, Any, S]:
-    """A pass for a statistic that reads logits, which a batch without them gets from the head; as a part of `passes`:
-    ``m = yield from with_logits(…, head)``."""
+    """A pass for a statistic that reads logits, which a batch without them gets from the head; as a
+    part of `passes`: ``m = yield from with_logits(…, head)``."""
     rows = max(1024, LOGITS_AT_A_TIME // head.num_classes)
     summed: Transformed[S] = yield Transformed(statistic, partial(_with_logits, head), rows)
     return summed.statistic

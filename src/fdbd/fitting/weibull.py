@@ -1,4 +1,5 @@
-"""The largest numbers of each class, and the extreme-value laws that they follow: what OpenMax is fitted from."""
+"""The largest numbers of each class, and the extreme-value laws that they follow: what OpenMax is
+fitted from."""
 
 from collections.abc import Callable
 
@@ -8,17 +9,24 @@ from typing_extensions import Self
 
 from fdbd.core.batch import Batch
 
-_TRANSLATION = 1e4  # LibMR, with which OpenMax was published, fits tails whose smallest value is moved here
-_STEP = 1e-6  # a tail narrower than this share of the largest number is a step, whatever its rounding
+_TRANSLATION = (
+    1e4  # LibMR, with which OpenMax was published, fits tails whose smallest value is moved here
+)
+_STEP = (
+    1e-6  # a tail narrower than this share of the largest number is a step, whatever its rounding
+)
 
 
 class Tails:
-    """The `size` largest numbers of each class, in descending order: (C, size), −inf where a class has fewer.
+    """The `size` largest numbers of each class, in descending order: (C, size), −inf where a class
+    has fewer.
 
     `value` maps a Batch to numbers (M,) and their classes (M,).
     """
 
-    def __init__(self, num_classes: int, size: int, value: Callable[[Batch], tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, num_classes: int, size: int, value: Callable[[Batch], tuple[Tensor, Tensor]]
+    ) -> None:
         self.value = value
         self.largest = torch.full((num_classes, size), -torch.inf, dtype=torch.float64)
 
@@ -38,15 +46,19 @@ class Tails:
         self._add(other.largest)
 
     def _add(self, table: Tensor) -> None:
-        self.largest = torch.cat([self.largest, table], dim=1).topk(self.largest.shape[1], dim=1).values
+        self.largest = (
+            torch.cat([self.largest, table], dim=1).topk(self.largest.shape[1], dim=1).values
+        )
 
 
 def fit_weibull(tails: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Maximum-likelihood Weibull laws of (C, size) tails, −inf where one is shorter: location, scale and shape (C,) of
+    """Maximum-likelihood Weibull laws of (C, size) tails, −inf where one is shorter: location,
+    scale and shape (C,) of
 
         F(d) = 1 − exp(−(1 + (d − location)/scale)^shape)
 
-    which is the two-parameter law of d − (smallest of the tail) + 10⁴, written so that float32 can evaluate it.
+    which is the two-parameter law of d − (smallest of the tail) + 10⁴, written so that float32 can
+    evaluate it.
     """
     there = torch.isfinite(tails)
     count = there.sum(dim=1)
@@ -56,8 +68,8 @@ def fit_weibull(tails: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     average = logs.sum(dim=1) / count
     spread = (torch.where(there, logs - average[:, None], 0).square().sum(dim=1) / count).sqrt()
     step = _STEP * tails.amax().clamp_min(_STEP) / _TRANSLATION
-    # The likelihood's slope in the shape k, Σ x^k log x / Σ x^k − 1/k − mean log x, ascends and has one root, which
-    # lies within a factor of about √size of 1/spread.
+    # The likelihood's slope in the shape k, Σ x^k log x / Σ x^k − 1/k − mean log x, ascends and has
+    # one root, which lies within a factor of about √size of 1/spread.
     low, high = (spread.clamp_min(step).reciprocal().log() + bound for bound in (-7.0, 7.0))
     for _ in range(64):
         middle = (low + high) / 2

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Head
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import info
 from fdbd.data.features import Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.labels import as_classes
 from fdbd.data.npz import array_names, read_array
-from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import Target, check_target
 from fdbd.jobs.scoring import Engine, read_batches
@@ -56,16 +56,16 @@ def fit_files(
     """Fit a guard on files, and calibrate it on others.
 
     Args:
-        source: a model, for images or for features of it; or a head alone, for features.
-        data: images or features, as in `open_rows`.
-        calibration: other data of the same kind, which the network never saw; of a dataset by name, the test part.
-        engine: where the network runs. The model is at `engine.home` already.
-        holdout: without `calibration`, the share of `data` that is kept from the fit for the threshold, the same rows
-            in each run: the user's word that `data` are none of those that the network was trained on. A held-out part
-            of the network's own training data breaks the promise of the threshold.
-        head, detector: as for `Guard`.
-        autocast: run the network in bfloat16 where it can, now and whenever the guard's file is opened.
-        split: which part of a dataset by name the fit takes.
+        source: a model, for images or for features of it; or a head alone, for features. data:
+        images or features, as in `open_rows`. calibration: other data of the same kind, which the
+        network never saw; of a dataset by name, the test part. engine: where the network runs. The
+        model is at `engine.home` already. holdout: without `calibration`, the share of `data` that
+        is kept from the fit for the threshold, the same rows
+            in each run: the user's word that `data` are none of those that the network was trained
+            on. A held-out part of the network's own training data breaks the promise of the
+            threshold.
+        head, detector: as for `Guard`. autocast: run the network in bfloat16 where it can, now and
+        whenever the guard's file is opened. split: which part of a dataset by name the fit takes.
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))
@@ -95,7 +95,9 @@ def fit_files(
     calibrating = Loader(other, linear, names, preprocess, engine, held)
     for loader, purpose in ((training, "fit"), (calibrating, "calibrate")):
         if not loader.chosen.any():
-            raise ValueError(f"{loader.rows.source} leaves no rows to {purpose} on: {len(loader.rows)} are too few")
+            raise ValueError(
+                f"{loader.rows.source} leaves no rows to {purpose} on: {len(loader.rows)} are too few"
+            )
     if isinstance(rows, Images):
         if guard.detector.needs.labels and training.labels is None:
             raise ValueError(
@@ -116,14 +118,20 @@ def fit_files(
             guard.calibrate(calibrating, **target, progress=engine.progress)
     described: Any = guard.about["calibration"]
     described |= {
-        "data": "data apart from the fit" if held is None else "a held-out part of the data of the fit",
+        "data": "data apart from the fit"
+        if held is None
+        else "a held-out part of the data of the fit",
         "network_saw_them": "not stated" if held is None else "no, as the user says",
         "rows": calibrating.num_given,
     }
     if named and (own := preprocess or named.preprocess) is not None:
         guard.about |= {"model": named.origin, "preprocess": own.to_dict()}
     cautions = [guard.threshold.caution] if guard.threshold and guard.threshold.caution else []
-    known = [stage for stage in guard.agreement.values() if stage.count >= 100 and stage.right >= 0.995 * stage.count]
+    known = [
+        stage
+        for stage in guard.agreement.values()
+        if stage.count >= 100 and stage.right >= 0.995 * stage.count
+    ]
     if held is not None and known:
         cautions.append(
             f"the model is right on {100 * known[0].right / known[0].count:.2f} % of {data!r}, as if it had been "
@@ -134,7 +142,8 @@ def fit_files(
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
-    """A linear head from ``.npz`` or ``.safetensors`` with ``weight`` (C, P) and, perhaps, ``bias`` (C,)."""
+    """A linear head from ``.npz`` or ``.safetensors`` with ``weight`` (C, P) and, perhaps, ``bias``
+    (C,)."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
@@ -149,7 +158,8 @@ def read_head(path: str | os.PathLike[str]) -> Head:
 
 
 class Loader:
-    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are classes of the head.
+    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are
+    classes of the head.
 
     Attributes:
         spans: the work in pieces, each the rows of one or more batches.
@@ -174,7 +184,9 @@ class Loader:
         self.labels: NDArray[np.int64] | None = None
         if isinstance(rows, Images) != (preprocess is not None):
             kinds = ("images", "features") if preprocess is None else ("features", "images")
-            raise ValueError(f"{rows.source} are {kinds[0]}, expected {kinds[1]} like those of the fit")
+            raise ValueError(
+                f"{rows.source} are {kinds[0]}, expected {kinds[1]} like those of the fit"
+            )
         self.spans: list[Sequence[int]]
         if isinstance(rows, Images):
             self.labels = as_classes(rows.labels, rows.classes, head.num_classes, class_names)
@@ -191,17 +203,21 @@ class Loader:
         return len(self.spans)
 
     def __iter__(self) -> Iterator[Any]:
-        """(images, labels) or `Batch`es of features. Where no row can be read, an error says why the first cannot."""
+        """(images, labels) or `Batch`es of features. Where no row can be read, an error says why
+        the first cannot."""
         yield from self.read(self.spans)
         self.check_given()
 
     def check_given(self) -> None:
         """An error where the last iteration gave no row, and says why the first was left out."""
         if self.errors and not self.num_given:
-            raise ValueError(f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}")
+            raise ValueError(
+                f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}"
+            )
 
     def read(self, spans: Sequence[Sequence[int]], processes: bool = True) -> Iterator[Any]:
-        """The batches of some spans; images are decoded by `engine.workers` processes, or by a thread."""
+        """The batches of some spans; images are decoded by `engine.workers` processes, or by a
+        thread."""
         self.num_given, self.errors = 0, []
         names = self.rows.names if isinstance(self.rows, Images) else None
         for numbers, inputs, errors in read_batches(
@@ -218,7 +234,9 @@ class Loader:
             if isinstance(inputs, Batch):
                 yield inputs.rows(torch.from_numpy(is_chosen))
             else:
-                labels = None if self.labels is None else torch.from_numpy(self.labels[kept[is_chosen]])
+                labels = (
+                    None if self.labels is None else torch.from_numpy(self.labels[kept[is_chosen]])
+                )
                 yield inputs[torch.from_numpy(is_chosen)], labels
 
 

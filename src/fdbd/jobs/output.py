@@ -1,7 +1,9 @@
-"""Where decisions go: parts that appear whole one by one, and then one file. What was finished survives a kill.
+"""Where decisions go: parts that appear whole one by one, and then one file. What was finished
+survives a kill.
 
-Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as the output they stay
-there, and any Parquet reader takes the folder for one table. One row for each row of the input:
+Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as
+the output they stay there, and any Parquet reader takes the folder for one table. One row for each
+row of the input:
 
 - ``path`` (string), below the folder, with bytes that are no UTF-8 escaped; or ``row`` (int64), from 0, without files;
 - ``label`` (int64), the predicted class, and ``class`` (string), its name where names are known; null if unread;
@@ -37,16 +39,22 @@ from fdbd.util.extras import require
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
 PATIENCE_SECONDS = 10.0
-"""How long a run waits for another to release the output: the workers of a killed one take a moment to notice."""
-GROUP_ROWS = 65_536  # at least, in a row group of the final file: readers are slow on a thousand small ones
+"""How long a run waits for another to release the output: the workers of a killed one take a moment
+to notice."""
+GROUP_ROWS = (
+    65_536  # at least, in a row group of the final file: readers are slow on a thousand small ones
+)
 NOT_FINITE = "its features or logits hold NaN or infinity"
 COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
 TYPES = {"row": "int64", "label": "int64", "score": "double", "p_value": "double"}
-TYPES |= dict.fromkeys(("is_ood", "discovery"), "bool") | dict.fromkeys(("path", "class", "nearest", "error"), "string")
+TYPES |= dict.fromkeys(("is_ood", "discovery"), "bool") | dict.fromkeys(
+    ("path", "class", "nearest", "error"), "string"
+)
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 Decided = dict[str, Any]
-"""Decisions on some rows, in order: arrays by column in the order of the output, masked where there is no value."""
+"""Decisions on some rows, in order: arrays by column in the order of the output, masked where there
+is no value."""
 _Facts = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]
 """p-values (NaN where a row could not be read), which rows are OOD, and which have an error."""
 
@@ -55,15 +63,19 @@ def to_arrow(decided: Decided) -> Any:
     """Decisions as a `pyarrow.Table`."""
     pa = require("pyarrow", "report")
     columns = [
-        pa.array(np.ma.getdata(column), pa.type_for_alias(TYPES[name]), mask=np.ma.getmaskarray(column))
+        pa.array(
+            np.ma.getdata(column), pa.type_for_alias(TYPES[name]), mask=np.ma.getmaskarray(column)
+        )
         for name, column in decided.items()
     ]
     return pa.table(columns, names=list(decided))
 
 
-def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False) -> Decided:
-    """The guard's decision on every row of the batch, in order; it fails closed row by row. With `nearest`, also the
-    class beyond the nearest decision boundary of each."""
+def decide(
+    guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), nearest: bool = False
+) -> Decided:
+    """The guard's decision on every row of the batch, in order; it fails closed row by row. With
+    `nearest`, also the class beyond the nearest decision boundary of each."""
     count, is_read = len(batch.names), np.ones(len(batch.names), bool)
     is_read[list(batch.errors)] = False
     labels, others = np.zeros(count, np.int64), np.full(count, -1, np.int64)
@@ -73,7 +85,9 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
             why = guard.explain(batch.inputs) if nearest else None
             decision = guard(batch.inputs) if why is None else why.decision
         if len(decision.labels) != is_read.sum():
-            raise ValueError(f"{len(decision.labels)} decisions on {is_read.sum()} readable rows of {count}")
+            raise ValueError(
+                f"{len(decision.labels)} decisions on {is_read.sum()} readable rows of {count}"
+            )
         found = [decision.labels, decision.scores, decision.p_values, decision.is_ood]
         if why is not None:
             is_there = torch.isfinite(why.nearest_distance) & torch.isfinite(decision.scores)
@@ -91,9 +105,15 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
 
     numbers = list(map(str, range(others.max(initial=0) + 1)))
     return {
-        **({"row": np.array(batch.names)} if isinstance(batch.names, range) else {"path": _texts(batch.names)}),
+        **(
+            {"row": np.array(batch.names)}
+            if isinstance(batch.names, range)
+            else {"path": _texts(batch.names)}
+        ),
         "label": np.ma.array(labels, mask=unknown),
-        "class": named(labels, unknown if class_names else ~np.zeros(count, bool), class_names or [""]),
+        "class": named(
+            labels, unknown if class_names else ~np.zeros(count, bool), class_names or [""]
+        ),
         **({"nearest": named(others, others < 0, class_names or numbers)} if nearest else {}),
         "score": np.ma.array(scores, mask=~is_read),
         "p_value": np.ma.array(p_values, mask=~is_read),
@@ -103,27 +123,41 @@ def decide(guard: Guard, batch: RowBatch, class_names: Sequence[str] = (), neare
 
 
 class Output:
-    """One output, in parts: a ``.parquet`` or ``.csv`` file, or without an ending a folder. Names of the rows decide
-    the first column, `nearest` and a false discovery rate `fdr` add theirs. With `restart`, parts of another run are
-    thrown away; without it they are an error."""
+    """One output, in parts: a ``.parquet`` or ``.csv`` file, or without an ending a folder. Names
+    of the rows decide the first column, `nearest` and a false discovery rate `fdr` add theirs. With
+    `restart`, parts of another run are thrown away; without it they are an error."""
 
     def __init__(
-        self, out: Path, names: Names, restart: bool = False, *, nearest: bool = False, fdr: float | None = None
+        self,
+        out: Path,
+        names: Names,
+        restart: bool = False,
+        *,
+        nearest: bool = False,
+        fdr: float | None = None,
     ) -> None:
         suffix = out.suffix.lower()
         if suffix not in ("", ".parquet", ".csv"):
-            raise ValueError(f"--out is {str(out)!r}, expected a .parquet or .csv file, or a folder")
+            raise ValueError(
+                f"--out is {str(out)!r}, expected a .parquet or .csv file, or a folder"
+            )
         self.out, self._restart, self._fdr, self.is_folder = out, restart, fdr, not suffix
         if fdr is not None:
             check_rate(fdr)
             if self.is_folder:
-                raise ValueError("--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a folder")
+                raise ValueError(
+                    "--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a folder"
+                )
         if not self.is_folder:
             check_place(out)
         elif not out.absolute().parent.is_dir():
-            raise FileNotFoundError(f"the folder {str(out.parent)!r} does not exist; create it first")
+            raise FileNotFoundError(
+                f"the folder {str(out.parent)!r} does not exist; create it first"
+            )
         elif out.exists() and not out.is_dir():
-            raise NotADirectoryError(f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending")
+            raise NotADirectoryError(
+                f"--out is {str(out)!r}, a file; expected a folder, or a name with an ending"
+            )
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
         self.columns = ["row" if isinstance(names, range) else "path", *COLUMNS]
         self.columns[3:3] = ["nearest"] if nearest else []
@@ -131,8 +165,8 @@ class Output:
 
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any]) -> Iterator[None]:
-        """Keep other runs away from the parts. `identity` are JSON values that say what is scored by what, in which
-        parts: a later run with the same values continues."""
+        """Keep other runs away from the parts. `identity` are JSON values that say what is scored
+        by what, in which parts: a later run with the same values continues."""
         path, deadline = self.folder / "_lock", time.monotonic() + PATIENCE_SECONDS
         while True:
             with lock(path, wait=False) as is_held:
@@ -148,11 +182,15 @@ class Output:
                     finally:
                         path.unlink(missing_ok=True)
             if time.monotonic() > deadline:
-                raise RuntimeError(f"another run is writing {str(self.out)!r}; wait for it or choose another --out")
+                raise RuntimeError(
+                    f"another run is writing {str(self.out)!r}; wait for it or choose another --out"
+                )
             time.sleep(0.2)
 
     def _open(self, identity: dict[str, Any]) -> None:
-        path = self.folder / "_about.json"  # readers of a Parquet folder skip names that start with an underscore
+        path = (
+            self.folder / "_about.json"
+        )  # readers of a Parquet folder skip names that start with an underscore
         if not self._restart and read_json(path) == identity:
             return
         for part in self.folder.glob("part-*"):
@@ -171,7 +209,13 @@ class Output:
         """Whether a part is there, with as many rows as it should have."""
         try:
             return len(self._format.facts(self._format.read(self.path(number)))[0]) == len(rows)
-        except (OSError, ValueError, TypeError, LookupError, csv.Error):  # Arrow's errors are among them
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            csv.Error,
+        ):  # Arrow's errors are among them
             return False
 
     def write(self, number: int, tables: Sequence[Decided]) -> None:
@@ -180,8 +224,9 @@ class Output:
             self._format.write(draft, map(self._format.table, tables), self.columns)
 
     def finish(self, total: int, count: int) -> tuple[int, int, int, int | None]:
-        """Put all parts together, in order, into the output, which fails unless they hold `total` rows. Returns the
-        numbers of rows, of OOD rows, of rows with an error, and of discoveries where they were asked for."""
+        """Put all parts together, in order, into the output, which fails unless they hold `total`
+        rows. Returns the numbers of rows, of OOD rows, of rows with an error, and of discoveries
+        where they were asked for."""
         form, cutoff, counts = self._format, None, np.zeros(4, np.int64)
         paths = [self.path(number) for number in range(count)]
         if self._fdr is not None:  # counts of distinct p-values: memory does not grow with rows
@@ -189,7 +234,9 @@ class Output:
             for p_values, _, _ in map(form.facts, map(form.read, paths)):
                 found, number = np.unique(p_values[~np.isnan(p_values)], return_counts=True)
                 values, places = np.unique(np.concatenate([values, found]), return_inverse=True)
-                numbers = np.bincount(places, np.concatenate([numbers, number]), len(values)).astype(np.int64)
+                numbers = np.bincount(
+                    places, np.concatenate([numbers, number]), len(values)
+                ).astype(np.int64)
             cutoff = discovery_cutoff(values, numbers, self._fdr)
 
         def counted() -> Iterator[Any]:
@@ -197,7 +244,12 @@ class Output:
             for table in map(form.read, paths):
                 p_values, is_ood, has_error = form.facts(table)
                 discoveries = np.ma.array(p_values <= (cutoff or 0), mask=np.isnan(p_values))
-                counts[:] += [len(is_ood), is_ood.sum(), has_error.sum(), discoveries.filled(False).sum()]
+                counts[:] += [
+                    len(is_ood),
+                    is_ood.sum(),
+                    has_error.sum(),
+                    discoveries.filled(False).sum(),
+                ]
                 yield table if cutoff is None else form.mark(table, discoveries)
             if counts[0] != total:
                 raise RuntimeError(
@@ -208,7 +260,11 @@ class Output:
             collections.deque(counted(), maxlen=0)
         else:
             with beside(self.out) as draft:
-                form.write(draft, counted(), self.columns if cutoff is None else [*self.columns, "discovery"])
+                form.write(
+                    draft,
+                    counted(),
+                    self.columns if cutoff is None else [*self.columns, "discovery"],
+                )
             shutil.rmtree(self.folder)
         rows, ood, unreadable, discovered = counts.tolist()
         return rows, ood, unreadable, None if cutoff is None else discovered
@@ -235,7 +291,9 @@ class _Parquet:
         return table.append_column("discovery", flags)
 
     def write(self, path: Path, tables: Iterable[Any], columns: Sequence[str]) -> None:
-        schema = self.arrow.schema([(name, self.arrow.type_for_alias(TYPES[name])) for name in columns])
+        schema = self.arrow.schema(
+            [(name, self.arrow.type_for_alias(TYPES[name])) for name in columns]
+        )
         with self.file.ParquetWriter(path, schema) as writer:
             waiting = schema.empty_table()
             for table in tables:
@@ -253,7 +311,9 @@ class _Csv:
     ending = ".csv"
 
     def table(self, decided: Decided) -> list[list[Any]]:
-        return [list(map(_cell, row)) for row in zip(*(column.tolist() for column in decided.values()))]
+        return [
+            list(map(_cell, row)) for row in zip(*(column.tolist() for column in decided.values()))
+        ]
 
     def read(self, path: Path) -> list[list[Any]]:
         with open(path, newline="", encoding="utf-8") as file:

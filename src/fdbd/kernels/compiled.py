@@ -1,7 +1,8 @@
 """The kernels that numba compiles: each reads the features once and writes nothing of their size.
 
-Compilation happens at the first call and takes about a second per kernel and dtype; the machine code is kept in numba's
-cache folder (``NUMBA_CACHE_DIR``). Where that folder cannot be written, each process compiles again.
+Compilation happens at the first call and takes about a second per kernel and dtype; the machine
+code is kept in numba's cache folder (``NUMBA_CACHE_DIR``). Where that folder cannot be written,
+each process compiles again.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import Any
 import numba
 import numpy as np
 
-# Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning: neither `nnan` nor `ninf`.
+# Reassociation lets LLVM vectorise the sums. NaN and infinity keep their meaning: neither `nnan`
+# nor `ninf`.
 _FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
@@ -25,7 +27,9 @@ class Kernel:
             self.compiled = self._compile(cache=False)
 
     def _compile(self, cache: bool) -> Any:
-        return numba.njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, cache=cache)(self.function)
+        return numba.njit(nogil=True, error_model="numpy", fastmath=_FASTMATH, cache=cache)(
+            self.function
+        )
 
     def __call__(self, *arguments: Any) -> None:
         try:

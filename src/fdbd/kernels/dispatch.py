@@ -1,6 +1,7 @@
-"""Large inputs in CPU memory go to the compiled kernels, everything else (small inputs, gradients, other devices,
-compiled and exported graphs) to their definitions in plain torch. The same call takes the same path each time, and a
-service that scores a few samples at a time never waits for a compiler. Both paths agree to rounding."""
+"""Large inputs in CPU memory go to the compiled kernels, everything else (small inputs, gradients,
+other devices, compiled and exported graphs) to their definitions in plain torch. The same call
+takes the same path each time, and a service that scores a few samples at a time never waits for a
+compiler. Both paths agree to rounding."""
 
 import os
 from collections.abc import Callable
@@ -17,19 +18,27 @@ from fdbd.util.torch_compat import is_plain, tracing
 Folded = tuple[Tensor, Tensor, Tensor, Tensor]
 """normals (C, P), offsets (C,), center (P,) and floor (), as `fdbd.geometry.Folded` has them."""
 WORTH_A_KERNEL = 1 << 19
-"""Elements from which on a compiled kernel is used: below, plain torch takes less than about a millisecond."""
+"""Elements from which on a compiled kernel is used: below, plain torch takes less than about a
+millisecond."""
 OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
-"""A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds out why."""
+"""A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds
+out why."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
 
 
 def folded_score(
-    features: Tensor, folded: Folded, divide: bool, *, predicted: Tensor | None = None, logits: Tensor | None = None
+    features: Tensor,
+    folded: Folded,
+    divide: bool,
+    *,
+    predicted: Tensor | None = None,
+    logits: Tensor | None = None,
 ) -> Tensor:
     """(N,) folded scores; NaN for rows with a NaN, an infinity or a norm that overflows.
 
-    The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of `logits` (N, C).
+    The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of
+    `logits` (N, C).
     """
     rows, (classes, width) = features.shape[0], folded[0].shape
     given = ("features", "offsets", "center", "floor", "logits", "predicted classes")
@@ -49,16 +58,20 @@ def folded_score(
         scores = plain_score(features, predicted, folded, divide)
     else:
         scores = _run_score(kernel, features, predicted, folded, divide)
-    # The norm tells at once whether all logits are finite; it may overflow, and no graph can look at it.
-    if logits is not None and (tracing() or not torch.isfinite(torch.linalg.vector_norm(logits.detach()))):
+    # The norm tells at once whether all logits are finite; it may overflow, and no graph can look
+    # at it.
+    if logits is not None and (
+        tracing() or not torch.isfinite(torch.linalg.vector_norm(logits.detach()))
+    ):
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
 
 
 def plain_score(features: Tensor, predicted: Tensor, folded: Folded, divide: bool) -> Tensor:
-    """The definition of `folded_score` in plain torch: (N,) scores
-    ``(normals[k]·d + offsets[k]) / max(‖d‖, floor)`` with d = features − center and k = predicted (N,), without the
-    denominator where `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the dtype."""
+    """The definition of `folded_score` in plain torch: (N,) scores ``(normals[k]·d + offsets[k]) /
+    max(‖d‖, floor)`` with d = features − center and k = predicted (N,), without the denominator
+    where `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the
+    dtype."""
     normals, offsets, center, floor = folded
     deviation = features - center
     squares = deviation.square().sum(dim=1)
@@ -74,19 +87,28 @@ def column_sums(features: Tensor) -> Tensor:
     if kernel is None:
         return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
-    size = max(-(-rows // 32), _CHUNK // max(width, 1), 1)  # by N and P alone: the number of threads changes no digit
+    size = max(
+        -(-rows // 32), _CHUNK // max(width, 1), 1
+    )  # by N and P alone: the number of threads changes no digit
     values, sums = features.detach().contiguous().numpy(), np.zeros((-(-rows // size), width))
     share(spans(rows, size), lambda start, stop: kernel(values[start:stop], sums[start // size]))
     return torch.from_numpy(sums).sum(dim=0)
 
 
 def compile_kernels(dtype: torch.dtype = torch.float32) -> None:
-    """Compile the kernels for float32 or float64 ahead of their first use, or read them from numba's cache folder."""
+    """Compile the kernels for float32 or float64 ahead of their first use, or read them from
+    numba's cache folder."""
     compiled = _compiled()
     if compiled is not None:
         one = torch.ones(1, 1, dtype=dtype, device="cpu")
         vector = one[0]
-        _run_score(compiled.score_rows, one, torch.zeros(1, dtype=torch.int64), (one, vector, vector, vector[0]), True)
+        _run_score(
+            compiled.score_rows,
+            one,
+            torch.zeros(1, dtype=torch.int64),
+            (one, vector, vector, vector[0]),
+            True,
+        )
         compiled.add_rows(one.numpy(), np.zeros(1))
 
 
@@ -107,8 +129,8 @@ def _run_score(
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """(N,) index of a largest logit of each row; any index for a row with NaN. numpy's is vectorised, and three times
-    as fast as torch's for many classes."""
+    """(N,) index of a largest logit of each row; any index for a row with NaN. numpy's is
+    vectorised, and three times as fast as torch's for many classes."""
     if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
         return logits.argmax(dim=1)
     values = logits.detach().contiguous().numpy()
@@ -131,6 +153,8 @@ def _compiled() -> Any:
     """The module of compiled kernels, or None where ``NUMBA_DISABLE_JIT`` is set."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
-    from fdbd.kernels import compiled  # numba takes a third of a second to import: only where it is used
+    from fdbd.kernels import (
+        compiled,  # numba takes a third of a second to import: only where it is used
+    )
 
     return compiled

@@ -20,8 +20,8 @@ def spans(rows: int, size: int) -> list[Span]:
 
 
 def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
-    """Call work(start, stop), which releases the GIL, for each part, in as many threads as torch was given. Returns
-    when all parts are done, or raises the first error."""
+    """Call work(start, stop), which releases the GIL, for each part, in as many threads as torch
+    was given. Returns when all parts are done, or raises the first error."""
     left = deque(parts)
 
     def run() -> None:
@@ -46,8 +46,9 @@ def share(parts: Sequence[Span], work: Callable[[int, int], object]) -> None:
 
 
 def run_apart(function: Callable[[], T]) -> T:
-    """function() in a separate thread. The threads that OpenMP starts for it end with that thread: the process may
-    fork afterwards, which it may not once its main thread has computed with several (see `survive_forks`)."""
+    """function() in a separate thread. The threads that OpenMP starts for it end with that thread:
+    the process may fork afterwards, which it may not once its main thread has computed with several
+    (see `survive_forks`)."""
     with ThreadPoolExecutor(1) as alone:
         return alone.submit(function).result()
 
@@ -59,11 +60,13 @@ def _pool() -> ThreadPoolExecutor:
 
 @cache
 def survive_forks() -> None:
-    """Give children that are forked from now on one torch thread each. Fitting and scoring call this.
+    """Give children that are forked from now on one torch thread each. Fitting and scoring call
+    this.
 
-    Once a process has computed with several threads, GNU's OpenMP library, on which torch runs on Linux, waits forever
-    in a forked child for threads that the fork did not copy. With one thread it never asks for them; torch's own
-    ``DataLoader`` does the same in its workers. A process that has computed nothing is left alone.
+    Once a process has computed with several threads, GNU's OpenMP library, on which torch runs on
+    Linux, waits forever in a forked child for threads that the fork did not copy. With one thread
+    it never asks for them; torch's own ``DataLoader`` does the same in its workers. A process that
+    has computed nothing is left alone.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

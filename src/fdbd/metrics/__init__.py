@@ -1,7 +1,9 @@
-"""Measures of how well scores tell in-distribution (ID) from out-of-distribution (OOD): AUROC, FPR@TPR, AUPR.
+"""Measures of how well scores tell in-distribution (ID) from out-of-distribution (OOD): AUROC,
+FPR@TPR, AUPR.
 
-Higher score = more in-distribution. Everything is a fraction in [0, 1]; `as_percent` is for tables. Scores come as
-tensors, arrays or lists; ties and ±inf are handled exactly, NaN is an error. Nothing here knows a detector.
+Higher score = more in-distribution. Everything is a fraction in [0, 1]; `as_percent` is for tables.
+Scores come as tensors, arrays or lists; ties and ±inf are handled exactly, NaN is an error. Nothing
+here knows a detector.
 """
 
 from fdbd.metrics.comparison import Comparison, delong_test

@@ -1,4 +1,5 @@
-"""Whether two detectors differ in AUROC on the same samples: DeLong's paired test, on one OOD set or several."""
+"""Whether two detectors differ in AUROC on the same samples: DeLong's paired test, on one OOD set
+or several."""
 
 from __future__ import annotations
 
@@ -24,13 +25,17 @@ class Comparison(NamedTuple):
 
     @classmethod
     def of(cls, difference: float, standard_error: float) -> Comparison:
-        """The normal test of a difference; a standard error of 0 leaves no doubt about any difference but 0."""
+        """The normal test of a difference; a standard error of 0 leaves no doubt about any
+        difference but 0."""
         if standard_error == 0:
             return cls(difference, 0.0, 1.0 if difference == 0 else 0.0)
-        return cls(difference, standard_error, math.erfc(abs(difference) / standard_error / math.sqrt(2)))
+        return cls(
+            difference, standard_error, math.erfc(abs(difference) / standard_error / math.sqrt(2))
+        )
 
     def verdict(self, level: float = 0.05) -> Verdict:
-        """Whether the first detector's AUROC is higher, lower, or not told apart at this level of significance.
+        """Whether the first detector's AUROC is higher, lower, or not told apart at this level of
+        significance.
 
         >>> Comparison.of(0.259, 0.090).verdict(), Comparison.of(0.0001, 0.01).verdict()
         ('higher', 'undecided')
@@ -43,22 +48,29 @@ class Comparison(NamedTuple):
 def delong_test(
     id_scores_a: ArrayLike, ood_scores_a: ArrayLike, id_scores_b: ArrayLike, ood_scores_b: ArrayLike
 ) -> Comparison:
-    """Compares the AUROC of two detectors that scored the same samples in the same order (DeLong et al., 1988).
+    """Compares the AUROC of two detectors that scored the same samples in the same order (DeLong et
+    al., 1988).
 
-    The samples being the same, the two AUROCs vary together, and their difference less than their separate intervals
-    suggest. O(N log N), by ranks (Sun & Xu, 2014). Equal placements of all samples give p = 1.
+    The samples being the same, the two AUROCs vary together, and their difference less than their
+    separate intervals suggest. O(N log N), by ranks (Sun & Xu, 2014). Equal placements of all
+    samples give p = 1.
 
     >>> result = delong_test([3.0, 4.0, 5.0, 2.0], [1.0, 2.5, 0.0], [3.0, 1.0, 2.0, 0.5], [1.5, 2.5, 0.0])
     >>> round(result.difference, 4), 0 < result.p_value < 1
     (0.3333, True)
     """
-    first = influences(as_scores(id_scores_a, "id_scores_a"), as_scores(ood_scores_a, "ood_scores_a"))
-    second = influences(as_scores(id_scores_b, "id_scores_b"), as_scores(ood_scores_b, "ood_scores_b"))
+    first = influences(
+        as_scores(id_scores_a, "id_scores_a"), as_scores(ood_scores_a, "ood_scores_a")
+    )
+    second = influences(
+        as_scores(id_scores_b, "id_scores_b"), as_scores(ood_scores_b, "ood_scores_b")
+    )
     return compare([first], [second])
 
 
 class Influences(NamedTuple):
-    """What each sample adds to a measure, up to a constant: the measure's variance is that of two means."""
+    """What each sample adds to a measure, up to a constant: the measure's variance is that of two
+    means."""
 
     of_id: Floats  #: (N,) one number per ID sample; for AUROC, their mean is the AUROC itself
     of_ood: Floats  #: (M,) one number per OOD sample
@@ -70,15 +82,19 @@ def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc
     if metric == "aupr_out":
         of_ood, of_id = (part[::-1] for part in precision_influences(counts.swapped()))
     else:
-        of_id, of_ood = area_influences(counts) if metric == "auroc" else precision_influences(counts)
+        of_id, of_ood = (
+            area_influences(counts) if metric == "auroc" else precision_influences(counts)
+        )
     ascending = counts.scores[::-1]
-    inside, outside = (-1 - np.searchsorted(ascending, as_scores(part, "")) for part in (id_scores, ood_scores))
+    inside, outside = (
+        -1 - np.searchsorted(ascending, as_scores(part, "")) for part in (id_scores, ood_scores)
+    )
     return Influences(of_id[inside], of_ood[outside])
 
 
 def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Comparison:
-    """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from the `influences` on
-    each set."""
+    """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from the
+    `influences` on each set."""
     for a, b in zip(first, second):
         of_a, of_b = (f"{len(part.of_id)} ID and {len(part.of_ood)} OOD" for part in (a, b))
         if of_a != of_b:
@@ -91,7 +107,8 @@ def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Compar
 
 
 def standard_error(sets: Sequence[Influences]) -> float:
-    """Standard error of a measure's mean over OOD sets that share their ID samples but not their OOD samples:
+    """Standard error of a measure's mean over OOD sets that share their ID samples but not their
+    OOD samples:
 
         var = var_i(mean_j A_ji) / N + Σ_j var_k(B_jk) / M_j / J²
 

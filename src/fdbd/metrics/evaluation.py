@@ -1,5 +1,6 @@
-"""`evaluate`: all measures of one detector on one pair of ID and OOD samples, each with its interval; and their
-`average` over OOD sets that share their ID samples, with an interval that knows they do."""
+"""`evaluate`: all measures of one detector on one pair of ID and OOD samples, each with its
+interval; and their `average` over OOD sets that share their ID samples, with an interval that knows
+they do."""
 
 from __future__ import annotations
 
@@ -77,19 +78,27 @@ class Evaluation:
     def to_dict(self) -> dict[str, object]:
         """Plain numbers and strings, for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value.to_dict() if isinstance(value, Estimate) else value for name, value in values.items()}
+        return {
+            name: value.to_dict() if isinstance(value, Estimate) else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Evaluation:
         """What `to_dict` gave."""
         given: Any = ((field.name, values[field.name]) for field in fields(cls))
-        read: dict[str, Any] = {name: Estimate(**part) if isinstance(part, dict) else part for name, part in given}
+        read: dict[str, Any] = {
+            name: Estimate(**part) if isinstance(part, dict) else part for name, part in given
+        }
         return cls(**read)
 
     def __str__(self) -> str:
         named = {"AUROC": self.auroc, f"FPR{100 * self.tpr:g}": self.fpr}
         named |= {"AUPR-in": self.aupr_in, "AUPR-out": self.aupr_out}
-        shown = (f"{k} {as_percent(v)} [{as_percent(v.low)}, {as_percent(v.high)}]" for k, v in named.items())
+        shown = (
+            f"{k} {as_percent(v)} [{as_percent(v.low)}, {as_percent(v.high)}]"
+            for k, v in named.items()
+        )
         return f"{', '.join(shown)} (%, {self.positive.upper()} positive, {self.num_id} ID, {self.num_ood} OOD)"
 
 
@@ -103,14 +112,16 @@ def evaluate(
     bootstrap: int = 10_000,
     seed: int = 0,
 ) -> Evaluation:
-    """AUROC, FPR@TPR, AUPR-in and AUPR-out of scores (higher = more in-distribution), each with an interval.
+    """AUROC, FPR@TPR, AUPR-in and AUPR-out of scores (higher = more in-distribution), each with an
+    interval.
 
     Args:
-        id_scores: (N,) scores of in-distribution samples; tensor, array or list. ±inf is a score, NaN an error.
-        ood_scores: (M,) scores of out-of-distribution samples.
-        tpr: the true-positive rate that the threshold of FPR@TPR keeps, a fraction.
-        positive: "id": FPR is the share of OOD accepted when `tpr` of ID are (as in the paper); "ood": the share of ID
-            flagged when `tpr` of OOD are (OpenOOD, pytorch-ood). The other measures do not depend on it.
+        id_scores: (N,) scores of in-distribution samples; tensor, array or list. ±inf is a score,
+        NaN an error. ood_scores: (M,) scores of out-of-distribution samples. tpr: the true-positive
+        rate that the threshold of FPR@TPR keeps, a fraction. positive: "id": FPR is the share of
+        OOD accepted when `tpr` of ID are (as in the paper); "ood": the share of ID
+            flagged when `tpr` of OOD are (OpenOOD, pytorch-ood). The other measures do not depend
+            on it.
         confidence: of the intervals, a fraction.
         bootstrap: number of random draws behind the interval of FPR@TPR.
         seed: of these draws; the same seed gives the same interval.
@@ -129,7 +140,10 @@ def evaluate(
     chosen, swapped = oriented(counts, positive), counts.swapped()
     return Evaluation(
         auroc=Estimate(area(counts), *auroc_interval(counts, confidence)),
-        fpr=Estimate(false_positive_rate(chosen, tpr), *fpr_interval([chosen], tpr, confidence, bootstrap, seed)),
+        fpr=Estimate(
+            false_positive_rate(chosen, tpr),
+            *fpr_interval([chosen], tpr, confidence, bootstrap, seed),
+        ),
         aupr_in=Estimate(average_precision(counts), *aupr_interval(counts, confidence)),
         aupr_out=Estimate(average_precision(swapped), *aupr_interval(swapped, confidence)),
         tpr=float(tpr),
@@ -146,14 +160,14 @@ def average(
     id_scores: ArrayLike | None = None,
     ood_scores: Sequence[ArrayLike] = (),
 ) -> Estimate:
-    """Mean of a measure over OOD sets. Its interval is, for AUROC and AUPR, the mean of the sets' intervals, scaled by
-    the ratio of the mean's standard error to the mean of the sets' standard errors; for FPR@TPR it comes from the draws
-    behind the sets' intervals, made together, so that the ID samples vary once for all sets.
+    """Mean of a measure over OOD sets. Its interval is, for AUROC and AUPR, the mean of the sets'
+    intervals, scaled by the ratio of the mean's standard error to the mean of the sets' standard
+    errors; for FPR@TPR it comes from the draws behind the sets' intervals, made together, so that
+    the ID samples vary once for all sets.
 
     Args:
-        evaluations: one per OOD set.
-        metric: the measure.
-        id_scores: (N,) scores of the ID samples; None: not known, and the interval is the mean of the sets' intervals,
+        evaluations: one per OOD set. metric: the measure. id_scores: (N,) scores of the ID samples;
+        None: not known, and the interval is the mean of the sets' intervals,
             which is too wide.
         ood_scores: scores of each OOD set.
 
@@ -163,13 +177,17 @@ def average(
     0.9375
     """
     parts: list[Estimate] = [getattr(evaluation, metric) for evaluation in evaluations]
-    value, low, high = (sum(each) / len(parts) for each in zip(*((float(p), p.low, p.high) for p in parts)))
+    value, low, high = (
+        sum(each) / len(parts) for each in zip(*((float(p), p.low, p.high) for p in parts))
+    )
     if len(parts) == 1 or id_scores is None:
         return Estimate(value, low, high)
     if metric == "fpr":
         first = evaluations[0]
         counts = [oriented(Counts.of(id_scores, scores), first.positive) for scores in ood_scores]
-        shared: Literal["positive", "negative"] = "positive" if first.positive == "id" else "negative"
+        shared: Literal["positive", "negative"] = (
+            "positive" if first.positive == "id" else "negative"
+        )
         return Estimate(value, *fpr_interval(counts, first.tpr, first.confidence, shared=shared))
     sets = [influences(id_scores, scores, metric) for scores in ood_scores]
     separate = sum(standard_error([part]) for part in sets) / len(sets)

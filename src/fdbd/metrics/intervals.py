@@ -1,7 +1,9 @@
-"""Confidence intervals for AUROC, AUPR and FPR@TPR that keep their coverage at few samples, ties and AUROC near 1.
+"""Confidence intervals for AUROC, AUPR and FPR@TPR that keep their coverage at few samples, ties
+and AUROC near 1.
 
-The textbook intervals do not: DeLong's shrinks to nothing at perfect separation, and a binomial interval for FPR@TPR
-forgets that the threshold was estimated too. Coverage is shown by simulation in the tests.
+The textbook intervals do not: DeLong's shrinks to nothing at perfect separation, and a binomial
+interval for FPR@TPR forgets that the threshold was estimated too. Coverage is shown by simulation
+in the tests.
 """
 
 import math
@@ -10,24 +12,28 @@ from typing import Literal
 
 import numpy as np
 
-from fdbd.decision.threshold import as_decimal
+from fdbd.core.ranks import as_decimal
 from fdbd.metrics.points import Counts, Floats, area, average_precision, false_positive_rate
 
 Interval = tuple[float, float]
 
 
 def auroc_interval(counts: Counts, confidence: float) -> Interval:
-    """DeLong's interval (DeLong et al., Biometrics 44, 1988; by ranks after Sun & Xu, 2014), on the logit scale.
+    """DeLong's interval (DeLong et al., Biometrics 44, 1988; by ranks after Sun & Xu, 2014), on the
+    logit scale.
 
-    Three additions make it hold near 0 and 1, where the variance rests on the few samples that overlap:
+    Three additions make it hold near 0 and 1, where the variance rests on the few samples that
+    overlap:
 
     - Student's t replaces the normal, with Satterthwaite's degrees of freedom from the spread of the placements: few
       overlapping samples, few degrees of freedom. With many, nothing changes.
     - It never leaves the pair limits: min(n, m) disjoint ID-OOD pairs are independent trials that succeed with
-      probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if wide. They are also the
-      interval where the variance is zero: at AUROC 1, for n = m = 1000, it is [0.9963, 1].
+      probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if wide. They
+      are also the interval where the variance is zero: at AUROC 1, for n = m = 1000, it is [0.9963,
+      1].
     - It reaches at least as far towards 1/2 as an unseen share p of look-alikes would take it, (1 − p)·AUROC + p/2,
-      with p the largest share of one side that a sample of that size misses with probability 1 − confidence.
+      with p the largest share of one side that a sample of that size misses with probability 1 −
+      confidence.
     """
     value, pairs = area(counts), min(counts.num_positive, counts.num_negative)
     variance, freedom = _spread(counts, area_influences(counts))
@@ -41,12 +47,14 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
 
 
 def aupr_interval(counts: Counts, confidence: float) -> Interval:
-    """Logit interval from the influence of each sample on the average precision, with Student's t as for AUROC.
+    """Logit interval from the influence of each sample on the average precision, with Student's t
+    as for AUROC.
 
-    The lower limit starts from the AUPR with half an unseen negative above all samples, a continuity correction: the
-    precision of the top ranks is 1 in the sample when no negative happens to lie there, and its variance then 0. The
-    limit stops at the AUPR that would follow if AUROC stood at its lower pair limit because that share of the negatives
-    lay above all positives; that is the interval at AUPR 1.
+    The lower limit starts from the AUPR with half an unseen negative above all samples, a
+    continuity correction: the precision of the top ranks is 1 in the sample when no negative
+    happens to lie there, and its variance then 0. The limit stops at the AUPR that would follow if
+    AUROC stood at its lower pair limit because that share of the negatives lay above all positives;
+    that is the interval at AUPR 1.
     """
     value, corrected = average_precision(counts), average_precision(counts, extra_negatives=0.5)
     roc = area(counts)
@@ -70,17 +78,19 @@ def fpr_interval(
     seed: int = 0,
     shared: Literal["positive", "negative"] = "positive",
 ) -> Interval:
-    """Interval for FPR@TPR, or for its mean over several sets, with both its random parts, the threshold and the rate,
-    from `draws` random draws of each.
+    """Interval for FPR@TPR, or for its mean over several sets, with both its random parts, the
+    threshold and the rate, from `draws` random draws of each.
 
-    The population's threshold has Binomial(n, 1 − tpr) of the n positives below it, hence lies between two neighbouring
-    order statistics of that rank, whatever the distribution; given a threshold, the rate has Clopper and Pearson's
-    Beta law. Drawing a rank, then a rate, is a bootstrap of both sides that costs one binomial and one Beta number per
-    draw instead of a resample, and unlike that bootstrap stays honest when no negative is accepted. The lower limit
+    The population's threshold has Binomial(n, 1 − tpr) of the n positives below it, hence lies
+    between two neighbouring order statistics of that rank, whatever the distribution; given a
+    threshold, the rate has Clopper and Pearson's Beta law. Drawing a rank, then a rate, is a
+    bootstrap of both sides that costs one binomial and one Beta number per draw instead of a
+    resample, and unlike that bootstrap stays honest when no negative is accepted. The lower limit
     takes the upper neighbour and the lower law, the upper limit the other two, so ties are safe.
 
-    Sets that share their positives share the drawn ranks; sets that share their negatives share the uniform number
-    behind the drawn rates, as if their errors moved together, which is the widest that they can.
+    Sets that share their positives share the drawn ranks; sets that share their negatives share the
+    uniform number behind the drawn rates, as if their errors moved together, which is the widest
+    that they can.
     """
     from scipy.special import betaincinv
 
@@ -102,28 +112,32 @@ def fpr_interval(
         uppers.append(np.where(most == total, 1.0, beta(most + 1, np.maximum(total - most, 1))))
         lowers.append(np.where(fewest == 0, 0.0, beta(np.maximum(fewest, 1), total - fewest + 1)))
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.mean(lowers, axis=0), tail), np.quantile(np.mean(uppers, axis=0), 1 - tail)
+    low, high = (
+        np.quantile(np.mean(lowers, axis=0), tail),
+        np.quantile(np.mean(uppers, axis=0), 1 - tail),
+    )
     return _around(value, float(low), float(high))
 
 
 def _accepted(counts: Counts, rank: np.ndarray) -> Floats:
-    """How many negatives a threshold at the rank-th smallest positive accepts; rank 0 accepts all, n + 1 none."""
+    """How many negatives a threshold at the rank-th smallest positive accepts; rank 0 accepts all,
+    n + 1 none."""
     at_or_below = np.cumsum(counts.positive[::-1])
     accepted = np.append(np.cumsum(counts.negative)[::-1], 0.0)
     return np.where(rank == 0, counts.num_negative, accepted[np.searchsorted(at_or_below, rank)])
 
 
 def area_influences(counts: Counts) -> tuple[Floats, Floats]:
-    """What a positive and a negative at each level add to AUROC, up to a constant: the share of the other side that it
-    is told apart from, ties one half."""
+    """What a positive and a negative at each level add to AUROC, up to a constant: the share of the
+    other side that it is told apart from, ties one half."""
     below = 1 - (np.cumsum(counts.negative) - counts.negative / 2) / counts.num_negative
     above = (np.cumsum(counts.positive) - counts.positive / 2) / counts.num_positive
     return below, above
 
 
 def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
-    """The same for average precision: a positive brings its own precision and raises that of every positive at or below
-    it; a negative lowers them."""
+    """The same for average precision: a positive brings its own precision and raises that of every
+    positive at or below it; a negative lowers them."""
     true, false = np.cumsum(counts.positive), np.cumsum(counts.negative)
     share = counts.positive / counts.num_positive / (true + false) ** 2
     raised = np.cumsum((share * false)[::-1])[::-1] * counts.num_positive
@@ -132,7 +146,8 @@ def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
 
 
 def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, float]:
-    """Variance of a statistic whose influences by level are given, and the degrees of freedom of that variance."""
+    """Variance of a statistic whose influences by level are given, and the degrees of freedom of
+    that variance."""
     variance = uncertainty = 0.0
     for influence, weight in zip(influences, (counts.positive, counts.negative)):
         number = weight.sum()
@@ -151,7 +166,11 @@ def _logit_limits(value: float, variance: float, freedom: float, confidence: flo
 
     if not 0 < value < 1:
         return value, value
-    reach = stdtrit(min(freedom, 1e9), (1 + confidence) / 2) * math.sqrt(variance) / (value * (1 - value))
+    reach = (
+        stdtrit(min(freedom, 1e9), (1 + confidence) / 2)
+        * math.sqrt(variance)
+        / (value * (1 - value))
+    )
     centre = math.log(value) - math.log1p(-value)
     return float(expit(centre - reach)), float(expit(centre + reach))
 

@@ -1,4 +1,5 @@
-"""The measures themselves, as plain numbers: AUROC, FPR@TPR, AUPR and the ROC curve. All depend on counts by score."""
+"""The measures themselves, as plain numbers: AUROC, FPR@TPR, AUPR and the ROC curve. All depend on
+counts by score."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 
 from fdbd.core.batch import ArrayLike
 from fdbd.core.configuration import expect, one_of
-from fdbd.decision.threshold import count_to_accept
+from fdbd.core.ranks import count_to_accept
 
 Floats = NDArray[np.float64]
 
 
 class Counts(NamedTuple):
-    """How many positives and negatives have each distinct score, from the highest score down. Samples with equal scores
-    share a level, so that no measure can depend on their order."""
+    """How many positives and negatives have each distinct score, from the highest score down.
+    Samples with equal scores share a level, so that no measure can depend on their order."""
 
     positive: Floats  #: (L,) counts; float64, exact up to 2⁵³
     negative: Floats  #: (L,) counts
@@ -30,7 +31,9 @@ class Counts(NamedTuple):
         scores, level = np.unique(np.concatenate([inside, outside]), return_inverse=True)
         positive = np.bincount(level[: len(inside)], minlength=len(scores))
         negative = np.bincount(level[len(inside) :], minlength=len(scores))
-        return cls(positive[::-1].astype(np.float64), negative[::-1].astype(np.float64), scores[::-1])
+        return cls(
+            positive[::-1].astype(np.float64), negative[::-1].astype(np.float64), scores[::-1]
+        )
 
     def swapped(self) -> Counts:
         """OOD as positive, by the negated score."""
@@ -46,25 +49,31 @@ class Counts(NamedTuple):
 
 
 def as_scores(values: ArrayLike, name: str) -> Floats:
-    """One-dimensional float64 scores from a tensor, an array or a list; empty or NaN is an error."""
+    """One-dimensional float64 scores from a tensor, an array or a list; empty or NaN is an
+    error."""
     if isinstance(values, torch.Tensor):
         values = values.detach().to("cpu", torch.float64).numpy()
     try:
         scores = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a sequence of numbers, got {type(values).__name__}") from error
+        raise TypeError(
+            f"{name} must be a sequence of numbers, got {type(values).__name__}"
+        ) from error
     if scores.ndim != 1:
         raise ValueError(f"{name} has shape {scores.shape}, expected one score per sample, (N,)")
     if not len(scores):
         raise ValueError(f"{name} is empty; it takes at least one score on each side")
     missing = np.isnan(scores)
     if missing.any():
-        raise ValueError(f"{name} holds {missing.sum()} NaN of {len(scores)}, the first at index {missing.argmax()}")
+        raise ValueError(
+            f"{name} holds {missing.sum()} NaN of {len(scores)}, the first at index {missing.argmax()}"
+        )
     return scores
 
 
 def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
-    """Area under the ROC curve: the chance that an ID sample outscores an OOD sample, a tie counting one half.
+    """Area under the ROC curve: the chance that an ID sample outscores an OOD sample, a tie
+    counting one half.
 
     >>> auroc([3.0, 2.0, 2.0], [1.0, 2.0])
     0.833...
@@ -73,14 +82,20 @@ def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
 
 
 def fpr_at_tpr(
-    id_scores: ArrayLike, ood_scores: ArrayLike, tpr: float = 0.95, *, positive: Literal["id", "ood"] = "id"
+    id_scores: ArrayLike,
+    ood_scores: ArrayLike,
+    tpr: float = 0.95,
+    *,
+    positive: Literal["id", "ood"] = "id",
 ) -> float:
-    """The false-positive rate at the strictest threshold that keeps a true-positive rate of `tpr` or more.
+    """The false-positive rate at the strictest threshold that keeps a true-positive rate of `tpr`
+    or more.
 
-    With ``positive="id"`` (the usual FPR95): the share of OOD samples with score ≥ t, where t is the largest threshold
-    that at least `tpr` of the ID samples reach. With ``positive="ood"`` (OpenOOD, pytorch-ood): the share of ID samples
-    flagged when at least `tpr` of the OOD samples are. Samples that tie with t are all accepted, and there is no
-    interpolation between the points of the ROC curve.
+    With ``positive="id"`` (the usual FPR95): the share of OOD samples with score ≥ t, where t is
+    the largest threshold that at least `tpr` of the ID samples reach. With ``positive="ood"``
+    (OpenOOD, pytorch-ood): the share of ID samples flagged when at least `tpr` of the OOD samples
+    are. Samples that tie with t are all accepted, and there is no interpolation between the points
+    of the ROC curve.
 
     >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.0, 1.5, 2.5], tpr=0.75)
     0.333...
@@ -88,11 +103,14 @@ def fpr_at_tpr(
     return false_positive_rate(oriented(Counts.of(id_scores, ood_scores), positive), tpr)
 
 
-def aupr(id_scores: ArrayLike, ood_scores: ArrayLike, *, positive: Literal["id", "ood"] = "id") -> float:
-    """Area under the precision-recall curve, as average precision: Σ (recall step) × (precision reached there).
+def aupr(
+    id_scores: ArrayLike, ood_scores: ArrayLike, *, positive: Literal["id", "ood"] = "id"
+) -> float:
+    """Area under the precision-recall curve, as average precision: Σ (recall step) × (precision
+    reached there).
 
-    ``positive="id"`` is AUPR-in, ``positive="ood"`` AUPR-out (by the negated score). It depends on how many samples
-    either side has: a score without information has the share of positives.
+    ``positive="id"`` is AUPR-in, ``positive="ood"`` AUPR-out (by the negated score). It depends on
+    how many samples either side has: a score without information has the share of positives.
 
     >>> aupr([3.0, 2.0], [1.0, 2.5])
     0.833...
@@ -100,11 +118,14 @@ def aupr(id_scores: ArrayLike, ood_scores: ArrayLike, *, positive: Literal["id",
     return average_precision(oriented(Counts.of(id_scores, ood_scores), positive))
 
 
-def roc_curve(id_scores: ArrayLike, ood_scores: ArrayLike, *, points: int = 1000) -> tuple[Floats, Floats, Floats]:
-    """The ROC curve with ID as positive: false-positive rates, true-positive rates, thresholds; each (M,), M ≤ points.
+def roc_curve(
+    id_scores: ArrayLike, ood_scores: ArrayLike, *, points: int = 1000
+) -> tuple[Floats, Floats, Floats]:
+    """The ROC curve with ID as positive: false-positive rates, true-positive rates, thresholds;
+    each (M,), M ≤ points.
 
-    It starts at (0, 0), threshold +inf, which accepts nothing, and ends at (1, 1). Longer curves are thinned evenly
-    along their length; every point that stays is exact.
+    It starts at (0, 0), threshold +inf, which accepts nothing, and ends at (1, 1). Longer curves
+    are thinned evenly along their length; every point that stays is exact.
 
     >>> fpr, tpr, thresholds = roc_curve([2.0, 1.0], [0.0, 1.0])
     >>> fpr.tolist(), tpr.tolist(), thresholds.tolist()
@@ -134,7 +155,8 @@ def area(counts: Counts) -> float:
 
 
 def false_positive_rate(counts: Counts, tpr: float) -> float:
-    """FPR of `counts` at the first level where the accepted positives are at least a share `tpr`."""
+    """FPR of `counts` at the first level where the accepted positives are at least a share
+    `tpr`."""
     need = count_to_accept(counts.num_positive, tpr)
     level = int(np.searchsorted(np.cumsum(counts.positive), need))
     return float(counts.negative[: level + 1].sum() / counts.num_negative)

@@ -1,6 +1,6 @@
 """Networks for small images, checkpoints, and the small trained zoo."""
 
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.preprocessing import Preprocess
 from fdbd.networks.architectures import Network, count_parameters
 from fdbd.networks.by_name import ZooCard, create, list_models, list_zoo, zoo, zoo_card
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, save_weights

@@ -1,5 +1,6 @@
-"""Networks for 32×32 images. Modules have the names of the widespread public implementations (`layer2.0.shortcut.0`,
-`linear`; `block1.layer.0.bn1`, `fc`), so that their checkpoints load as they are."""
+"""Networks for 32×32 images. Modules have the names of the widespread public implementations
+(`layer2.0.shortcut.0`, `linear`; `block1.layer.0.bn1`, `fc`), so that their checkpoints load as
+they are."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """A convolutional classifier: feature map, global average pooling, one linear head named `head_name`. It answers
-    what timm's models answer too, so that it can be split into backbone and head without guessing.
+    """A convolutional classifier: feature map, global average pooling, one linear head named
+    `head_name`. It answers what timm's models answer too, so that it can be split into backbone and
+    head without guessing.
 
-    >>> from fdbd.models import create
+    >>> from fdbd.networks import create
     >>> network = create("resnet20", num_classes=10)
     >>> network.forward_head(network.forward_features(torch.rand(2, 3, 32, 32)), pre_logits=True).shape
     torch.Size([2, 64])
@@ -34,15 +36,16 @@ class Network(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity: all parts but the head, in
-        the order of their registration."""
+        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity: all
+        parts but the head, in the order of their registration."""
         for name, module in self.named_children():
             if name != self.head_name:
                 x = F.relu(module(x)) if name == self.rectified else module(x)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Feature map (N, P, h, w) to penultimate features (N, P) if `pre_logits`, else to logits (N, C)."""
+        """Feature map (N, P, h, w) to penultimate features (N, P) if `pre_logits`, else to logits
+        (N, C)."""
         pooled = x.mean(dim=(2, 3))
         return pooled if pre_logits else self.get_classifier()(pooled)
 
@@ -75,10 +78,12 @@ def _count_blocks(network: str, depth: int, others: int) -> int:
 
 
 class Residual(nn.Module):
-    """Convolutions with batch norms, ``(width, kernel, stride)`` each, beside a shortcut; None: a projection where the
-    shape changes."""
+    """Convolutions with batch norms, ``(width, kernel, stride)`` each, beside a shortcut; None: a
+    projection where the shape changes."""
 
-    def __init__(self, width_in: int, *layers: tuple[int, int, int], shortcut: nn.Module | None = None) -> None:
+    def __init__(
+        self, width_in: int, *layers: tuple[int, int, int], shortcut: nn.Module | None = None
+    ) -> None:
         super().__init__()
         before, stride = width_in, 1
         self.pairs = [(f"conv{number}", f"bn{number}") for number in range(1, len(layers) + 1)]
@@ -88,7 +93,11 @@ class Residual(nn.Module):
             before, stride = width, stride * step
         if shortcut is None:
             is_same = stride == 1 and width_in == before
-            parts = () if is_same else (_convolution(width_in, before, 1, stride), nn.BatchNorm2d(before))
+            parts = (
+                ()
+                if is_same
+                else (_convolution(width_in, before, 1, stride), nn.BatchNorm2d(before))
+            )
             shortcut = nn.Sequential(*parts)
         self.shortcut = shortcut
 
@@ -110,7 +119,8 @@ def bottleneck(width_in: int, width: int, stride: int) -> Residual:
 
 
 class Subsample(nn.Module):
-    """Option A, without parameters: every second pixel, and zeros for the new channels, half before and half after."""
+    """Option A, without parameters: every second pixel, and zeros for the new channels, half before
+    and half after."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -121,12 +131,15 @@ class Subsample(nn.Module):
 
 
 def _subsampling(width_in: int, width: int, stride: int) -> Residual:
-    return basic(width_in, width, stride, nn.Identity() if stride == 1 else Subsample(width - width_in))
+    return basic(
+        width_in, width, stride, nn.Identity() if stride == 1 else Subsample(width - width_in)
+    )
 
 
 class ResNet(Network):
-    """Stages that double the width, after one 3×3 convolution and no pooling; 512 features with four stages of `basic`
-    blocks, 2048 with `bottleneck` and an expansion of 4. `block` takes its width before, its width and its stride."""
+    """Stages that double the width, after one 3×3 convolution and no pooling; 512 features with
+    four stages of `basic` blocks, 2048 with `bottleneck` and an expansion of 4. `block` takes its
+    width before, its width and its stride."""
 
     def __init__(
         self,
@@ -153,14 +166,18 @@ class CifarResNet(ResNet):
     """`depth` = 6n+2 layers, 16/32/64 channels, parameter-free shortcuts; 64 features."""
 
     def __init__(self, depth: int, num_classes: int = 10) -> None:
-        super().__init__(_subsampling, (_count_blocks("a CIFAR ResNet", depth, 2),) * 3, num_classes, width=16)
+        super().__init__(
+            _subsampling, (_count_blocks("a CIFAR ResNet", depth, 2),) * 3, num_classes, width=16
+        )
 
 
 class CompactResNet(Network):
-    """The zoo's network: stem convolution, four residual blocks, linear head; 128 features, 0.9 M parameters.
+    """The zoo's network: stem convolution, four residual blocks, linear head; 128 features, 0.9 M
+    parameters.
 
-    ResNet-20 spends most of its time moving 16 channels of 32×32 maps through memory. Four wide blocks at 16×16, 8×8
-    and 4×4 cost as many multiplications but run at twice the speed on a CPU, and learn in a third of the epochs."""
+    ResNet-20 spends most of its time moving 16 channels of 32×32 maps through memory. Four wide
+    blocks at 16×16, 8×8 and 4×4 cost as many multiplications but run at twice the speed on a CPU,
+    and learn in a third of the epochs."""
 
     rectified = "stem"
 
@@ -168,7 +185,9 @@ class CompactResNet(Network):
         super().__init__()
         # The stem has a bias and no batch norm: whitened filters (`whiten_stem`) need none.
         self.stem = nn.Conv2d(3, 32, 3, padding=1)
-        self.blocks = nn.Sequential(basic(32, 64, 2), basic(64, 128, 2), basic(128, 128, 1), basic(128, 128, 2))
+        self.blocks = nn.Sequential(
+            basic(32, 64, 2), basic(64, 128, 2), basic(128, 128, 1), basic(128, 128, 2)
+        )
         self.finish(128, num_classes)
 
 
@@ -176,11 +195,14 @@ class CompactResNet(Network):
 def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None:
     """Start the stem as the whitening transform of image patches (Page, 2019; Jordan, 2024).
 
-    The leading principal directions of the patches, scaled to unit variance, once with each sign so that the rectifier
-    loses nothing. images: normalised, (N, 3, H, W); a few thousand are enough."""
+    The leading principal directions of the patches, scaled to unit variance, once with each sign so
+    that the rectifier loses nothing. images: normalised, (N, 3, H, W); a few thousand are
+    enough."""
     weight = model.stem.weight
     half, kernel = weight.shape[0] // 2, weight.shape[2]
-    patches = F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
+    patches = (
+        F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
+    )
     variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     # An eigenvector's sign is the solver's whim; fix it so that the start is the same everywhere.
     directions = directions * directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
@@ -196,7 +218,8 @@ def _stage(*blocks: nn.Module) -> nn.Sequential:
 
 
 class _Wide(nn.Module):
-    """Two 3×3 convolutions; the shortcut starts after the first rectifier where the width changes."""
+    """Two 3×3 convolutions; the shortcut starts after the first rectifier where the width
+    changes."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -214,7 +237,8 @@ class _Wide(nn.Module):
 
 
 class WideResNet(Network):
-    """`depth` = 6n+4 layers, `widen` times as wide (Zagoruyko and Komodakis, 2016); 128 features at (40, 2)."""
+    """`depth` = 6n+4 layers, `widen` times as wide (Zagoruyko and Komodakis, 2016); 128 features at
+    (40, 2)."""
 
     head_name = "fc"
 
@@ -226,7 +250,10 @@ class WideResNet(Network):
         for stage in range(3):
             width = 16 * widen * 2**stage
             first = _Wide(width_in, width, 2 if stage else 1)
-            self.add_module(f"block{stage + 1}", _stage(first, *(_Wide(width, width, 1) for _ in range(count - 1))))
+            self.add_module(
+                f"block{stage + 1}",
+                _stage(first, *(_Wide(width, width, 1) for _ in range(count - 1))),
+            )
             width_in = width
         self.bn1 = nn.BatchNorm2d(width_in)
         self.finish(width_in, num_classes)
@@ -251,8 +278,8 @@ class _Dense(nn.Sequential):
 
 
 class DenseNet(Network):
-    """DenseNet-BC (Huang et al., 2017; Andreas Veit's names) with `depth` layers, growth `growth`, compression 0.5; 342
-    features at (100, 12)."""
+    """DenseNet-BC (Huang et al., 2017; Andreas Veit's names) with `depth` layers, growth `growth`,
+    compression 0.5; 342 features at (100, 12)."""
 
     head_name = "fc"
 
@@ -268,7 +295,9 @@ class DenseNet(Network):
             width += count * growth
             if block < 3:
                 transition = _pre_activated(width, (width // 2, 1))
-                self.add_module(f"trans{block}", nn.Sequential(transition | {"pool": nn.AvgPool2d(2)}))
+                self.add_module(
+                    f"trans{block}", nn.Sequential(transition | {"pool": nn.AvgPool2d(2)})
+                )
                 width //= 2
         self.bn1 = nn.BatchNorm2d(width)
         self.finish(width, num_classes)

@@ -1,6 +1,6 @@
-"""From the name that a user types, or that a file holds, to a model: its architecture alone (`create`), or with its
-weights and preprocessing (`model_by_name`). The zoo holds small CIFAR-10 classifiers that come with the package,
-trained by `fdbd train zoo-ce` and `zoo-supcon`."""
+"""From the name that a user types, or that a file holds, to a model: its architecture alone
+(`create`), or with its weights and preprocessing (`model_by_name`). The zoo holds small CIFAR-10
+classifiers that come with the package, trained by `fdbd train zoo-ce` and `zoo-supcon`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import info
-from fdbd.data.preprocessing import Preprocess
-from fdbd.networks.architectures import CifarResNet, CompactResNet, DenseNet, ResNet, WideResNet, basic, bottleneck
+from fdbd.networks.architectures import (
+    CifarResNet,
+    CompactResNet,
+    DenseNet,
+    ResNet,
+    WideResNet,
+    basic,
+    bottleneck,
+)
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, read_weights
 from fdbd.networks.find_head import find_heads
 from fdbd.networks.public import public_network
@@ -54,13 +62,17 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create(
-    name: str, num_classes: int | None = 10, checkpoint: str | os.PathLike[str] | None = None, **options: Any
+    name: str,
+    num_classes: int | None = 10,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> nn.Module:
     """A network by name, with its weights from `checkpoint` if given.
 
-    name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours is looked up in both;
-    `package.module:function` calls any importable factory, with `num_classes` if it takes it; options go to it.
-    num_classes: None leaves it to the factory, and is 10 elsewhere.
+    name: one of `list_models()`; `torchvision:NAME` or `timm:NAME`; a plain name that is not ours
+    is looked up in both; `package.module:function` calls any importable factory, with `num_classes`
+    if it takes it; options go to it. num_classes: None leaves it to the factory, and is 10
+    elsewhere.
 
     >>> create("resnet20", num_classes=100).get_classifier()
     Linear(in_features=64, out_features=100, bias=True)
@@ -80,7 +92,10 @@ def create(
 
 def _from_library(library: str, name: str, options: dict[str, Any]) -> nn.Module:
     """A model of torchvision or of timm; of the first that has it where `library` is empty."""
-    if library != "timm" and name in (models := require("torchvision.models", "vision")).list_models():
+    if (
+        library != "timm"
+        and name in (models := require("torchvision.models", "vision")).list_models()
+    ):
         model: nn.Module = models.get_model(name, **{"weights": None} | options)
     elif library != "torchvision" and (timm := require("timm", "vision")).is_model(name):
         model = timm.create_model(name, **{"pretrained": False} | options)
@@ -88,7 +103,9 @@ def _from_library(library: str, name: str, options: dict[str, Any]) -> nn.Module
         raise ValueError(f"{library} has no model {name!r}")
     else:
         ours = ", ".join(list_models())
-        raise ValueError(f"no model {name!r}: ours are {ours}; torchvision and timm have none of that name")
+        raise ValueError(
+            f"no model {name!r}: ours are {ours}; torchvision and timm have none of that name"
+        )
     return model
 
 
@@ -97,7 +114,9 @@ def _call_factory(name: str, num_classes: int | None, options: dict[str, Any]) -
     if not callable(factory):
         raise ValueError(f"{name} is no function")
     parameters = inspect.signature(factory).parameters.values()
-    if num_classes is not None and any(p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters):
+    if num_classes is not None and any(
+        p.name == "num_classes" or p.kind is p.VAR_KEYWORD for p in parameters
+    ):
         options = {"num_classes": num_classes, **options}
     model = factory(**options)
     if not isinstance(model, nn.Module):
@@ -147,7 +166,9 @@ def zoo_card(name: str) -> ZooCard:
     if name not in list_zoo():
         raise ValueError(f"no zoo model {name!r}: there are {', '.join(list_zoo())}")
     path = _ZOO / f"{name}.safetensors"
-    about = read_metadata(path)  # a weights file says itself what it is; the card beside it says the same to people
+    about = read_metadata(
+        path
+    )  # a weights file says itself what it is; the card beside it says the same to people
     values: dict[str, Any] = {key: about[key] for key in ("model", "recipe", "dataset")}
     values |= {key: json.loads(about[key]) for key in ("num_classes", "seed", "test_accuracy")}
     mean, std = (json.loads(about[key]) for key in ("mean", "std"))
@@ -155,7 +176,8 @@ def zoo_card(name: str) -> ZooCard:
 
 
 def zoo(name: str) -> nn.Module:
-    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its inputs.
+    """A shipped model with its weights, in evaluation mode; `zoo_card(name).preprocess` makes its
+    inputs.
 
     >>> import torch
     >>> zoo("cifar10-ce")(torch.zeros(1, 3, 32, 32)).shape
@@ -172,10 +194,14 @@ class NamedModel:
     model: nn.Module
     weights: str  #: one line about the weights, such as "resnet20, weights resnet20.th"
     num_classes: int | None = None  #: None where only the model itself can tell
-    preprocess: Preprocess | None = None  #: how images are prepared; None where neither the model nor the user says
+    preprocess: Preprocess | None = (
+        None  #: how images are prepared; None where neither the model nor the user says
+    )
     class_names: tuple[str, ...] = ()  #: one per class, or none
     untrained: bool = False  #: whether the weights are random; a warning was given
-    origin: dict[str, Any] = field(default_factory=dict)  #: JSON values to build it again, and its `weights_hash`
+    origin: dict[str, Any] = field(
+        default_factory=dict
+    )  #: JSON values to build it again, and its `weights_hash`
 
 
 class _Published(NamedTuple):
@@ -186,7 +212,9 @@ class _Published(NamedTuple):
     num_classes: int | None = None
     preprocess: Preprocess | None = None
     class_names: tuple[str, ...] = ()
-    architecture: str | None = None  #: what `create` makes for other weights or classes; None: there are no others
+    architecture: str | None = (
+        None  #: what `create` makes for other weights or classes; None: there are no others
+    )
 
 
 def model_by_name(
@@ -200,26 +228,29 @@ def model_by_name(
     named_by: str | os.PathLike[str] | None = None,
     allow_untrained: bool = False,
 ) -> NamedModel:
-    """The model that a name stands for, with weights: the same in every command, config and guard file. A ValueError
-    says where there is no such model, or none with weights.
+    """The model that a name stands for, with weights: the same in every command, config and guard
+    file. A ValueError says where there is no such model, or none with weights.
 
     Args:
-        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of `fdbd.networks.public.NETWORKS`;
-            ``timm:NAME`` or ``torchvision:NAME``, or such a name alone, with its published weights (torchvision's
-            ``NAME.WEIGHTS`` chooses among several); one of `fdbd.models.list_models()`;
-            ``package.module:factory``, also from the current folder, whose factory may bring its own weights; or a
-            ``.pt2`` file of `torch.export`.
-        checkpoint: weights, as `fdbd.models.load_checkpoint` reads them, as the path stands or below ``FDBD_DATA``.
-        num_classes: C; None: as the checkpoint or the published weights have it.
-        preprocess: as for `Preprocess.parse`; None: the model's own.
-        device: where the model goes, as for `choose_device`.
-        trust: the user's word that code may run: for a ``.pt2`` file, and for a factory that a file names.
-        named_by: the config or guard file that holds `name`, and does not choose what code runs; None: the user.
-        allow_untrained: take random weights where there are no others, with a warning, instead of raising.
+        name: a zoo model, ``NAME`` or ``zoo:NAME``; ``public:NAME``, one of
+            `fdbd.networks.public.NETWORKS`; ``timm:NAME`` or ``torchvision:NAME``, or such a name
+            alone, with its published weights (torchvision's ``NAME.WEIGHTS`` chooses among
+            several); one of `fdbd.networks.list_models()`; ``package.module:factory``, also from
+            the current folder, whose factory may bring its own weights; or a ``.pt2`` file of
+            `torch.export`.
+        checkpoint: weights, as `fdbd.networks.load_checkpoint` reads them, as the path stands or
+        below ``FDBD_DATA``. num_classes: C; None: as the checkpoint or the published weights have
+        it. preprocess: as for `Preprocess.parse`; None: the model's own. device: where the model
+        goes, as for `choose_device`. trust: the user's word that code may run: for a ``.pt2`` file,
+        and for a factory that a file names. named_by: the config or guard file that holds `name`,
+        and does not choose what code runs; None: the user. allow_untrained: take random weights
+        where there are no others, with a warning, instead of raising.
     """
     if runs_code(name) and named_by is not None and not trust:
         what = f"{os.fspath(named_by)!r} names the model {name}, which is code to run"
-        raise ValueError(f"{what}: say that you trust it (--trust-model), or name the model yourself")
+        raise ValueError(
+            f"{what}: say that you trust it (--trust-model), or name the model yourself"
+        )
     origin: dict[str, Any] = {"name": os.path.abspath(name) if _is_export(name) else name}
     published = _find_published(name, trust)
     is_alone = published is not None and published.architecture is None
@@ -235,7 +266,10 @@ def model_by_name(
             head = next(iter(find_heads(create(architecture, None), None)))
             weight = read_weights(checkpoint).get(f"{head}.weight")
             num_classes = None if weight is None else len(weight)
-        model, weights = create(architecture, num_classes, checkpoint), f"{architecture}, weights {checkpoint}"
+        model, weights = (
+            create(architecture, num_classes, checkpoint),
+            f"{architecture}, weights {checkpoint}",
+        )
     elif published is not None and (is_alone or num_classes in (None, published.num_classes)):
         model, (_, weights, num_classes, _, class_names, _) = published.load(), published
     else:
@@ -245,7 +279,9 @@ def model_by_name(
         if untrained and not allow_untrained:
             raise ValueError(f"{name} comes without weights: give them with --checkpoint")
         if untrained:
-            said = f"{name} has random weights, and every number from it is noise; give a checkpoint"
+            said = (
+                f"{name} has random weights, and every number from it is noise; give a checkpoint"
+            )
             warnings.warn(f"UNTRAINED WEIGHTS: {said}", stacklevel=2)
     if num_classes is not None:
         origin["num_classes"] = num_classes
@@ -291,7 +327,9 @@ def _find_published(name: str, trust: bool) -> _Published | None:
 def _zoo(name: str) -> _Published:
     card = zoo_card(name)
     weights = f"{name} of the zoo ({card.recipe}, seed {card.seed})"
-    return _Published(lambda: zoo(name), weights, card.num_classes, card.preprocess, info(card.dataset).classes)
+    return _Published(
+        lambda: zoo(name), weights, card.num_classes, card.preprocess, info(card.dataset).classes
+    )
 
 
 def _public(name: str) -> _Published:
@@ -315,11 +353,15 @@ def _torchvision(name: str) -> _Published | None:
         raise ValueError(f"torchvision:{name} has no weights {chosen!r}, expected one of {known}")
     weights = available[chosen or "DEFAULT"]
     said, filter_name = weights.transforms(), weights.transforms().interpolation.value
-    preprocess = Preprocess(said.crop_size[0], said.mean, said.std, said.resize_size[0], interpolation=filter_name)
+    preprocess = Preprocess(
+        said.crop_size[0], said.mean, said.std, said.resize_size[0], interpolation=filter_name
+    )
     folder, file = Path(torch.hub.get_dir(), "checkpoints"), weights.url.rpartition("/")[2]
     how, is_here = f"put {file} from {weights.url} in {folder}, or", (folder / file).is_file()
     names = tuple(weights.meta["categories"])
-    return _of_library(f"torchvision:{name}", len(names), names, preprocess, is_here, how, weights=weights)
+    return _of_library(
+        f"torchvision:{name}", len(names), names, preprocess, is_here, how, weights=weights
+    )
 
 
 def _timm(name: str) -> _Published | None:
@@ -328,17 +370,33 @@ def _timm(name: str) -> _Published | None:
     if config is None or not config.has_weights:
         return None
     size = config.input_size[-1]
-    cut = (None, "none") if config.crop_mode == "squash" else (math.floor(size / config.crop_pct), "centre")
+    cut = (
+        (None, "none")
+        if config.crop_mode == "squash"
+        else (math.floor(size / config.crop_pct), "centre")
+    )
     preprocess = Preprocess(size, config.mean, config.std, cut[0], cut[1], config.interpolation)
     hub = require("huggingface_hub", "vision")
-    kept = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors") if config.hf_hub_id else None
+    kept = (
+        hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
+        if config.hf_hub_id
+        else None
+    )
     url = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
     how, is_here = f"get model.safetensors from {url} and", isinstance(kept, str)
-    return _of_library(f"timm:{name}", config.num_classes, (), preprocess, is_here, how, pretrained=True)
+    return _of_library(
+        f"timm:{name}", config.num_classes, (), preprocess, is_here, how, pretrained=True
+    )
 
 
 def _of_library(
-    name: str, classes: int, names: tuple[str, ...], preprocess: Preprocess, is_here: bool, how: str, **options: Any
+    name: str,
+    classes: int,
+    names: tuple[str, ...],
+    preprocess: Preprocess,
+    is_here: bool,
+    how: str,
+    **options: Any,
 ) -> _Published:
     """A model of torchvision or timm; `how` one gets the file of its weights by hand."""
 
@@ -349,7 +407,9 @@ def _of_library(
         try:
             return create(name, classes, **options)
         except OSError as error:
-            raise OSError(f"{which} cannot be downloaded here ({one_line(error)}): {remedy}") from None
+            raise OSError(
+                f"{which} cannot be downloaded here ({one_line(error)}): {remedy}"
+            ) from None
 
     return _Published(load, f"{name}, published weights", classes, preprocess, names, name)
 
@@ -360,8 +420,9 @@ _SOURCES: dict[str, Callable[[str], _Published | None]] = {
 
 
 def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Module:
-    """The model in a ``.pt2`` file of `torch.export.save`, with a dynamic batch size, that ends in a linear layer, as
-    ``nn.Sequential(backbone, linear head)``. Torch unpickles parts of the file: without `trust` it is refused."""
+    """The model in a ``.pt2`` file of `torch.export.save`, with a dynamic batch size, that ends in
+    a linear layer, as ``nn.Sequential(backbone, linear head)``. Torch unpickles parts of the file:
+    without `trust` it is refused."""
     name = os.fspath(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"no model at {name!r}: no such file")
@@ -372,7 +433,9 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
     try:
         program = torch.export.load(name)
     except Exception as error:  # a damaged archive raises nearly anything
-        raise ValueError(f"{name!r} is no readable torch.export file: {one_line(error)[:200]}") from None
+        raise ValueError(
+            f"{name!r} is no readable torch.export file: {one_line(error)[:200]}"
+        ) from None
     module: Any = program.module()
     graph = fx.Graph()
     node: Any = graph.graph_copy(module.graph, {})
@@ -380,10 +443,14 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
         node = node[0]
     if not isinstance(node, fx.Node) or node.target != torch.ops.aten.linear.default:
         what = node.target if isinstance(node, fx.Node) else type(node).__name__
-        raise ValueError(f"the exported graph ends in {what}, expected a linear layer that gives the logits")
+        raise ValueError(
+            f"the exported graph ends in {what}, expected a linear layer that gives the logits"
+        )
     features, *stored = (each for each in node.args if each is not None)
     if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in stored):
-        raise ValueError("the exported graph's last linear layer computes its weights, expected stored ones")
+        raise ValueError(
+            "the exported graph's last linear layer computes its weights, expected stored ones"
+        )
     weight, *bias = (module.get_parameter(str(each.target)).detach() for each in stored)  # type: ignore[union-attr]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(bias), dtype=weight.dtype)
     head.load_state_dict(dict(zip(("weight", "bias"), (weight, *bias))))
@@ -395,10 +462,17 @@ def load_exported(path: str | os.PathLike[str], *, trust: bool = False) -> nn.Mo
 
 
 def _is_initial(model: nn.Module) -> bool:
-    """Whether all normalisation layers are as they were made, which training changes; False where there are none."""
+    """Whether all normalisation layers are as they were made, which training changes; False where
+    there are none."""
     norms: list[Any] = [module for module in model.modules() if "Norm" in type(module).__name__]
-    values = [(norm.weight, getattr(norm, "bias", None)) for norm in norms if getattr(norm, "weight", None) is not None]
-    return bool(values) and all(len(w.unique()) == 1 and (b is None or not b.any()) for w, b in values)
+    values = [
+        (norm.weight, getattr(norm, "bias", None))
+        for norm in norms
+        if getattr(norm, "weight", None) is not None
+    ]
+    return bool(values) and all(
+        len(w.unique()) == 1 and (b is None or not b.any()) for w, b in values
+    )
 
 
 def _find_checkpoint(path: str) -> str:

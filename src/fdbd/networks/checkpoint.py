@@ -1,4 +1,5 @@
-"""Weights in and out of models: safetensors and torch files, never code from a file; errors say what does not fit."""
+"""Weights in and out of models: safetensors and torch files, never code from a file; errors say
+what does not fit."""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ from torch import Tensor, nn
 from fdbd.util.files import beside
 from fdbd.util.terminal import one_line
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")  # keys under which checkpoints keep the weights
-# Names of other implementations, and ours for the same tensor: wrappers; the two common names each of a ResNet's head
-# and shortcut; and PyTorch-Pretrained-ViT, which the fDBD paper uses, under torchvision's names.
+_WRAPPERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+)  # keys under which checkpoints keep the weights
+# Names of other implementations, and ours for the same tensor: wrappers; the two common names each
+# of a ResNet's head and shortcut; and PyTorch-Pretrained-ViT, which the fDBD paper uses, under
+# torchvision's names.
 _RENAMES = (
     *2 * ((r"^(module|encoder|backbone|model|net)\.", ""),),  # one wrapper may hold another
     (r"^fc\.", "linear."),
@@ -42,13 +49,15 @@ _RENAMES = (
 
 
 def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
-    """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are unwrapped.
+    """Load weights into `model` and return it. A `state_dict` key and `module.` prefixes are
+    unwrapped.
 
-    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`); two files joined by
-    ``+`` where the head is in a file of its own. Names of other implementations are translated (`under_names`), half
-    precision becomes the model's type, and weights that do not fit are a ValueError that names the keys.
+    path: `.safetensors`, or anything `torch.load(weights_only=True)` reads (`.pt`, `.pth`, `.th`);
+    two files joined by ``+`` where the head is in a file of its own. Names of other implementations
+    are translated (`under_names`), half precision becomes the model's type, and weights that do not
+    fit are a ValueError that names the keys.
 
-    >>> from fdbd.models import create, zoo_card
+    >>> from fdbd.networks import create, zoo_card
     >>> load_checkpoint(create("resnet10_compact"), zoo_card("cifar10-ce").path).get_classifier()
     Linear(in_features=128, out_features=10, bias=True)
     """
@@ -57,25 +66,39 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     state = under_names(read_weights(path), own.keys())
     missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in state if key not in own]
-    found = [(keys, what) for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys]
+    found = [
+        (keys, what) for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
+    ]
     if found:
-        some = [f"{len(k)} {what} ({', '.join(k[:3])}{', …' if len(k) > 3 else ''})" for k, what in found]
+        some = [
+            f"{len(k)} {what} ({', '.join(k[:3])}{', …' if len(k) > 3 else ''})"
+            for k, what in found
+        ]
         raise ValueError(f"{path} does not fit {type(model).__name__}: keys {' and '.join(some)}")
     wrong = [key for key in state if state[key].shape != own[key].shape]
     if wrong:
         theirs, ours = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
-        if len({key.rpartition(".")[0] for key in wrong}) == 1 and theirs[1:] == ours[1:]:  # those of the head alone
-            raise ValueError(f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}")
-        raise ValueError(f"{path} does not fit {type(model).__name__}: {wrong[0]} is {theirs} there and {ours} here")
+        if (
+            len({key.rpartition(".")[0] for key in wrong}) == 1 and theirs[1:] == ours[1:]
+        ):  # those of the head alone
+            raise ValueError(
+                f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}"
+            )
+        raise ValueError(
+            f"{path} does not fit {type(model).__name__}: {wrong[0]} is {theirs} there and {ours} here"
+        )
     model.load_state_dict(state, strict=False)
     return model
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, unwrapped; ``encoder.pth+linear.pth`` joins two files."""
+    """The tensors of a weights file by name, unwrapped; ``encoder.pth+linear.pth`` joins two
+    files."""
     path = Path(path)
     if not path.is_file() and "+" in str(path):
-        return {key: value for part in str(path).split("+") for key, value in read_weights(part).items()}
+        return {
+            key: value for part in str(path).split("+") for key, value in read_weights(part).items()
+        }
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint file {path}")
     if path.suffix == ".safetensors":
@@ -83,20 +106,25 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 return _strip({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 (not a mapping)
         except Exception as error:  # a damaged header raises nearly anything
-            raise ValueError(f"{path} is no readable safetensors file: {one_line(error)[:200]}") from None
+            raise ValueError(
+                f"{path} is no readable safetensors file: {one_line(error)[:200]}"
+            ) from None
     content = load_plain(path)
     while isinstance(content, Mapping) and (
         inner := [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
     ):
         content = inner[0]
     state = dict(content) if isinstance(content, Mapping) else {}
-    if not state or not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
+    if not state or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
         raise ValueError(f"{path} holds no state dict of tensors")
     return _strip(state)
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
-    """What `torch.save` wrote, as long as it is tensors and plain values: anything that could run code is refused."""
+    """What `torch.save` wrote, as long as it is tensors and plain values: anything that could run
+    code is refused."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's remarks on the pickle inside
@@ -113,7 +141,7 @@ def load_plain(path: str | os.PathLike[str]) -> Any:
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """What a safetensors file says of itself.
 
-    >>> from fdbd.models import zoo_card
+    >>> from fdbd.networks import zoo_card
     >>> read_metadata(zoo_card("cifar10-ce").path)["dataset"]
     'cifar10'
     """
@@ -128,8 +156,8 @@ def save_weights(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model's weights as safetensors, beside and then renamed; filters and matrices as `dtype`, half precision
-    say, where biases and batch-norm statistics stay as they are.
+    """Write a model's weights as safetensors, beside and then renamed; filters and matrices as
+    `dtype`, half precision say, where biases and batch-norm statistics stay as they are.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "weights.safetensors")
@@ -143,7 +171,9 @@ def save_weights(
     for key, value in model.state_dict().items():
         kept = value.detach().cpu()
         narrow = dtype is not None and kept.is_floating_point() and kept.ndim > 1
-        tensors[key] = (kept.to(dtype) if narrow else kept).clone(memory_format=torch.contiguous_format)
+        tensors[key] = (kept.to(dtype) if narrow else kept).clone(
+            memory_format=torch.contiguous_format
+        )
     with beside(path) as temporary:
         save_file(tensors, temporary, metadata=dict(metadata or {}))
 
@@ -155,18 +185,25 @@ def _strip(state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
-    """The weights under the model's own `names`, as far as they are known by another one; the others keep theirs.
+    """The weights under the model's own `names`, as far as they are known by another one; the
+    others keep theirs.
 
-    A projection head beside an ``encoder.`` is dropped (SupCon), and the three matrices of an attention are joined
-    where the model has them in one."""
+    A projection head beside an ``encoder.`` is dropped (SupCon), and the three matrices of an
+    attention are joined where the model has them in one."""
     found = dict(state)
     if any(key.startswith("encoder.") for key in state):
-        found = {key: value for key, value in found.items() if key in names or not key.startswith("head.")}
+        found = {
+            key: value
+            for key, value in found.items()
+            if key in names or not key.startswith("head.")
+        }
     for key in [key for key in found if ".attn.proj_q." in key and key not in names]:
         parts = [found.pop(key.replace("proj_q", f"proj_{part}")) for part in "qkv"]
         found[key.replace("proj_q.", "in_proj_")] = torch.cat(parts)
     new = {key: _own_name(key, names - state.keys()) for key in found}
-    twice = {name for name, count in Counter(new.values()).items() if count > 1}  # two networks in one file, say
+    twice = {
+        name for name, count in Counter(new.values()).items() if count > 1
+    }  # two networks in one file, say
     return {key if new[key] in twice else new[key]: value for key, value in found.items()}
 
 

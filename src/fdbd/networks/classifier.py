@@ -1,5 +1,6 @@
-"""Classifier: any torch model, split into backbone and linear head (found in `find_head`): a loader's item becomes
-what the model takes, the model runs once per call, and what its head saw comes back as a Batch."""
+"""Classifier: any torch model, split into backbone and linear head (found in `find_head`): a
+loader's item becomes what the model takes, the model runs once per call, and what its head saw
+comes back as a Batch."""
 
 from __future__ import annotations
 
@@ -27,37 +28,44 @@ from fdbd.networks.find_head import (
 from fdbd.util.devices import device_of
 
 Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # that a model may run in under autocast, by name
+PRECISIONS = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # that a model may run in under autocast, by name
 
 
 class Classifier(nn.Module):
     """A model with a linear head, asked for the head's input and output in one forward pass.
 
-    ``classifier(images)`` gives ``Batch(features, logits)``: the exact input (N, P) of the linear head and its output
-    (N, C). The model itself is not changed: it keeps its outputs, its weights and its training mode.
+    ``classifier(images)`` gives ``Batch(features, logits)``: the exact input (N, P) of the linear
+    head and its output (N, C). The model itself is not changed: it keeps its outputs, its weights
+    and its training mode.
 
     - The head is found by timm's ``get_classifier()``, by the usual names (``classifier``, ``fc``, ``head``, …) or as
-      the last linear layer. The first eager call checks that the model's output is the head's, and raises otherwise.
-      With an explicit `head` the model may go on after it (softmax, say): logits are then the head's output.
+      the last linear layer. The first eager call checks that the model's output is the head's, and
+      raises otherwise. With an explicit `head` the model may go on after it (softmax, say): logits
+      are then the head's output.
     - Averaged heads (distilled DeiT, CrossViT) are one linear head on their inputs side by side. A head on every token
       of which the model keeps one (GPT-2 and others) yields the features of that token.
     - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
-      once no call is under way. Only ``model.training`` is asked, so dropout that is switched on below an eval model
-      stays on. A model in training mode can be neither compiled nor exported.
+      once no call is under way. Only ``model.training`` is asked, so dropout that is switched on
+      below an eval model stays on. A model in training mode can be neither compiled nor exported.
     - Gradients and autocast follow the caller: wrap the call in ``torch.inference_mode()`` when none are needed.
     - Calls from several threads do not see each other's features. ``torch.compile``, ``torch.export``, ``deepcopy`` and
-      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped). A model with graph
-      breaks runs uncompiled.
+      ``pickle`` work; compile the Classifier instead of the model (a compiled model is unwrapped).
+      A model with graph breaks runs uncompiled.
 
     Args:
-        model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global pooling.
-        head: the head's module name or the module itself, or several ("a+b" or a list) that the model averages;
+        model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global
+        pooling. head: the head's module name or the module itself, or several ("a+b" or a list)
+        that the model averages;
             None finds it.
-        layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean over tokens of
-            (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models that say so (timm's
-            ``output_fmt``, torchvision's Swin).
-        autocast: run the model under autocast in this lower precision, ``torch.bfloat16`` or ``torch.float16``, for
-            speed on GPUs; features and logits still come out in float32. None: as it is.
+        layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean
+            over tokens of (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models
+            that say so (timm's ``output_fmt``, torchvision's Swin).
+        autocast: run the model under autocast in this lower precision, ``torch.bfloat16`` or
+            ``torch.float16``, for speed on GPUs; features and logits still come out in float32.
+            None: as it is.
 
     >>> model = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
     >>> classifier = Classifier(model, layers=["0"])
@@ -80,8 +88,12 @@ class Classifier(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
         if autocast not in (None, *PRECISIONS.values()):
-            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None")
-        self.model: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile(model) hides its hooks
+            raise ValueError(
+                f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None"
+            )
+        self.model: nn.Module = getattr(
+            model, "_orig_mod", model
+        )  # torch.compile(model) hides its hooks
         self.training = self.model.training
         self.autocast = autocast
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
@@ -89,7 +101,9 @@ class Classifier(nn.Module):
         self.head_name, self._heads = "+".join(heads), tuple(heads)
         # In a plain dict, so that modules are not registered twice.
         self._watched = heads | {name: get_layer(self.model, name) for name in self.layer_names}
-        self._channels_last = {name for name in self.layer_names if _is_channels_last(self.model, name)}
+        self._channels_last = {
+            name for name in self.layer_names if _is_channels_last(self.model, name)
+        }
         self._is_explicit = head is not None
         self._is_checked = False
         self._is_binary = self.head.is_binary  # reading the head also refuses non-finite weights
@@ -110,8 +124,9 @@ class Classifier(nn.Module):
         return self.head.fingerprint()
 
     def forward(self, inputs: Inputs) -> Batch:
-        """Runs the model once, on what it takes: a tensor, or a dict of keyword arguments; a loader's item with labels
-        (see `split_batch`) goes in as it is, and its labels come out. Inputs are moved to the model's device."""
+        """Runs the model once, on what it takes: a tensor, or a dict of keyword arguments; a
+        loader's item with labels (see `split_batch`) goes in as it is, and its labels come out.
+        Inputs are moved to the model's device."""
         inputs, labels = split_batch(inputs)
         weight: Any = self._watched[self._heads[0]].weight
         if not isinstance(inputs, Tensor) or inputs.device != weight.device:
@@ -119,7 +134,9 @@ class Classifier(nn.Module):
         calls: list[Call] = []
         if torch.compiler.is_compiling():
             if self.model.training:
-                raise RuntimeError("the model is in training mode; call model.eval() before it is compiled or exported")
+                raise RuntimeError(
+                    "the model is in training mode; call model.eval() before it is compiled or exported"
+                )
             self._recorder.traced = calls
             try:
                 with self._precision():
@@ -128,8 +145,11 @@ class Classifier(nn.Module):
                 self._recorder.traced = None
         else:
             run = self._run
-            if "torch._dynamo" in sys.modules:  # whose import takes seconds, and without which nothing is compiled
-                # A graph break in the model leaves this method to Python, but would compile the hooks away.
+            if (
+                "torch._dynamo" in sys.modules
+            ):  # whose import takes seconds, and without which nothing is compiled
+                # A graph break in the model leaves this method to Python, but would compile the
+                # hooks away.
                 run = torch.compiler.disable(run)
             output = run(inputs, calls)
         batch = self._collect(calls, output, labels)
@@ -151,7 +171,7 @@ class Classifier(nn.Module):
         except RuntimeError as error:
             if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
                 what = f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]})"
-                how = 'prepare them first, with fdbd.models.Preprocess.preset("imagenet") for instance'
+                how = 'prepare them first, with fdbd.networks.Preprocess.preset("imagenet") for instance'
                 raise TypeError(f"{what}: {how}") from error
             raise
         finally:
@@ -178,10 +198,15 @@ class Classifier(nn.Module):
         if self._is_binary:
             logits = two_rows(logits)
         layers = {name: self._pool(name, seen[name][1]) for name in self.layer_names}
-        return Batch(features, logits, None if labels is None else labels.to(features.device), layers or None)
+        return Batch(
+            features, logits, None if labels is None else labels.to(features.device), layers or None
+        )
 
-    def _flat(self, name: str, features: Tensor, logits: Tensor, output: Any) -> tuple[Tensor, Tensor]:
-        """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token that was kept."""
+    def _flat(
+        self, name: str, features: Tensor, logits: Tensor, output: Any
+    ) -> tuple[Tensor, Tensor]:
+        """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token
+        that was kept."""
         if features.ndim == 2:
             return features, logits
         weight: Any = self._watched[name].weight
@@ -189,7 +214,11 @@ class Classifier(nn.Module):
         if features.ndim > 2 and features.shape[1:].numel() == num_features:
             return features.flatten(1), logits.flatten(1)
         output = logits_of(output)
-        if features.ndim == 3 and output is not None and output.shape == (features.shape[0], num_classes):
+        if (
+            features.ndim == 3
+            and output is not None
+            and output.shape == (features.shape[0], num_classes)
+        ):
             return _kept_token(features, logits, output), output
         expected = f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling"
         raise ValueError(
@@ -203,7 +232,9 @@ class Classifier(nn.Module):
             output = output[0]
         if not isinstance(output, Tensor) or output.ndim < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ValueError(f"layer {name!r} gives {shape}, expected a tensor of (N, C), (N, T, C) or (N, C, H, W)")
+            raise ValueError(
+                f"layer {name!r} gives {shape}, expected a tensor of (N, C), (N, T, C) or (N, C, H, W)"
+            )
         if output.ndim == 3 or name in self._channels_last:
             return output.flatten(1, -2).mean(1)
         return output.flatten(2).mean(2) if output.ndim > 2 else output
@@ -222,7 +253,8 @@ class _Local(threading.local):
 
 
 class _Recorder:
-    """Where the hooks write: to the list of the call that is under way in this thread, or in this trace."""
+    """Where the hooks write: to the list of the call that is under way in this thread, or in this
+    trace."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -239,8 +271,8 @@ class _Tap:
         self.recorder, self.name = recorder, name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
-        """`others` are keyword arguments and the output; the output alone where a tool (quantisation) has copied the
-        hook to a module of its own."""
+        """`others` are keyword arguments and the output; the output alone where a tool
+        (quantisation) has copied the hook to a module of its own."""
         calls = self.recorder.traced if torch.compiler.is_compiling() else self.recorder.local.calls
         if calls is not None:
             given = (*args, *(others[0].values() if len(others) > 1 else ()))
@@ -248,12 +280,15 @@ class _Tap:
 
 
 _MODE_LOCK = threading.Lock()
-_BORROWED: dict[int, tuple[list[int], set[nn.Module]]] = {}  # id of a model: calls under way, its training modules
+_BORROWED: dict[
+    int, tuple[list[int], set[nn.Module]]
+] = {}  # id of a model: calls under way, its training modules
 
 
 @contextlib.contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """A training model in eval mode; the last call under way restores the mode of each submodule."""
+    """A training model in eval mode; the last call under way restores the mode of each
+    submodule."""
     with _MODE_LOCK:
         is_borrowed = model.training or id(model) in _BORROWED
         if is_borrowed:
@@ -276,7 +311,8 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
-    """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where none is."""
+    """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where
+    none is."""
     is_kept = (logits == output[:, None]).all(dim=2)
     index = is_kept.int().argmax(dim=1)
     kept = features.gather(1, index[:, None, None].expand(-1, 1, features.shape[2]))[:, 0]
@@ -290,17 +326,21 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
         return False
     return any(
         getattr(module, "output_fmt", None) == "NHWC"
-        or (type(module).__name__ == "SwinTransformer" and type(module).__module__.startswith("torchvision."))
+        or (
+            type(module).__name__ == "SwinTransformer"
+            and type(module).__module__.startswith("torchvision.")
+        )
         for module in path
     )
 
 
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
-    """Splits what a loader yields into what the model takes and class indices (N,), or None where there are none.
+    """Splits what a loader yields into what the model takes and class indices (N,), or None where
+    there are none.
 
-    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a second element that is
-    no array (None, file names) is not taken for labels. A dict holds keyword arguments for the model, and labels under
-    ``labels`` or ``label``. NumPy arrays become tensors.
+    A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a
+    second element that is no array (None, file names) is not taken for labels. A dict holds keyword
+    arguments for the model, and labels under ``labels`` or ``label``. NumPy arrays become tensors.
 
     >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
     >>> images.shape, labels
@@ -309,18 +349,25 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
     ({'input_ids': tensor([[1., 1.]])}, tensor([3]))
     """
     if isinstance(batch, Mapping):
-        inputs = {key: _with_tensors(value) for key, value in batch.items() if key not in ("labels", "label")}
+        inputs = {
+            key: _with_tensors(value)
+            for key, value in batch.items()
+            if key not in ("labels", "label")
+        }
         return inputs, _as_labels(batch.get("labels", batch.get("label")))
     if not isinstance(batch, (tuple, list)):
         return _with_tensors(batch), None
     if not batch:
         raise ValueError("the batch is an empty tuple, expected (inputs,) or (inputs, labels)")
-    inputs, labels = split_batch(batch[0]) if isinstance(batch[0], Mapping) else (_with_tensors(batch[0]), None)
+    inputs, labels = (
+        split_batch(batch[0]) if isinstance(batch[0], Mapping) else (_with_tensors(batch[0]), None)
+    )
     return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as positional ones."""
+    """``model(inputs)``, where a dict is given as keyword arguments and a tuple or list as
+    positional ones."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
@@ -332,13 +379,19 @@ def _move(inputs: Any, device: torch.device) -> Any:
         return inputs.to(device, non_blocking=device.type == "cuda")
     if isinstance(inputs, Mapping):
         return {key: _move(value, device) for key, value in inputs.items()}
-    return tuple(_move(value, device) for value in inputs) if isinstance(inputs, (tuple, list)) else inputs
+    return (
+        tuple(_move(value, device) for value in inputs)
+        if isinstance(inputs, (tuple, list))
+        else inputs
+    )
 
 
 def rows_finite(inputs: Any) -> Tensor | None:
-    """(N,) whether all numbers of each sample are finite; None where there are none with a point. One read.
+    """(N,) whether all numbers of each sample are finite; None where there are none with a point.
+    One read.
 
-    A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor belong to no sample.
+    A mask, by its name, may hold −inf. Tensors whose first size is not that of the first tensor
+    belong to no sample.
 
     >>> rows_finite({"image": torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), "ids": torch.tensor([1, 2])})
     tensor([ True, False])
@@ -346,10 +399,15 @@ def rows_finite(inputs: Any) -> Tensor | None:
     found: Tensor | None = None
     tensors = [(name, tensor.detach()) for name, tensor in _tensors(inputs) if tensor.ndim]
     for name, tensor in tensors:
-        if not tensor.is_floating_point() or tensor.shape[0] != tensors[0][1].shape[0] or name.endswith("mask"):
+        if (
+            not tensor.is_floating_point()
+            or tensor.shape[0] != tensors[0][1].shape[0]
+            or name.endswith("mask")
+        ):
             continue
         values = tensor[..., None]  # one dimension more, so that there is one to sum over
-        # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge numbers, too: look again then.
+        # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge numbers,
+        # too: look again then.
         wide = torch.promote_types(values.dtype, torch.float32)
         finite = torch.isfinite(values.sum(dim=tuple(range(1, values.ndim)), dtype=wide))
         if not torch.compiler.is_compiling() and not finite.all():
@@ -379,12 +437,16 @@ def _with_tensors(value: Any) -> Any:
 def _as_labels(labels: Any) -> Tensor | None:
     if labels is None or isinstance(labels, (str, bytes, Mapping)):
         return None
-    if isinstance(labels, (tuple, list)) and not all(isinstance(label, (int, Tensor)) for label in labels):
+    if isinstance(labels, (tuple, list)) and not all(
+        isinstance(label, (int, Tensor)) for label in labels
+    ):
         return None
     indices = as_tensor(labels)
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
-    if indices.ndim != 1 or (indices.is_floating_point() and bool((indices != indices.round()).any())):
+    if indices.ndim != 1 or (
+        indices.is_floating_point() and bool((indices != indices.round()).any())
+    ):
         raise ValueError(
             f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,): turn "
             "one-hot labels into indices with labels.argmax(1), or give a loader of dicts when the model takes several "

@@ -1,4 +1,5 @@
-"""Finds the linear head of a torch model by its structure, and checks the finding against what the model gave."""
+"""Finds the linear head of a torch model by its structure, and checks the finding against what the
+model gave."""
 
 from __future__ import annotations
 
@@ -12,26 +13,42 @@ from torch import Tensor, nn
 from fdbd.core.batch import Batch, Head, two_rows
 
 HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
-"""A head by its module's name or as a module; several that the model averages; None: to be found."""
+"""A head by its module's name or as a module; several that the model averages; None: to be
+found."""
 
-# Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then single ones.
-_PAIRS = (("cls_classifier", "distillation_classifier"), ("classifier", "classifier_distill"), ("head", "head_dist"))
+# Attributes that hold the head: two averaged ones of distilled models (Hugging Face, timm), then
+# single ones.
+_PAIRS = (
+    ("cls_classifier", "distillation_classifier"),
+    ("classifier", "classifier_distill"),
+    ("head", "head_dist"),
+)
 _NAMES = ("classifier", "classification_head", "score", "logits_proj", "fc", "head", "heads")
 
 
 def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
-    """Name to module of the linear head; several entries are heads whose outputs the model averages.
+    """Name to module of the linear head; several entries are heads whose outputs the model
+    averages.
 
-    Without an explicit `head`, timm's ``get_classifier()`` is asked, then the usual attribute names are tried
-    (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is taken."""
+    Without an explicit `head`, timm's ``get_classifier()`` is asked, then the usual attribute names
+    are tried (``classifier``, ``fc``, ``head``, …), then the last linear layer of the model is
+    taken."""
     names = {module: name for name, module in model.named_modules()}
     if head is None:
         modules = _conventional(model) or _layers_in(model)
     else:
-        chosen = head.split("+") if isinstance(head, str) else head if isinstance(head, Sequence) else [head]
+        chosen = (
+            head.split("+")
+            if isinstance(head, str)
+            else head
+            if isinstance(head, Sequence)
+            else [head]
+        )
         modules = [get_layer(model, each) if isinstance(each, str) else each for each in chosen]
     if not modules:
-        raise ValueError(f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its head")
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer (nn.Linear or 1×1 nn.Conv2d) to be its head"
+        )
     for module in modules:
         if module not in names:
             _refuse(model, f"head={type(module).__name__}(…) is not a module of the model")
@@ -42,7 +59,8 @@ def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
 
 
 def merged_head(modules: Sequence[nn.Module]) -> Head:
-    """The Head of one linear layer, or of several averaged ones: a linear head on their inputs side by side."""
+    """The Head of one linear layer, or of several averaged ones: a linear head on their inputs side
+    by side."""
     heads = [Head.of(module) for module in modules]
     if len(heads) == 1:
         return heads[0]
@@ -51,7 +69,8 @@ def merged_head(modules: Sequence[nn.Module]) -> Head:
 
 
 def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
-    """One line for error messages: the last linear layers of `model` with their widths, from the last."""
+    """One line for error messages: the last linear layers of `model` with their widths, from the
+    last."""
     layers = []
     for name, module in model.named_modules():
         if _is_linear(module):
@@ -65,13 +84,18 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name not in modules:
         close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
-        hint = f"did you mean {', '.join(close)}?" if close else "see model.named_modules() for the names there are"
+        hint = (
+            f"did you mean {', '.join(close)}?"
+            if close
+            else "see model.named_modules() for the names there are"
+        )
         raise ValueError(f"{type(model).__name__} has no module named {name!r}; {hint}")
     return modules[name]
 
 
 def logits_of(output: Any) -> Tensor | None:
-    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]`` or the first of a tuple."""
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]`` or the first of a
+    tuple."""
     if isinstance(output, Mapping):
         output = output.get("logits")
     elif isinstance(output, (tuple, list)):
@@ -83,15 +107,23 @@ def logits_of(output: Any) -> Tensor | None:
 
 @torch.no_grad()
 def check_head(
-    model: nn.Module, name: str, head: Head, batch: Batch, output: Any, count: int | None, is_named: bool
+    model: nn.Module,
+    name: str,
+    head: Head,
+    batch: Batch,
+    output: Any,
+    count: int | None,
+    is_named: bool,
 ) -> bool:
-    """Raises unless `head` maps the batch's features to its logits and these are the model's output for `count`
-    samples. A head that the user named may be followed by more, but not by another number of classes. False: this batch
-    is not finite, and cannot tell."""
+    """Raises unless `head` maps the batch's features to its logits and these are the model's output
+    for `count` samples. A head that the user named may be followed by more, but not by another
+    number of classes. False: this batch is not finite, and cannot tell."""
     features, logits = batch.features, batch.logits
     assert logits is not None
     given = logits_of(output)
-    if given is not None and given.numel() == len(logits) * (1 if head.is_binary else head.num_classes):
+    if given is not None and given.numel() == len(logits) * (
+        1 if head.is_binary else head.num_classes
+    ):
         given = given.reshape(len(logits), -1)
         given = two_rows(given) if head.is_binary else given
     if given is None or given.shape != logits.shape:
@@ -117,7 +149,10 @@ def check_head(
         _refuse(model, f"the head {name!r} {what}, expected one prediction per sample")
     if not _is_close(head(features.float()), logits):
         why = "its module computes something else, or the output is changed in place after it"
-        _refuse(model, f"the output of {name!r} is not weight · input + bias: {why}; a linear head is needed")
+        _refuse(
+            model,
+            f"the output of {name!r} is not weight · input + bias: {why}; a linear head is needed",
+        )
     return True
 
 
@@ -126,9 +161,14 @@ def _refuse(model: nn.Module, why: str) -> NoReturn:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with initialised weights."""
-    is_conv = isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1) and module.groups == 1
-    return (is_conv or isinstance(module, nn.Linear)) and not isinstance(module.weight, nn.UninitializedParameter)
+    """Whether `module` can be a head: an ``nn.Linear`` or an ungrouped 1×1 ``nn.Conv2d``, with
+    initialised weights."""
+    is_conv = (
+        isinstance(module, nn.Conv2d) and tuple(module.kernel_size) == (1, 1) and module.groups == 1
+    )
+    return (is_conv or isinstance(module, nn.Linear)) and not isinstance(
+        module.weight, nn.UninitializedParameter
+    )
 
 
 def _is_close(a: Tensor, b: Tensor) -> bool:
@@ -139,7 +179,8 @@ def _is_close(a: Tensor, b: Tensor) -> bool:
 
 
 def _conventional(model: nn.Module) -> list[nn.Module]:
-    """The head that the model's library names: timm's ``get_classifier``, or a well-known attribute."""
+    """The head that the model's library names: timm's ``get_classifier``, or a well-known
+    attribute."""
     for module in model.modules():
         get_classifier: Any = getattr(module, "get_classifier", None)
         if callable(get_classifier):
@@ -149,7 +190,9 @@ def _conventional(model: nn.Module) -> list[nn.Module]:
                 return found
             if module is model:
                 why = f"{type(model).__name__} has no classifier: get_classifier() holds no linear layer"
-                advice = "create the model with num_classes above 0, or pass head= to name another layer"
+                advice = (
+                    "create the model with num_classes above 0, or pass head= to name another layer"
+                )
                 raise ValueError(f"{why}; {advice}")
     candidates = (_layers_in(getattr(model, name, None)) for name in _NAMES)
     return _pair_in(model) or next(filter(None, candidates), [])

@@ -1,4 +1,5 @@
-"""Every table, figure and statement of the fDBD paper as a named experiment, small enough to run here in minutes."""
+"""Every table, figure and statement of the fDBD paper as a named experiment, small enough to run
+here in minutes."""
 
 from fdbd.paper.experiment import SCALES, Experiment, find, list_experiments
 from fdbd.paper.models import MissingData

@@ -1,4 +1,5 @@
-"""Why networks disagree: shaping at each percentile, what the gain of the regularisation goes with, and corruptions."""
+"""Why networks disagree: shaping at each percentile, what the gain of the regularisation goes with,
+and corruptions."""
 
 import math
 from collections.abc import Sequence
@@ -43,15 +44,34 @@ def percentiles(result: Result) -> None:
         result.data[model.title] = {"plain": base, "curves": curves}
         for axis, (shaping, chosen) in zip(line, shapings.items()):
             values, without = curves[shaping], as_percent(base["fdbd"])
-            bests = {kind: f"{as_percent(max(part))} ({grid[np.argmax(part)]})" for kind, part in values.items()}
+            bests = {
+                kind: f"{as_percent(max(part))} ({grid[np.argmax(part)]})"
+                for kind, part in values.items()
+            }
             given = f"{as_percent(values['shaped'][grid.index(chosen)])} ({chosen})"
             own = [bests[mean] for mean in MEANS]
-            rows.append([model.title, shaping, without, given, *own, as_percent(base["energy"]), bests["energy"]])
+            rows.append(
+                [
+                    model.title,
+                    shaping,
+                    without,
+                    given,
+                    *own,
+                    as_percent(base["energy"]),
+                    bests["energy"],
+                ]
+            )
             best = max(max(values[mean]) for mean in MEANS)
             statement = f"Some percentile of {shaping} raises the AUROC of fDBD by half a point or more ({model.title})"
-            result.check(statement, best - base["fdbd"] >= 0.005, f"{without} without, {as_percent(best)} at best.")
+            result.check(
+                statement,
+                best - base["fdbd"] >= 0.005,
+                f"{without} without, {as_percent(best)} at best.",
+            )
             for (kind, part), style in zip(values.items(), "-:-"):
-                colour, name = (plot.INSIDE, f"fdbd, {MEANS[kind]}") if kind in MEANS else (plot.OUTSIDE, kind)
+                colour, name = (
+                    (plot.INSIDE, f"fdbd, {MEANS[kind]}") if kind in MEANS else (plot.OUTSIDE, kind)
+                )
                 shown = [100 * value for value in part]
                 axis.plot(grid, shown, color=colour, ls=style, marker="o", ms=3, label=name)
             for kind, colour in (("fdbd", plot.INSIDE), ("energy", plot.OUTSIDE)):
@@ -60,7 +80,15 @@ def percentiles(result: Result) -> None:
     plot.label(axes[0, 0], legend=7)
     best_by_mean = [f"best, {name}" for name in MEANS.values()]
     result.table(
-        ["network", "shaping", "fdbd", "at the paper's percentile", *best_by_mean, "energy", "best, energy"],
+        [
+            "network",
+            "shaping",
+            "fdbd",
+            "at the paper's percentile",
+            *best_by_mean,
+            "energy",
+            "best, energy",
+        ],
         rows,
         "Average AUROC over the OOD sets, percent; in brackets the percentile. The percentile of the best is chosen on "
         "the OOD sets themselves: it bounds what tuning could reach, and is no result.",
@@ -69,16 +97,22 @@ def percentiles(result: Result) -> None:
 
 def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> dict[str, list[float]]:
     """Average AUROC by percentile: of fDBD under each way to take the mean, and of Energy."""
-    kinds: dict[str, dict[str, Any]] = {mean: {"name": f"{shaping}+fdbd", "mean": mean} for mean in MEANS}
+    kinds: dict[str, dict[str, Any]] = {
+        mean: {"name": f"{shaping}+fdbd", "mean": mean} for mean in MEANS
+    }
     kinds["energy"] = {"name": f"{shaping}+energy"}
-    specs = [{**spec, "percentile": p, "title": f"{kind} {p}"} for kind, spec in kinds.items() for p in grid]
+    specs = [
+        {**spec, "percentile": p, "title": f"{kind} {p}"}
+        for kind, spec in kinds.items()
+        for p in grid
+    ]
     results = model.run(specs)
     return {kind: [average(results, f"{kind} {p}", "auroc") for p in grid] for kind in kinds}
 
 
 def regularization_gain(result: Result) -> None:
-    """What the division by the deviation gains on each network, against the spread of the deviation and the degree of
-    neural collapse."""
+    """What the division by the deviation gains on each network, against the spread of the deviation
+    and the degree of neural collapse."""
     from scipy.stats import spearmanr  # takes half a second to import
 
     found, rows = {}, []
@@ -86,7 +120,10 @@ def regularization_gain(result: Result) -> None:
         result.say(f"distances and class statistics of {model.title}")
         part = found[model.title] = _gain(model)
         before, after, gain = (as_percent(part[key]) for key in ("avgDistDB", "regDistDB", "gain"))
-        sizes, causes = (f"{part[key]:,}" for key in ("features", "classes")), (f"{part[key]:.3f}" for key in CAUSES)
+        sizes, causes = (
+            (f"{part[key]:,}" for key in ("features", "classes")),
+            (f"{part[key]:.3f}" for key in CAUSES),
+        )
         rows.append([model.title, *sizes, before, after, gain, *causes])
         test = Comparison.of(part["gain"], part["error"])
         statement = f"The regularisation raises the average AUROC ({model.title})"
@@ -106,7 +143,9 @@ def regularization_gain(result: Result) -> None:
             correlation, chance = map(float, spearmanr(values, gains))
         result.data["rank correlation"][key] = correlation, chance
         text = f"Rank correlation {correlation:+.2f} over {len(found)} networks, p = {chance:.2f}."
-        result.check(f"The gain is larger where {where}", [Comparison(correlation, math.nan, chance)], text)
+        result.check(
+            f"The gain is larger where {where}", [Comparison(correlation, math.nan, chance)], text
+        )
         for name, part in found.items():
             place = part[key], 100 * part["gain"]
             axis.scatter(*place, s=24, color=plot.INSIDE)
@@ -116,7 +155,10 @@ def regularization_gain(result: Result) -> None:
 
 
 def _gain(model: EvaluatedModel) -> dict[str, float]:
-    specs = [{"name": "fdbd", "title": "regDistDB"}, {"name": "fdbd", "normalizer": "none", "title": "avgDistDB"}]
+    specs = [
+        {"name": "fdbd", "title": "regDistDB"},
+        {"name": "fdbd", "normalizer": "none", "title": "avgDistDB"},
+    ]
     results = model.run(specs)
     values = {name: average(results, name, "auroc") for name in ("avgDistDB", "regDistDB")}
     # Each side has the same weight, whatever its number of samples.
@@ -138,16 +180,22 @@ def _gain(model: EvaluatedModel) -> dict[str, float]:
 
 
 def collapse(features: Tensor, labels: Tensor) -> float:
-    """Within-class over between-class variance of features (N, P) with labels (N,): the traces of both covariances.
+    """Within-class over between-class variance of features (N, P) with labels (N,): the traces of
+    both covariances.
 
-    Both are without bias for any number of samples per class from two on (the components of a one-way analysis of
-    variance), so that networks fitted on two photographs per class and on thousands can be compared.
+    Both are without bias for any number of samples per class from two on (the components of a
+    one-way analysis of variance), so that networks fitted on two photographs per class and on
+    thousands can be compared.
     """
     classes, places, counts = labels.unique(return_inverse=True, return_counts=True)
     total, groups = len(features), len(classes)
     if groups < 2 or total <= groups:
-        raise ValueError(f"{total} samples of {groups} classes: expected two classes, with several each")
-    means = torch.zeros(groups, features.shape[1], dtype=features.dtype).index_add_(0, places, features)
+        raise ValueError(
+            f"{total} samples of {groups} classes: expected two classes, with several each"
+        )
+    means = torch.zeros(groups, features.shape[1], dtype=features.dtype).index_add_(
+        0, places, features
+    )
     means /= counts[:, None]
     within = float(((features - means[places]) ** 2).sum()) / (total - groups)
     spread = float((counts[:, None] * (means - features.mean(dim=0)) ** 2).sum()) / (groups - 1)
@@ -161,19 +209,29 @@ def domain_shift(result: Result) -> None:
     found = [_measure(model, "clean", model.benchmark.test)]
     for severity in result.settings["severities"]:
         try:
-            found.append(_measure(model, f"severity {severity}", _corrupted(model, severity, result)))
+            found.append(
+                _measure(model, f"severity {severity}", _corrupted(model, severity, result))
+            )
         except (DatasetUnavailable, OSError) as error:
             result.missing.append(f"severity {severity}: {one_line(error)}")
     if len(found) == 1:
-        raise MissingData(f"{result.experiment.name} needs corrupted images: {'; '.join(result.missing)}")
+        raise MissingData(
+            f"{result.experiment.name} needs corrupted images: {'; '.join(result.missing)}"
+        )
     metrics = ("accuracy", "auroc", "fpr95")
     result.table(
         ["ID samples", "images", "accuracy", "average AUROC ↑", "average FPR95 ↓"],
-        [[part["name"], f"{part['count']:,}", *(as_percent(part[key]) for key in metrics)] for part in found],
+        [
+            [part["name"], f"{part['count']:,}", *(as_percent(part[key]) for key in metrics)]
+            for part in found
+        ],
         f"{model.title}; OOD: {', '.join(samples.name for samples in model.benchmark.ood)}; fDBD, percent.",
     )
     values = [part["auroc"] for part in found]
-    falls, measured = all(a > b for a, b in pairwise(values)), f"AUROC {', '.join(map(as_percent, values))}."
+    falls, measured = (
+        all(a > b for a, b in pairwise(values)),
+        f"AUROC {', '.join(map(as_percent, values))}.",
+    )
     result.check("AUROC falls as the corruption grows", falls, measured)
     fall = difference(values[0], values[-1])
     statement = f"It falls slightly: at most {slight} points from clean to the strongest corruption"
@@ -184,15 +242,31 @@ def domain_shift(result: Result) -> None:
     for colour, title in zip(plot.COLOURS, found[0]["sets"]):
         aurocs = [100 * part["sets"][title] for part in found]
         axis.plot(names, aurocs, marker="o", color=colour, lw=1, ms=4, label=title)
-    axis.plot(names, [100 * value for value in values], marker="o", color=plot.INSIDE, lw=2.5, label="average")
+    axis.plot(
+        names,
+        [100 * value for value in values],
+        marker="o",
+        color=plot.INSIDE,
+        lw=2.5,
+        label="average",
+    )
     accuracy = [100 * part["accuracy"] for part in found]
     axis.plot(names, accuracy, color=plot.GREY, ls=":", label="accuracy of the classifier")
-    plot.label(axis, "ID samples", "AUROC of fDBD, percent", legend=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    plot.label(
+        axis,
+        "ID samples",
+        "AUROC of fDBD, percent",
+        legend=8,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
 
 
 def _corrupted(model: EvaluatedModel, severity: int, result: Result) -> FeatureSet:
     classifier, preprocess = model.network
-    images = load(f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"])  # all four families
+    images = load(
+        f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"]
+    )  # all four families
 
     def progress(done: int, total: int) -> None:
         result.say(f"severity {severity}: {done:,} of {total:,} images")
@@ -201,7 +275,15 @@ def _corrupted(model: EvaluatedModel, severity: int, result: Result) -> FeatureS
 
 
 def _measure(model: EvaluatedModel, name: str, test: FeatureSet) -> dict[str, Any]:
-    results = replace(model.benchmark, test=test, title=name).run(["fdbd"], latency=False, progress=False)
+    results = replace(model.benchmark, test=test, title=name).run(
+        ["fdbd"], latency=False, progress=False
+    )
     metrics = {metric: average(results, "fdbd", metric) for metric in ("auroc", "fpr95")}
     sets = {key: float(value.auroc) for key, value in results.row("fdbd").evaluations.items()}
-    return {"name": name, "count": len(test), "accuracy": results.setting.accuracy or 0.0, **metrics, "sets": sets}
+    return {
+        "name": name,
+        "count": len(test),
+        "accuracy": results.setting.accuracy or 0.0,
+        **metrics,
+        "sets": sets,
+    }

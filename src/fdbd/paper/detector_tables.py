@@ -1,5 +1,6 @@
-"""Tables of detectors: models side by side, averages first, then every set; and who beats whom. Some detectors need
-images: ODIN and MDS, which move them along a gradient, and CSI with its rotated views."""
+"""Tables of detectors: models side by side, averages first, then every set; and who beats whom.
+Some detectors need images: ODIN and MDS, which move them along a gradient, and CSI with its rotated
+views."""
 
 import time
 import warnings
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fdbd.bench import FeatureSet, Results, Row
+from fdbd.bench.rows import Latency, convention
 from fdbd.core.batch import Batch, Inputs
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.datasets import DatasetUnavailable, Images, load
@@ -22,7 +24,6 @@ from fdbd.networks.classifier import Classifier
 from fdbd.paper import plot
 from fdbd.paper.models import EvaluatedModel, average, load_models
 from fdbd.paper.result import Check, Result, difference
-from fdbd.results.rows import Latency, convention
 from fdbd.util.terminal import one_line
 
 METRICS = ("auroc", "fpr95")
@@ -34,9 +35,15 @@ def detector_table(result: Result) -> None:
     found = {model.title: _run(model, result) for model in load_models(result)}
     _averages(found, result)
     for title, parts in found.items():
-        for decide, entry in ((beats, "better"), (beats_everywhere, "better_on_every_set"), (levels, "level")):
+        for decide, entry in (
+            (beats, "better"),
+            (beats_everywhere, "better_on_every_set"),
+            (levels, "level"),
+        ):
             for first, second in settings.get(entry, []):
-                for results in _having(parts, first, second)[-1:]:  # on images, both are on the same images
+                for results in _having(parts, first, second)[
+                    -1:
+                ]:  # on images, both are on the same images
                     result.checks.append(decide(results, first, second, title))
         _cost(parts[0], title, result)
         for name in settings.get("near_chance", []):
@@ -48,36 +55,56 @@ def detector_table(result: Result) -> None:
         _across(result, found, *pairing)
     result.notes.append(f"{convention('id')}.")
     if any(len(parts) > 1 for parts in found.values()):
-        fitted = f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
+        fitted = (
+            f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
+        )
         result.notes.append(
             f"† needs images: at most {settings['image_limit']:,} of each set, fitted on {fitted} training images. "
             "In brackets fdbd on the same images, with which statements compare it. Its time includes the passes "
             "through the network."
         )
     result.notes += [settings["note"]] if "note" in settings else []
-    result.data = {title: [results.to_dict() for results in parts] for title, parts in found.items()}
+    result.data = {
+        title: [results.to_dict() for results in parts] for title, parts in found.items()
+    }
     _draw(found, result)
 
 
 def _run(model: EvaluatedModel, result: Result) -> list[Results]:
-    """The results of one model: on features, and perhaps of detectors that need images, on a part of the samples."""
+    """The results of one model: on features, and perhaps of detectors that need images, on a part
+    of the samples."""
     settings = result.settings
-    specs, wanted = model.settings.get("detectors") or settings["detectors"], model.settings.get("images", [])
+    specs, wanted = (
+        model.settings.get("detectors") or settings["detectors"],
+        model.settings.get("images", []),
+    )
     result.say(f"{len(specs)} detectors on {model.title}")
-    found = [model.run(specs, latency="cost_below" in settings)]  # timing takes longer than all else
+    found = [
+        model.run(specs, latency="cost_below" in settings)
+    ]  # timing takes longer than all else
     if wanted:
         result.say(f"{', '.join(wanted)} on images of {model.title}")
         try:
-            found.append(image_results(model, wanted, settings["image_limit"], settings.get("image_fit_limit")))
+            found.append(
+                image_results(
+                    model, wanted, settings["image_limit"], settings.get("image_fit_limit")
+                )
+            )
         except (DatasetUnavailable, OSError) as error:
-            result.missing.append(f"{', '.join(wanted)} on {model.title} need images: {one_line(error)}")
-    result.missing += [f"{row.name} on {model.title} failed: {row.error}" for row in found[0].failures]
+            result.missing.append(
+                f"{', '.join(wanted)} on {model.title} need images: {one_line(error)}"
+            )
+    result.missing += [
+        f"{row.name} on {model.title} failed: {row.error}" for row in found[0].failures
+    ]
     return found
 
 
 def _entries(parts: Sequence[Results]) -> list[tuple[Results, Row, str]]:
     """The rows of a model, best first, with the mark of those on images; fDBD stands there once."""
-    marked = [(results, row, mark) for results, mark in zip(parts, ("", " †")) for row in results.ranked()]
+    marked = [
+        (results, row, mark) for results, mark in zip(parts, ("", " †")) for row in results.ranked()
+    ]
     return [entry for entry in marked if not (entry[2] and entry[1].name == "fdbd")]
 
 
@@ -90,7 +117,9 @@ def _averages(found: Mapping[str, list[Results]], result: Result) -> None:
     rows, notes = [], []
     for title, parts in found.items():
         setting, best = parts[0].setting, next(iter(parts[0].ranked()), None)
-        accuracy = "" if setting.accuracy is None else f", accuracy {as_percent(setting.accuracy)} %"
+        accuracy = (
+            "" if setting.accuracy is None else f", accuracy {as_percent(setting.accuracy)} %"
+        )
         sets = f"ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}"
         notes.append(f"{title}: {sets}; fitted on {setting.num_train:,} samples.")
         for results, row, mark in _entries(parts):
@@ -98,18 +127,30 @@ def _averages(found: Mapping[str, list[Results]], result: Result) -> None:
             for metric in METRICS:
                 beside = f" (fdbd {as_percent(average(results, 'fdbd', metric))})" if mark else ""
                 bold = "**" if row is best and metric == "auroc" else ""
-                cells.append(f"{bold}{as_percent(average(results, row.name, metric))}{beside}{bold}")
-            seconds, forward = row.latencies[-1].median if row.latencies else None, setting.forward_seconds
+                cells.append(
+                    f"{bold}{as_percent(average(results, row.name, metric))}{beside}{bold}"
+                )
+            seconds, forward = (
+                row.latencies[-1].median if row.latencies else None,
+                setting.forward_seconds,
+            )
             cells.append(f"{seconds * 1e6:.3g}" if seconds is not None else "")
             cells.append(f"{seconds / forward:.2%}" if seconds is not None and forward else "")
             rows.append([title, row.name + mark, *cells])
-    columns = ["model", "detector", "AUROC ↑", "FPR95 ↓", "extra µs per sample", "of the forward pass"]
+    columns = [
+        "model",
+        "detector",
+        "AUROC ↑",
+        "FPR95 ↓",
+        "extra µs per sample",
+        "of the forward pass",
+    ]
     result.table(columns, rows, *notes)
 
 
 def beats(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in average AUROC and average FPR95; undecided where the difference in AUROC
-    is within its error, or where the two metrics disagree."""
+    """Whether one detector beats another in average AUROC and average FPR95; undecided where the
+    difference in AUROC is within its error, or where the two metrics disagree."""
     comparison, text = results.compare(first, second), _both(results, first, second)
     statement = f"{first} separates ID from OOD better than {second} ({title})"
     has_lower_fpr = average(results, first, "fpr95") < average(results, second, "fpr95")
@@ -119,7 +160,8 @@ def beats(results: Results, first: str, second: str, title: str) -> Check:
 
 
 def beats_everywhere(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in AUROC on every OOD set; one set where it is worse decides against it."""
+    """Whether one detector beats another in AUROC on every OOD set; one set where it is worse
+    decides against it."""
     tests = {name: results.compare(first, second, name) for name in results.setting.ood}
     text = ", ".join(f"{name} {100 * test.difference:+.2f}" for name, test in tests.items())
     statement = f"{first} separates better than {second} on every OOD set ({title})"
@@ -128,14 +170,19 @@ def beats_everywhere(results: Results, first: str, second: str, title: str) -> C
 
 def levels(results: Results, first: str, second: str, title: str) -> Check:
     """Whether one detector is at most a point of average AUROC below another."""
-    statement = f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
+    statement = (
+        f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
+    )
     found = results.compare(first, second)
     above = Comparison.of(found.difference + 0.01, found.standard_error)
     return Check.of(statement, above, _both(results, first, second))
 
 
 def _both(results: Results, first: str, second: str) -> str:
-    auroc, fpr = ([as_percent(average(results, name, metric)) for name in (first, second)] for metric in METRICS)
+    auroc, fpr = (
+        [as_percent(average(results, name, metric)) for name in (first, second)]
+        for metric in METRICS
+    )
     return f"AUROC {auroc[0]} against {auroc[1]}, FPR95 {fpr[0]} against {fpr[1]}."
 
 
@@ -150,16 +197,28 @@ def _cost(results: Results, title: str, result: Result) -> None:
 
 
 def _across(
-    result: Result, found: Mapping[str, list[Results]], first: str, detector: str, second: str, other: str
+    result: Result,
+    found: Mapping[str, list[Results]],
+    first: str,
+    detector: str,
+    second: str,
+    other: str,
 ) -> None:
-    """Whether a detector on one model separates better than one on another model, where both are there."""
+    """Whether a detector on one model separates better than one on another model, where both are
+    there."""
     values = []
     for title, name in ((first, detector), (second, other)):
-        values += [average(results, name, "auroc") for results in _having(found.get(title, []), name)[:1]]
+        values += [
+            average(results, name, "auroc") for results in _having(found.get(title, []), name)[:1]
+        ]
     if len(values) == 2:
         than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
         measured = f"AUROC {as_percent(values[0])} against {as_percent(values[1])}."
-        result.check(f"{detector} on the {first} model separates better than {than}", difference(*values), measured)
+        result.check(
+            f"{detector} on the {first} model separates better than {than}",
+            difference(*values),
+            measured,
+        )
 
 
 def _draw(found: Mapping[str, list[Results]], result: Result) -> None:
@@ -168,7 +227,9 @@ def _draw(found: Mapping[str, list[Results]], result: Result) -> None:
     for line, (title, parts) in zip(result.axes(8.5, height, len(found), 2), found.items()):
         entries = _entries(parts)
         names = [row.name + mark for _, row, mark in entries]
-        colours = [plot.INSIDE if "fdbd" in name or name == "regDistDB" else plot.GREY for name in names]
+        colours = [
+            plot.INSIDE if "fdbd" in name or name == "regDistDB" else plot.GREY for name in names
+        ]
         places = np.arange(len(names))[::-1]
         for axis, metric in zip(line, METRICS):
             values = [100 * average(results, row.name, metric) for results, row, _ in entries]
@@ -192,35 +253,58 @@ class RotatedCSI(CSI):
 
     needs = replace(CSI.needs, network=True)
 
-    def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None) -> Batch:
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
         """The batch of images (N, 3, H, W), with features of the turns as views (4, N, P)."""
         assert isinstance(images, Tensor)
         turns = [classifier(torch.rot90(images, turn, (2, 3))) for turn in range(4)]
         return turns[0]._replace(views=torch.stack([turn.features for turn in turns]))
 
 
-def image_results(model: EvaluatedModel, names: Sequence[str], limit: int, fit_limit: int | None = None) -> Results:
-    """fDBD, then detectors that need images ("odin", "csi", "mds, layers and noise"), on at most `limit` images of each
-    test set; fitted on at most `fit_limit` images, or on all whose features the benchmark has."""
+def image_results(
+    model: EvaluatedModel, names: Sequence[str], limit: int, fit_limit: int | None = None
+) -> Results:
+    """fDBD, then detectors that need images ("odin", "csi", "mds, layers and noise"), on at most
+    `limit` images of each test set; fitted on at most `fit_limit` images, or on all whose features
+    the benchmark has."""
     whole = model.benchmark
     images, features = {}, []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of sets smaller than published, said when features were taken
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of sets smaller than published, said when features were taken
         for samples in model.sets:
             step = -(-len(samples) // limit)
             images[samples.name] = model.images(samples, step)
             labels = None if samples.labels is None else samples.labels[::step]
             features.append(FeatureSet(samples.name, samples.features[::step], labels))
-    part = replace(whole, test=features[0], ood=features[1:], title=f"{whole.title}, a part of the images")
+    part = replace(
+        whole, test=features[0], ood=features[1:], title=f"{whole.title}, a part of the images"
+    )
     results = part.run(["fdbd"], latency=False, progress=False)
     for name in names:
         guard = _guard(model, name)
-        train = load(model.config.train, "train", limit=fit_limit or len(whole.train), for_size=model.network[1].size)
+        train = load(
+            model.config.train,
+            "train",
+            limit=fit_limit or len(whole.train),
+            for_size=model.network[1].size,
+        )
         batches = _batches(train, model)
-        guard.fit(islice(batches, 1) if guard.detector.needs.passes == 0 else batches, progress=False)
-        scores = {k: torch.cat([guard.score(b).cpu() for b in _batches(part, model)]) for k, part in images.items()}
+        guard.fit(
+            islice(batches, 1) if guard.detector.needs.passes == 0 else batches, progress=False
+        )
+        scores = {
+            k: torch.cat([guard.score(b).cpu() for b in _batches(part, model)])
+            for k, part in images.items()
+        }
         extra = _extra_seconds(guard, images[whole.test.name], model)
-        about = {"paper": str(guard.detector.paper), "fit_seconds": 0.0, "latencies": [Latency(_TIMED, extra, extra)]}
+        about = {
+            "paper": str(guard.detector.paper),
+            "fit_seconds": 0.0,
+            "latencies": [Latency(_TIMED, extra, extra)],
+        }
         results.rows.append(Row.of(name, scores, whole.positive, **about))
     return results
 
@@ -237,18 +321,25 @@ def _guard(model: EvaluatedModel, name: str) -> Guard:
         raise ValueError(f"images are for odin, csi and 'mds, layers and noise', not {name!r}")
     layers = model.settings["layers"]
     noise = InputPerturbation(MDS_NOISE, objective="score", std=std)
-    return Guard(Classifier(classifier.model, model.config.head, layers), MDS(layers, std), perturb=noise)
+    return Guard(
+        Classifier(classifier.model, model.config.head, layers), MDS(layers, std), perturb=noise
+    )
 
 
 def _batches(images: Images, model: EvaluatedModel) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
     for start in range(0, len(images), _BATCH):
         rows = range(start, min(start + _BATCH, len(images)))
         inputs = model.network[1]([images[row] for row in rows])
-        yield inputs if images.labels is None else (inputs, torch.as_tensor(images.labels[start : rows.stop]))
+        yield (
+            inputs
+            if images.labels is None
+            else (inputs, torch.as_tensor(images.labels[start : rows.stop]))
+        )
 
 
 def _extra_seconds(guard: Guard, images: Images, model: EvaluatedModel) -> float:
-    """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the fastest of each."""
+    """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the
+    fastest of each."""
     classifier, preprocess = model.network
     inputs = preprocess([images[row] for row in range(min(_TIMED, len(images)))])
     times: list[list[float]] = []

@@ -1,4 +1,5 @@
-"""Experiments as small TOML files: entries common to all scales first, then one section per scale."""
+"""Experiments as small TOML files: entries common to all scales first, then one section per
+scale."""
 
 import difflib
 import hashlib
@@ -12,7 +13,8 @@ from fdbd.util.files import parse_toml
 FOLDER = Path(__file__).parent / "experiments"
 NETWORKS = Path(__file__).parent / "networks.toml"
 SCALES = ("small", "public", "paper")
-"""In the package, in seconds; public networks and data below FDBD_DATA; the paper's own networks and data."""
+"""In the package, in seconds; public networks and data below FDBD_DATA; the paper's own networks
+and data."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Experiment:
     place: str  #: where it stands in the paper
     claim: str  #: what the paper says, in our words
     scale: str
-    settings: Mapping[str, Any]  #: all other entries of the file, overridden by those of the scale's section
+    settings: Mapping[
+        str, Any
+    ]  #: all other entries of the file, overridden by those of the scale's section
     digest: str  #: SHA-256 of the file and the scale
     device: str = "auto"  #: where networks run, as for `choose_device`
 
@@ -36,7 +40,10 @@ def list_experiments() -> list[str]:
     >>> list_experiments()[:2]
     ['table-cifar10', 'table-imagenet']
     """
-    orders = {path.stem: parse_toml(path.read_text(encoding="utf-8"))["order"] for path in FOLDER.glob("*.toml")}
+    orders = {
+        path.stem: parse_toml(path.read_text(encoding="utf-8"))["order"]
+        for path in FOLDER.glob("*.toml")
+    }
     return sorted(orders, key=lambda name: (orders[name], name))
 
 
@@ -68,17 +75,24 @@ def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     sections = {section: values.pop(section, {}) for section in SCALES}
     settings = {"place": "", **values, **sections[scale]}
     if "models" in settings:
-        settings["models"] = [_model(entry, parse_toml(networks), path) for entry in settings["models"]]
+        settings["models"] = [
+            _model(entry, parse_toml(networks), path) for entry in settings["models"]
+        ]
     settings["claim"] = " ".join(settings["claim"].split())
     described = {entry: settings.pop(entry) for entry in ("kind", "title", "place", "claim")}
     digest = hashlib.sha256(f"{scale}\n{text}\n{networks}".encode()).hexdigest()
-    return Experiment(path.stem, **described, scale=scale, settings=settings, digest=digest, device=device)
+    return Experiment(
+        path.stem, **described, scale=scale, settings=settings, digest=digest, device=device
+    )
 
 
 def _model(entry: Any, networks: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A model's entry, with those of the public network that it names; a name alone is such a network."""
+    """A model's entry, with those of the public network that it names; a name alone is such a
+    network."""
     entry = {"network": entry} if isinstance(entry, str) else dict(entry)
     name = entry.pop("network", None)
     if name is not None and name not in networks:
-        raise ValueError(f"{path}: no network is called {name!r}, expected one of {', '.join(networks)}")
+        raise ValueError(
+            f"{path}: no network is called {name!r}, expected one of {', '.join(networks)}"
+        )
     return {**networks.get(name, {}), **entry}

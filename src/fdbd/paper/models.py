@@ -1,4 +1,5 @@
-"""The models that an experiment evaluates: a network with its features on an ID set and on OOD sets."""
+"""The models that an experiment evaluates: a network with its features on an ID set and on OOD
+sets."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,24 +11,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from fdbd.bench import Benchmark, Config, FeatureSet, Results, benchmark_of, list_bundles, load_bundle
+from fdbd.bench import (
+    Benchmark,
+    Config,
+    FeatureSet,
+    Results,
+    benchmark_of,
+    list_bundles,
+    load_bundle,
+)
 from fdbd.bench.bundle import bundle_model
 from fdbd.bench.config import Spec, detectors_from, network_of
+from fdbd.bench.figures import Standing, standings
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import DatasetUnavailable, Images, load
-from fdbd.data.preprocessing import Preprocess
 from fdbd.metrics import Estimate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.result import Result
-from fdbd.report.figures import Standing, standings
 from fdbd.util.files import cache_root, data_roots
 from fdbd.util.terminal import one_line
 
-_NOT_OF_CONFIG = ("title", "train_with", "bundle", "detectors", "images", "stand_in", "every", "layers")
+_NOT_OF_CONFIG = (
+    "title",
+    "train_with",
+    "bundle",
+    "detectors",
+    "images",
+    "stand_in",
+    "every",
+    "layers",
+)
 _benchmarks: dict[str, tuple[Benchmark, list[str]]] = {}
 
 
 class MissingData(RuntimeError):
-    """Nothing of an experiment can be run here. The message says what is missing and how to get it."""
+    """Nothing of an experiment can be run here. The message says what is missing and how to get
+    it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,8 @@ class EvaluatedModel:
         return images.subset(np.arange(0, len(features), step))
 
     def standings(self) -> dict[str, Standing]:
-        """Average boundary distance and deviation from the training mean on each set, the ID set first."""
+        """Average boundary distance and deviation from the training mean on each set, the ID set
+        first."""
         return {part.samples.name: part for part in standings(self.benchmark, torch.float64)}
 
     def run(self, specs: Sequence[Spec], latency: bool = False) -> Results:
@@ -80,7 +100,8 @@ def average(results: Results, name: str, metric: str) -> Estimate:
 
 
 def load_models(result: Result) -> list[EvaluatedModel]:
-    """The available models of an experiment; the result then says what stands in for what and what is missing.
+    """The available models of an experiment; the result then says what stands in for what and what
+    is missing.
 
     Raises:
         MissingData: when no model is available.
@@ -96,31 +117,47 @@ def load_models(result: Result) -> list[EvaluatedModel]:
             warnings.simplefilter("always", UserWarning)
             try:
                 config, benchmark = _load(entry, config, result)
-                models.append(EvaluatedModel(entry["title"], benchmark, entry, config, result.experiment.device))
+                models.append(
+                    EvaluatedModel(
+                        entry["title"], benchmark, entry, config, result.experiment.device
+                    )
+                )
                 result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
             except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
                 result.missing.append(f"{entry['title']}: {one_line(error)}")
         result.notes += [f"{entry['title']}: {warning.message}" for warning in caught]
     if not models:
-        raise MissingData(f"{result.experiment.name} cannot be run here: {'; '.join(result.missing)}")
+        raise MissingData(
+            f"{result.experiment.name} cannot be run here: {'; '.join(result.missing)}"
+        )
     return models
 
 
-def _load(entry: Mapping[str, Any], config: Config | None, result: Result) -> tuple[Config, Benchmark]:
-    """The benchmark of a bundle, with a config of its network; or that of a config, made once per process."""
+def _load(
+    entry: Mapping[str, Any], config: Config | None, result: Result
+) -> tuple[Config, Benchmark]:
+    """The benchmark of a bundle, with a config of its network; or that of a config, made once per
+    process."""
     if config is None:
         if (bundle := entry["bundle"]) not in list_bundles():
-            raise ValueError(f"the package has no {bundle}; `python tools/make_bundle.py` in the repository writes it")
+            raise ValueError(
+                f"the package has no {bundle}; `python tools/make_bundle.py` in the repository writes it"
+            )
         benchmark = load_bundle(bundle)
         ood = [samples.name for samples in benchmark.ood]
-        return Config.from_dict({"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}), benchmark
+        return Config.from_dict(
+            {"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}
+        ), benchmark
     if config.checkpoint is not None and not Path(config.checkpoint).is_file():
         raise FileNotFoundError(f"no weights at {config.checkpoint}; run: {entry['train_with']}")
     device = result.experiment.device
     key = f"{config} {device} {data_roots()} {cache_root()}"
     if key not in _benchmarks:
         lines: list[str] = []
-        _benchmarks[key] = benchmark_of(config, say=lines.append, stage=result.say, device=device), lines
+        _benchmarks[key] = (
+            benchmark_of(config, say=lines.append, stage=result.say, device=device),
+            lines,
+        )
     benchmark, lines = _benchmarks[key]
     result.missing += lines
     return config, benchmark

@@ -1,11 +1,13 @@
-"""The look of all figures: matplotlib's object interface, so that no window system or global state is touched."""
+"""The look of all figures: matplotlib's object interface, so that no window system or global state
+is touched."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fdbd.report.figures import Floats, score_range
+from fdbd.bench.figures import Floats
+from fdbd.util.pages import score_range
 
 INSIDE, OUTSIDE, GREY = "#1f5fa8", "#d1495b", "#888888"
 COLOURS = ("#d1495b", "#edae49", "#66a182", "#7a5195", "#2e4057", "#8d96a3", "#00798c")
@@ -13,10 +15,16 @@ Axes = Any  # matplotlib's, an optional extra
 
 
 def label(
-    axis: Axes, x: str = "", y: str = "", title: str = "", legend: int = 0, log: str = "", **options: Any
+    axis: Axes,
+    x: str = "",
+    y: str = "",
+    title: str = "",
+    legend: int = 0,
+    log: str = "",
+    **options: Any,
 ) -> None:
-    """Label the axes; `legend` is the font size of the legend, 0 for none; `log` names the logarithmic axes; further
-    options are the legend's."""
+    """Label the axes; `legend` is the font size of the legend, 0 for none; `log` names the
+    logarithmic axes; further options are the legend's."""
     for side in log:
         getattr(axis, f"set_{side}scale")("log")
     for text, put in ((x, axis.set_xlabel), (y, axis.set_ylabel)):
@@ -28,7 +36,9 @@ def label(
         axis.legend(fontsize=legend, frameon=False, **options)
 
 
-def curves(axis: Axes, x: Any, lines: Mapping[str, Any], size: int = 3, colours: Sequence[str] = ()) -> None:
+def curves(
+    axis: Axes, x: Any, lines: Mapping[str, Any], size: int = 3, colours: Sequence[str] = ()
+) -> None:
     """One line with dots per label; `x` is common to all, or None for places from 1 on."""
     for colour, (name, y) in zip(colours or (INSIDE, *COLOURS), lines.items()):
         places = np.arange(1, len(y) + 1) if x is None else x
@@ -36,12 +46,18 @@ def curves(axis: Axes, x: Any, lines: Mapping[str, Any], size: int = 3, colours:
 
 
 def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None:
-    """Densities of the first set (ID), filled, and of each further one (OOD) as a line, without the outermost half
-    percent."""
+    """Densities of the first set (ID), filled, and of each further one (OOD) as a line, without the
+    outermost half percent."""
     edges = np.linspace(*score_range(list(values.values())), bins + 1)
     (name, inside), *outside = values.items()
-    filled: dict[str, Any] = {"histtype": "stepfilled", "color": INSIDE, "alpha": 0.45}  # one path: small files
+    filled: dict[str, Any] = {
+        "histtype": "stepfilled",
+        "color": INSIDE,
+        "alpha": 0.45,
+    }  # one path: small files
     axis.hist(inside, edges, density=True, label=f"{name} (ID)", **filled)
     for colour, (name, part) in zip(COLOURS, outside):
-        axis.hist(part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name)
+        axis.hist(
+            part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name
+        )
     axis.set_yticks([])

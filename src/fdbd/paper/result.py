@@ -1,4 +1,5 @@
-"""What an experiment finds. Its program fills in a `Result`: tables, a figure, and a verdict for each statement."""
+"""What an experiment finds. Its program fills in a `Result`: tables, a figure, and a verdict for
+each statement."""
 
 import json
 import math
@@ -10,11 +11,11 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from fdbd.bench.figures import Floats
+from fdbd.bench.rows import machine
+from fdbd.bench.text import latex_table, markdown_table, tex
 from fdbd.metrics import Comparison, Estimate
 from fdbd.paper.experiment import Experiment
-from fdbd.report.figures import Floats
-from fdbd.results.rows import machine
-from fdbd.results.text import latex_table, markdown_table, tex
 from fdbd.util.extras import require
 from fdbd.util.files import beside, write_text
 
@@ -22,8 +23,9 @@ Record = dict[str, Any]
 """What NAME.json holds."""
 SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "~"}
 Outcome = bool | Comparison | list[Comparison]
-"""Decides a statement: a comparison of numbers, a test that a difference is above 0, or several tests, one of which can
-refute. Tests that do not tell at the 5 % level leave the statement undecided."""
+"""Decides a statement: a comparison of numbers, a test that a difference is above 0, or several
+tests, one of which can refute. Tests that do not tell at the 5 % level leave the statement
+undecided."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,21 @@ class Table:
     def latex(self) -> str:
         """A table in the style of booktabs."""
         cells = [[_tex(cell) for cell in row] for row in (self.columns, *self.rows)]
-        return latex_table(_tex(" ".join([self.title, *self.notes])), cells[:1], cells[1:], self._sides())
+        return latex_table(
+            _tex(" ".join([self.title, *self.notes])), cells[:1], cells[1:], self._sides()
+        )
 
     def _sides(self) -> str:
         """ "r" for each column of numbers, "l" for others and for the first."""
         columns = range(1, len(self.columns))
-        return "l" + "".join("r" if all(_is_number(row[n]) for row in self.rows) else "l" for n in columns)
+        return "l" + "".join(
+            "r" if all(_is_number(row[n]) for row in self.rows) else "l" for n in columns
+        )
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is empty or holds a number, perhaps bold, in percent or with thousands separators."""
+    """Whether a cell is empty or holds a number, perhaps bold, in percent or with thousands
+    separators."""
     text = cell.strip("*% ").replace(",", "")
     try:
         return not text or math.isfinite(float(text))
@@ -61,7 +68,9 @@ def _is_number(cell: str) -> bool:
 
 def _tex(text: str) -> str:
     parts = [tex(part) for part in text.split("**")]
-    return "".join(rf"\textbf{{{part}}}" if number % 2 else part for number, part in enumerate(parts))
+    return "".join(
+        rf"\textbf{{{part}}}" if number % 2 else part for number, part in enumerate(parts)
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,9 @@ class Check:
         """A statement that the outcome decides."""
         if not isinstance(outcome, (Comparison, list)):
             return cls(statement, "holds" if outcome else "does not hold", measured)
-        found = {test.verdict() for test in ([outcome] if isinstance(outcome, Comparison) else outcome)}
+        found = {
+            test.verdict() for test in ([outcome] if isinstance(outcome, Comparison) else outcome)
+        }
         if "lower" in found:
             return cls(statement, "does not hold", measured)
         if found == {"higher"}:
@@ -87,7 +98,8 @@ class Check:
 
 
 def difference(first: Estimate, second: Estimate) -> Comparison:
-    """First minus second, of estimates on different samples: the errors are those of their 95 % intervals."""
+    """First minus second, of estimates on different samples: the errors are those of their 95 %
+    intervals."""
     error = math.hypot(first.high - first.low, second.high - second.low) / (2 * 1.96)
     return Comparison.of(float(first) - float(second), error)
 
@@ -106,11 +118,17 @@ class Result:
     say: Callable[[str], None] = lambda text: None  #: called with a few words on what is being done
     tables: list[Table] = field(default_factory=list)  #: the most important one first
     checks: list[Check] = field(default_factory=list)  #: the claim, statement by statement
-    notes: list[str] = field(default_factory=list)  #: what a reader must know, such as stand-ins and conventions
-    missing: list[str] = field(default_factory=list)  #: what was not available, with the way to get it
+    notes: list[str] = field(
+        default_factory=list
+    )  #: what a reader must know, such as stand-ins and conventions
+    missing: list[str] = field(
+        default_factory=list
+    )  #: what was not available, with the way to get it
     data: dict[str, Any] = field(default_factory=dict)  #: numbers for the JSON file
     figure: Any = None  #: a Figure of matplotlib
-    more: list[tuple[str, str]] = field(default_factory=list)  #: further tables as pairs of Markdown and LaTeX
+    more: list[tuple[str, str]] = field(
+        default_factory=list
+    )  #: further tables as pairs of Markdown and LaTeX
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -120,13 +138,17 @@ class Result:
         """Add a statement and what decides it."""
         self.checks.append(Check.of(statement, outcome, measured))
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *notes: str, title: str = "") -> None:
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], *notes: str, title: str = ""
+    ) -> None:
         """Add a table, by default with the experiment's title."""
         self.tables.append(Table(title or self.experiment.title, columns, rows, notes))
 
     def axes(self, width: float, height: float, rows: int = 1, columns: int = 1) -> NDArray[Any]:
         """An array (rows, columns) of axes of the experiment's figure, whose size is in inches."""
-        self.figure = require("matplotlib.figure", "report").Figure(figsize=(width, height), layout="constrained")
+        self.figure = require("matplotlib.figure", "report").Figure(
+            figsize=(width, height), layout="constrained"
+        )
         axes: NDArray[Any] = self.figure.subplots(rows, columns, squeeze=False)
         for axis in axes.flat:
             axis.spines[["top", "right"]].set_visible(False)
@@ -138,7 +160,10 @@ class Result:
         held, count = sum(item.verdict == "holds" for item in self.checks), len(self.checks)
         verdict = "holds" if held == count else f"{held} of {count} statements hold"
         return {
-            **{key: getattr(self.experiment, key) for key in ("name", "kind", "title", "place", "claim", "scale")},
+            **{
+                key: getattr(self.experiment, key)
+                for key in ("name", "kind", "title", "place", "claim", "scale")
+            },
             "seconds": round(seconds, 2),
             "machine": machine(),
             "checks": [asdict(item) for item in self.checks],
@@ -151,29 +176,47 @@ class Result:
         }
 
     def write(self, record: Record, folder: Path) -> None:
-        """NAME.png, .svg, .md, .tex and last .json, whose presence says that the others are complete."""
+        """NAME.png, .svg, .md, .tex and last .json, whose presence says that the others are
+        complete."""
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / record["name"]
         if self.figure is not None:
             for suffix, options in (("png", {"dpi": 110}), ("svg", {"metadata": {"Date": None}})):
                 with beside(target.with_suffix(f".{suffix}")) as temporary:
                     self.figure.savefig(temporary, format=suffix, **options)
-        latex = "\n".join([*(table.latex() for table in self.tables), *(text for _, text in self.more)])
+        latex = "\n".join(
+            [*(table.latex() for table in self.tables), *(text for _, text in self.more)]
+        )
         write_text(target.with_suffix(".md"), self._markdown())
         write_text(target.with_suffix(".tex"), latex)
         write_text(target.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
 
     def _markdown(self) -> str:
         about = self.experiment
-        lines = [f"# {about.name}: {about.title}", "", f"**The paper** ({about.place}): {about.claim}", ""]
-        lines += [f"- **{SIGNS[c.verdict]} {c.verdict}**: {c.statement}. {c.measured}" for c in self.checks]
-        lines += ["", *(f"{table.markdown()}\n" for table in self.tables), *(text for text, _ in self.more)]
-        lines += [f"{note}  " for note in [*self.notes, *(f"Missing: {line}" for line in self.missing)]]
+        lines = [
+            f"# {about.name}: {about.title}",
+            "",
+            f"**The paper** ({about.place}): {about.claim}",
+            "",
+        ]
+        lines += [
+            f"- **{SIGNS[c.verdict]} {c.verdict}**: {c.statement}. {c.measured}"
+            for c in self.checks
+        ]
+        lines += [
+            "",
+            *(f"{table.markdown()}\n" for table in self.tables),
+            *(text for text, _ in self.more),
+        ]
+        lines += [
+            f"{note}  " for note in [*self.notes, *(f"Missing: {line}" for line in self.missing)]
+        ]
         return "\n".join(lines).rstrip() + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """The value with plain numbers, short enough to read: six digits, None for what is not finite."""
+    """The value with plain numbers, short enough to read: six digits, None for what is not
+    finite."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}
     if hasattr(value, "tolist"):

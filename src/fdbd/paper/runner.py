@@ -48,8 +48,8 @@ def run(
     say: Callable[[str], None] = lambda text: None,
     device: str = "auto",
 ) -> Record:
-    """Run one experiment anew and write its files in `out`; returns what NAME.json holds. `say` is called with a few
-    words on what is being done.
+    """Run one experiment anew and write its files in `out`; returns what NAME.json holds. `say` is
+    called with a few words on what is being done.
 
     Raises:
         MissingData: when nothing of it can be run here.
@@ -65,17 +65,20 @@ def run_all(
     progress: bool = True,
     device: str = "auto",
 ) -> list[Record]:
-    """Run experiments and write their files in `out`; with several, README.md lists them. Returns what each NAME.json
-    holds.
+    """Run experiments and write their files in `out`; with several, README.md lists them. Returns
+    what each NAME.json holds.
 
-    A finished experiment is not run again while its file, the features and the version are the same, unless `fresh`;
-    one that lacked data is. What cannot be run at all has a record whose `missing` says why, and no files.
+    A finished experiment is not run again while its file, the features and the version are the
+    same, unless `fresh`; one that lacked data is. What cannot be run at all has a record whose
+    `missing` says why, and no files.
     """
     experiments, folder = [_find(name, scale, device) for name in names], Path(out)
     records: list[Record] = []
     words = "{task.fields[name]}: {task.description}"
     columns = BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(words)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not progress) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not progress
+    ) as bar:
         task = bar.add_task("", total=len(experiments), name="")
         for experiment in experiments:
             bar.update(task, completed=len(records), name=experiment.name, description="")
@@ -95,7 +98,9 @@ def _find(name: str, scale: str, device: str) -> Experiment:
     choose_device(device)  # an error now rather than in the middle
     experiment = find(name, scale, device)
     if experiment.kind not in PROGRAMS:
-        raise ValueError(f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}")
+        raise ValueError(
+            f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}"
+        )
     return experiment
 
 
@@ -108,9 +113,13 @@ def _run(result: Result, folder: Path) -> Record:
 
 
 def made_from(experiment: Experiment) -> str:
-    """A digest of what a result depends on: the experiment, the version, the features and weights in the package."""
+    """A digest of what a result depends on: the experiment, the version, the features and weights
+    in the package."""
     digest = hashlib.sha256(f"{__version__} {experiment.digest}".encode())
-    for path in [*sorted(bundle.FOLDER.glob("*.safetensors")), *(zoo_card(name).path for name in list_zoo())]:
+    for path in [
+        *sorted(bundle.FOLDER.glob("*.safetensors")),
+        *(zoo_card(name).path for name in list_zoo()),
+    ]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -118,7 +127,9 @@ def made_from(experiment: Experiment) -> str:
 def summary(records: Sequence[Record]) -> str:
     """README.md of a folder of results: one line per experiment."""
     links = [f"[{r['name']}]({r['name']}.md)" if r["checks"] else r["name"] for r in records]
-    rows = [[link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)]
+    rows = [
+        [link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)
+    ]
     lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
     missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
     return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])

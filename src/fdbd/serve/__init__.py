@@ -1,1 +1,2 @@
-"""The guard as a service over HTTP: micro-batches, the Open Inference Protocol, metrics and a page."""
+"""The guard as a service over HTTP: micro-batches, the Open Inference Protocol, metrics and a
+page."""

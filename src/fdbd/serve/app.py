@@ -1,7 +1,8 @@
 """The service as an ASGI application: `App(backend)` answers over HTTP, in one process.
 
-Two protocols lead to the same micro-batches: the Open Inference Protocol (`/v2/…`) and a plain `POST /decide`. Requests
-and responses are Starlette's; a table of fixed paths stands in for its router and middleware, which cost time.
+Two protocols lead to the same micro-batches: the Open Inference Protocol (`/v2/…`) and a plain
+`POST /decide`. Requests and responses are Starlette's; a table of fixed paths stands in for its
+router and middleware, which cost time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from fdbd.data.images import thumbnail
+from fdbd.core.pixels import thumbnail
 from fdbd.serve import inference_protocol
 from fdbd.serve.backend import Answers, Backend, finite
 from fdbd.serve.batching import Batcher
@@ -58,7 +59,9 @@ class Settings:
     """How the service behaves; every field is an option of `fdbd serve`."""
 
     name: str = "guard"  #: the model's name in the Open Inference Protocol
-    token: str | None = None  #: clients send it as `Authorization: Bearer TOKEN`; None: no token is needed
+    token: str | None = (
+        None  #: clients send it as `Authorization: Bearer TOKEN`; None: no token is needed
+    )
     batch_size: int = 32
     delay: float = 0.001  #: seconds that a batch waits for more requests
     queue: int = 1024  #: rows that may wait
@@ -68,9 +71,12 @@ class Settings:
 
 
 class App:
-    """The guard, its batches and its watch behind fixed paths. `watch` counts; None: one without a file."""
+    """The guard, its batches and its watch behind fixed paths. `watch` counts; None: one without a
+    file."""
 
-    def __init__(self, backend: Backend, settings: Settings = Settings(), watch: Watch | None = None) -> None:
+    def __init__(
+        self, backend: Backend, settings: Settings = Settings(), watch: Watch | None = None
+    ) -> None:
         self.backend, self.settings, self.watch = backend, settings, watch or Watch(backend)
         self.batcher = Batcher(
             backend.decide,
@@ -82,7 +88,9 @@ class App:
         )
         self.is_ready = False
         self._rejected: deque[dict[str, Any]] = deque(maxlen=settings.samples)
-        self._authorization = None if settings.token is None else f"Bearer {settings.token}".encode()
+        self._authorization = (
+            None if settings.token is None else f"Bearer {settings.token}".encode()
+        )
         model = f"/v2/models/{settings.name}"
         self._gets: dict[str, Callable[[], Awaitable[Response]]] = {
             "/": lambda: _page("page.html"),
@@ -90,7 +98,9 @@ class App:
             "/openapi.json": self.openapi,
             "/status": self.status,
             "/metrics": self.metrics,
-            "/v2": lambda: _json(name="fdbd", version=__version__, extensions=["binary_tensor_data"]),
+            "/v2": lambda: _json(
+                name="fdbd", version=__version__, extensions=["binary_tensor_data"]
+            ),
             "/v2/health/live": lambda: _json(live=True),
             "/v2/health/ready": self._readiness,
             model: lambda: _json(**inference_protocol.describe(settings.name, backend)),
@@ -119,7 +129,8 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, request: Request, send: Send) -> None:
-        """One request: an answer or a refusal, a count and, for decisions and refusals, a line of log."""
+        """One request: an answer or a refusal, a count and, for decisions and refusals, a line of
+        log."""
         start, status = time.perf_counter(), 500
         path = request.scope["path"]
         known = path if path in self._gets or path in self._posts else "other"
@@ -132,10 +143,14 @@ class App:
             except HTTPException as error:
                 response = JSONResponse({"error": error.detail}, error.status_code, error.headers)
             except ClientDisconnect:
-                response = JSONResponse({"error": "the client left before its request was whole"}, 499)
+                response = JSONResponse(
+                    {"error": "the client left before its request was whole"}, 499
+                )
             except Exception as error:
                 log.error("a request failed: %r", error)
-                response = JSONResponse({"error": "the service could not answer; its log says why"}, 500)
+                response = JSONResponse(
+                    {"error": "the service could not answer; its log says why"}, 500
+                )
             status = response.status_code
             response.raw_headers.append((b"x-request-id", identity.encode()))
             await response(request.scope, request.receive, send)
@@ -143,15 +158,26 @@ class App:
             seconds = time.perf_counter() - start
             self.watch.count_request(known, status, seconds)
             if known in self._posts or status >= 400:
-                log.info({"request": identity, "path": known, "status": status, "seconds": round(seconds, 6)})
+                log.info(
+                    {
+                        "request": identity,
+                        "path": known,
+                        "status": status,
+                        "seconds": round(seconds, 6),
+                    }
+                )
 
     async def _route(self, request: Request, path: str) -> Response:
         if self._authorization is not None and path not in _OPEN_PATHS:
             given = request.headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self._authorization):
-                raise HTTPException(401, "this service asks for a bearer token", {"www-authenticate": "Bearer"})
+                raise HTTPException(
+                    401, "this service asks for a bearer token", {"www-authenticate": "Bearer"}
+                )
         if path not in self._posts and path not in self._gets:
-            raise HTTPException(404, f"there is nothing at {path[:80]!r}; /docs lists what there is")
+            raise HTTPException(
+                404, f"there is nothing at {path[:80]!r}; /docs lists what there is"
+            )
         methods = ("POST",) if path in self._posts else ("GET", "HEAD")
         if request.method not in methods:
             raise HTTPException(405, f"{path} takes {methods[0]}", {"allow": ", ".join(methods)})
@@ -169,10 +195,16 @@ class App:
                     break
             else:
                 return bytes(body)
-        if "expect" not in request.headers:  # a client that has begun to send reads the answer after its last byte
+        if (
+            "expect" not in request.headers
+        ):  # a client that has begun to send reads the answer after its last byte
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(_until(request.receive, lambda message: not message.get("more_body")), LINGER)
-        raise HTTPException(413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"})
+                await asyncio.wait_for(
+                    _until(request.receive, lambda message: not message.get("more_body")), LINGER
+                )
+        raise HTTPException(
+            413, f"the body is larger than the limit of {limit:,} bytes", {"connection": "close"}
+        )
 
     async def decide(self, request: Request, body: bytes) -> Response:
         """One image, as multipart or raw bytes; or JSON `{"features": [[…], …]}`."""
@@ -184,13 +216,18 @@ class App:
             features = 'features: send JSON such as {"features": [[0.1, …]]}'
             raise HTTPException(415, f"this guard takes {images if is_json else features}")
         if is_json:
-            rows = await _checked(inference_protocol.read_features, body, self.backend, aside=len(body) > LARGE)
+            rows = await _checked(
+                inference_protocol.read_features, body, self.backend, aside=len(body) > LARGE
+            )
         else:
             image = await _part(request, body) if kind == "multipart/form-data" else body
             rows = (await _checked(self.backend.prepare, image))[None]
         answers = await self._answers(request, rows)
         found = self._rows(
-            answers.labels.tolist(), score=answers.scores, p_value=answers.p_values, is_ood=answers.is_ood
+            answers.labels.tolist(),
+            score=answers.scores,
+            p_value=answers.p_values,
+            is_ood=answers.is_ood,
         )
         if explain:
             reasons = await _checked(self.backend.explain, rows, NEAREST)
@@ -212,18 +249,25 @@ class App:
     async def infer(self, request: Request, body: bytes) -> Response:
         """A tensor by the Open Inference Protocol."""
         length = request.headers.get(inference_protocol.HEADER_LENGTH)
-        inference = await _checked(inference_protocol.read, body, length, self.backend, aside=len(body) > LARGE)
+        inference = await _checked(
+            inference_protocol.read, body, length, self.backend, aside=len(body) > LARGE
+        )
         answers = await self._answers(request, inference.rows)
         content, headers = inference_protocol.write(self.settings.name, inference, answers)
         return Response(content, headers=headers)
 
     async def _answers(self, request: Request, rows: NDArray[np.float32]) -> Answers:
-        """The answers on rows, unless the queue is full, the deadline passes or the client leaves."""
+        """The answers on rows, unless the queue is full, the deadline passes or the client
+        leaves."""
         queue, timeout = self.settings.queue, self.settings.timeout
         if len(rows) > queue:
-            raise HTTPException(413, f"the request has {len(rows)} rows, at most {queue} are taken at once")
+            raise HTTPException(
+                413, f"the request has {len(rows)} rows, at most {queue} are taken at once"
+            )
         answer = self.batcher.submit(rows)
-        gone = asyncio.ensure_future(_until(request.receive, lambda message: message["type"] == "http.disconnect"))
+        gone = asyncio.ensure_future(
+            _until(request.receive, lambda message: message["type"] == "http.disconnect")
+        )
         try:
             waited: list[asyncio.Future[Any]] = [answer, gone]
             await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -243,8 +287,14 @@ class App:
         """The description of the interface, filled in for this guard."""
         backend, kind = self.backend, self.backend.input_name
         found = json.loads(_asset("openapi.json"))
-        found["info"] = {"title": f"fdbd: {backend.name}", "version": __version__, "description": backend.promise}
-        found["paths"] = {path.replace("{model}", self.settings.name): it for path, it in found["paths"].items()}
+        found["info"] = {
+            "title": f"fdbd: {backend.name}",
+            "version": __version__,
+            "description": backend.promise,
+        }
+        found["paths"] = {
+            path.replace("{model}", self.settings.name): it for path, it in found["paths"].items()
+        }
         decide = found["paths"]["/decide"]["post"]
         decide["requestBody"]["$ref"] = f"#/components/requestBodies/{kind}"
         decide["responses"]["200"]["$ref"] = f"#/components/responses/{kind}"
@@ -252,9 +302,14 @@ class App:
         return JSONResponse(found)
 
     async def status(self) -> Response:
-        """What the page shows: the guard, the monitor's view, the calibration scores, the latest rejected images."""
+        """What the page shows: the guard, the monitor's view, the calibration scores, the latest
+        rejected images."""
         backend = self.backend
-        ranks = np.linspace(0, len(backend.calibration) - 1, min(512, len(backend.calibration))).round().astype(int)
+        ranks = (
+            np.linspace(0, len(backend.calibration) - 1, min(512, len(backend.calibration)))
+            .round()
+            .astype(int)
+        )
         return await _json(
             guard=backend.name,
             promise=backend.promise,
@@ -274,7 +329,8 @@ class App:
 
 
 async def _checked(function: Callable[..., T], *arguments: Any, aside: bool = True) -> T:
-    """What a function makes of a client's data, outside the event loop where `aside`; its ValueError is the answer."""
+    """What a function makes of a client's data, outside the event loop where `aside`; its
+    ValueError is the answer."""
     try:
         return await asyncio.to_thread(function, *arguments) if aside else function(*arguments)
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""What a service asks of a guard, arrays in and arrays out; and an exported guard, which needs no torch."""
+"""What a service asks of a guard, arrays in and arrays out; and an exported guard, which needs no
+torch."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fdbd.data.images import decode
-from fdbd.data.preprocessing import Preprocess
+from fdbd.core.pixels import decode
+from fdbd.core.preprocessing import Preprocess
 from fdbd.util.extras import require
 
 OUTPUTS = {
@@ -32,7 +33,9 @@ class Answers(NamedTuple):
 
     logits: NDArray[np.float32]  #: (N, C)
     labels: NDArray[np.int64]  #: (N,) predicted classes
-    scores: NDArray[np.float64]  #: (N,), higher is more in-distribution; −inf where a number was not finite
+    scores: NDArray[
+        np.float64
+    ]  #: (N,), higher is more in-distribution; −inf where a number was not finite
     p_values: NDArray[np.float64]  #: (N,)
     is_ood: NDArray[np.bool_]  #: (N,)
 
@@ -42,8 +45,8 @@ class Answers(NamedTuple):
 
 
 Reason = tuple[list[int], list[float], list[float]]
-"""Why one row got its decision: the nearest decision boundaries, the closest first, by the label beyond, the distance,
-and the share of the score, where the score is a mean over boundaries."""
+"""Why one row got its decision: the nearest decision boundaries, the closest first, by the label
+beyond, the distance, and the share of the score, where the score is a mean over boundaries."""
 
 
 def finite(values: ArrayLike) -> list[Any]:
@@ -52,8 +55,8 @@ def finite(values: ArrayLike) -> list[Any]:
 
 
 class Backend(ABC):
-    """A guard that answers on arrays. `prepare` is called from several threads, `decide` from two where there is an
-    `enter`, else from one at a time."""
+    """A guard that answers on arrays. `prepare` is called from several threads, `decide` from two
+    where there is an `enter`, else from one at a time."""
 
     name: str  #: what the guard is, in one line: detector and threshold
     promise: str  #: what its threshold promises, in one sentence
@@ -63,7 +66,9 @@ class Backend(ABC):
     class_names: tuple[str, ...]  #: one per class, or none
     calibration: NDArray[np.float64]  #: (M,) calibration scores, sorted
     thresholds: list[float]  #: one, or one per predicted class
-    expected_rate: float  #: the share of in-distribution samples that the threshold rejects, as it was set
+    expected_rate: (
+        float  #: the share of in-distribution samples that the threshold rejects, as it was set
+    )
     preprocess: Preprocess | None = None  #: None: encoded images are not taken
     enter: Callable[[int], object] | None = None
     """Called by each thread that decides, with the number of threads that share the cores."""
@@ -71,7 +76,9 @@ class Backend(ABC):
     def prepare(self, image: bytes) -> NDArray[np.float32]:
         """One encoded image as a row of the input. ValueError says what is wrong with it."""
         if self.preprocess is None:
-            raise ValueError("this guard does not say how images are prepared: send tensors, or export it again")
+            raise ValueError(
+                "this guard does not say how images are prepared: send tensors, or export it again"
+            )
         return self.preprocess.array([decode(image, name="the image")]).reshape(self.row_shape)
 
     @abstractmethod
@@ -84,7 +91,8 @@ class Backend(ABC):
 
 
 class OnnxBackend(Backend):
-    """A graph that `fdbd export` wrote. Its metadata say how images are prepared and what the threshold promises."""
+    """A graph that `fdbd export` wrote. Its metadata say how images are prepared and what the
+    threshold promises."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
         runtime, path = require("onnxruntime", "onnx"), os.fspath(path)
@@ -93,10 +101,18 @@ class OnnxBackend(Backend):
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
-            self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = runtime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
             properties = self._session.get_modelmeta().custom_metadata_map
-            about = {key[5:]: json.loads(value) for key, value in properties.items() if key.startswith("fdbd.")}
-        except Exception as error:  # ONNX Runtime has no common class for what a damaged file raises
+            about = {
+                key[5:]: json.loads(value)
+                for key, value in properties.items()
+                if key.startswith("fdbd.")
+            }
+        except (
+            Exception
+        ) as error:  # ONNX Runtime has no common class for what a damaged file raises
             raise ValueError(f"{path!r} is no ONNX file that can be served: {error}") from None
         if "calibration" not in about:
             raise ValueError(
@@ -114,19 +130,27 @@ class OnnxBackend(Backend):
         kind, target = about["threshold"]["kind"], about["threshold"]["target"]
         self.thresholds = np.ravel(about["threshold"]["value"]).tolist()
         self.expected_rate = target if kind == "conformal" else 1 - target
-        self.name = f"{about['detector'].get('name', 'guard')}, {kind} threshold at {target:g}, ONNX"
+        self.name = (
+            f"{about['detector'].get('name', 'guard')}, {kind} threshold at {target:g}, ONNX"
+        )
         self.promise = about["promise"]
         if about.get("preprocess") is not None:
             self.preprocess = Preprocess.from_dict(about["preprocess"])
 
     def decide(self, rows: NDArray[np.float32]) -> Answers:
         """The graph's answers."""
-        logits, labels, scores, p_values, is_ood = self._session.run([*OUTPUTS], {self.input_name: rows})
-        return Answers(logits, labels, scores.astype(np.float64), p_values.astype(np.float64), is_ood)
+        logits, labels, scores, p_values, is_ood = self._session.run(
+            [*OUTPUTS], {self.input_name: rows}
+        )
+        return Answers(
+            logits, labels, scores.astype(np.float64), p_values.astype(np.float64), is_ood
+        )
 
     def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
         """An exported graph holds decisions, not distances."""
-        raise ValueError("an ONNX graph cannot explain its decisions: serve the guard's own file to explain")
+        raise ValueError(
+            "an ONNX graph cannot explain its decisions: serve the guard's own file to explain"
+        )
 
 
 def _size(size: Any, path: str) -> int:

@@ -23,17 +23,18 @@ SLOW = 0.05  # seconds per batch from which on a model is slow
 class Batcher:
     """Collects rows of concurrent requests and runs them through `decide` in threads of its own.
 
-    The callers of a batch often come back together, so the next one waits for as many rows, up to `delay` or a
-    twentieth of the model's time; a caller alone is answered at once. A slow model takes two batches at a time under
-    load, each with half the cores: halves that do not wait for each other at every layer get more done. A fast one
-    would lose more to Python's lock than it gains.
+    The callers of a batch often come back together, so the next one waits for as many rows, up to
+    `delay` or a twentieth of the model's time; a caller alone is answered at once. A slow model
+    takes two batches at a time under load, each with half the cores: halves that do not wait for
+    each other at every layer get more done. A fast one would lose more to Python's lock than it
+    gains.
 
     Args:
-        decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
-        size: the largest number of rows per batch. A request with more rows is a batch of its own.
-        delay: seconds that a batch may wait for more requests; 0: none waits.
-        capacity: the largest number of rows that wait.
-        enter: called once by each thread that decides, with the number of threads that share the cores, 1 or 2; None:
+        decide: (N, …) rows to answers; an exception goes to the requests of that batch alone. size:
+        the largest number of rows per batch. A request with more rows is a batch of its own. delay:
+        seconds that a batch may wait for more requests; 0: none waits. capacity: the largest number
+        of rows that wait. enter: called once by each thread that decides, with the number of
+        threads that share the cores, 1 or 2; None:
             batches go through the model one by one.
         observe: called after each batch with its answers and its seconds.
     """
@@ -52,10 +53,13 @@ class Batcher:
         self.waiting = 0  # rows that wait now
         self._decide, self._observe = decide, observe
         self._queue: dict[Answer, Rows] = {}  # in the order of arrival
-        self._changed = asyncio.Event()  # a request has arrived, a batch is done, or the end is near
+        self._changed = (
+            asyncio.Event()
+        )  # a request has arrived, a batch is done, or the end is near
         self._company = 0  # rows of the batch before, where they came from several callers
         self._alone, self._together = (
-            ThreadPoolExecutor(count, "fdbd-model", enter and partial(enter, count)) for count in (1, 2)
+            ThreadPoolExecutor(count, "fdbd-model", enter and partial(enter, count))
+            for count in (1, 2)
         )
         self._lanes, self._collecting = 1 if enter is None else 2, asyncio.Lock()
         self._running = 0  # rows that go through the model now
@@ -66,7 +70,9 @@ class Batcher:
     def start(self) -> None:
         """Begin to answer, in the running event loop."""
         self._is_open = True
-        self._workers = [asyncio.get_running_loop().create_task(self._work()) for _ in range(self._lanes)]
+        self._workers = [
+            asyncio.get_running_loop().create_task(self._work()) for _ in range(self._lanes)
+        ]
 
     async def stop(self) -> None:
         """Refuse new requests, answer those that wait, and end."""
@@ -77,7 +83,8 @@ class Batcher:
         self._together.shutdown()
 
     def submit(self, rows: Rows) -> Answer:
-        """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue back.
+        """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue
+        back.
 
         Raises HTTPException 503 where the queue is full or the service shuts down.
         """
@@ -104,9 +111,11 @@ class Batcher:
                 await self._run(batch)
 
     async def _collect(self) -> list[tuple[Answer, Rows]]:
-        """The requests that have waited longest, as many as fit into a batch: half of all under way where the model is
-        slow. None of them where the service ends."""
-        await self._until(lambda: (self._is_slow or not self._running) and bool(self._queue or not self._is_open))
+        """The requests that have waited longest, as many as fit into a batch: half of all under way
+        where the model is slow. None of them where the service ends."""
+        await self._until(
+            lambda: (self._is_slow or not self._running) and bool(self._queue or not self._is_open)
+        )
         if self.waiting < self._company and self._patience:
             together = self._until(lambda: self.waiting >= self._company or not self._is_open)
             with contextlib.suppress(asyncio.TimeoutError):

@@ -1,4 +1,5 @@
-"""The same application as a Ray Serve deployment: replicas on a cluster, autoscaled, with one view of all monitors."""
+"""The same application as a Ray Serve deployment: replicas on a cluster, autoscaled, with one view
+of all monitors."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from fdbd.serve.watch import Store
 from fdbd.util.extras import require
 
 _STALE_SECONDS = 10.0
-"""A slot that was not written for so long is free: its replica writes every second while it lives, later under load."""
+"""A slot that was not written for so long is free: its replica writes every second while it lives,
+later under load."""
 _PATIENCE_SECONDS = 30.0
-"""How long a new replica waits for the slot of a dead one before it takes one beyond the stated number."""
+"""How long a new replica waits for the slot of a dead one before it takes one beyond the stated
+number."""
 
 
 class Ledger:
@@ -48,14 +51,17 @@ class Ledger:
 
 
 class LedgerStore(Store):
-    """The ledger as the `Store` of one of `replicas`. One that died is replaced and filled by the replicas."""
+    """The ledger as the `Store` of one of `replicas`. One that died is replaced and filled by the
+    replicas."""
 
     def __init__(self, replicas: int) -> None:
         self._ray, self._replicas = require("ray", "ray"), replicas
 
     def claim(self) -> int:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        most: int | None = self._replicas  # each tests for drift at delta/replicas: more would break the promise
+        most: int | None = (
+            self._replicas
+        )  # each tests for drift at delta/replicas: more would break the promise
         while (slot := self._ask("claim", most)) is None:
             time.sleep(0.5)
             if time.monotonic() > deadline:
@@ -70,14 +76,19 @@ class LedgerStore(Store):
         return found
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        place = {"name": "fdbd-watch", "namespace": "fdbd", "lifetime": "detached", "get_if_exists": True}
+        place = {
+            "name": "fdbd-watch",
+            "namespace": "fdbd",
+            "lifetime": "detached",
+            "get_if_exists": True,
+        }
         ledger = self._ray.remote(Ledger).options(**place, num_cpus=0, max_restarts=-1).remote()
         return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
 
 
 def deployment(service: Service) -> Any:
-    """A bound Ray Serve application around a guard, for `ray.serve.run`. The guard's file travels with it, the model's
-    weights must be reachable from each node."""
+    """A bound Ray Serve application around a guard, for `ray.serve.run`. The guard's file travels
+    with it, the model's weights must be reachable from each node."""
     serve = require("ray.serve", "ray")
     least, most = service.workers, service.max_workers or service.workers
     content, name = Path(service.guard).read_bytes(), Path(service.guard).name
@@ -86,7 +97,9 @@ def deployment(service: Service) -> Any:
     def build() -> Any:
         path = Path(tempfile.mkdtemp(prefix="fdbd-serve-"), name)
         path.write_bytes(content)
-        return application(replace(settings, guard=str(path)), store=LedgerStore(most), processes=most)
+        return application(
+            replace(settings, guard=str(path)), store=LedgerStore(most), processes=most
+        )
 
     scaling: dict[str, Any] = {"num_replicas": least}
     if most > least:
@@ -110,7 +123,9 @@ def run_on_ray(service: Service, host: str, port: int, address: str | None) -> N
         port = bound.getsockname()[1]
     connect(address)
     if service.workers > (cores := int(ray.cluster_resources().get("CPU", 0))):
-        raise ValueError(f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers")
+        raise ValueError(
+            f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers"
+        )
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     serve.run(deployment(service), name="fdbd", route_prefix="/")
     announce(service, backend, host, port, f" with {service.workers} replicas on Ray")

@@ -62,25 +62,35 @@ def backend_of(service: Service) -> Backend:
 
 
 def application(
-    service: Service, backend: Backend | None = None, store: Store | None = None, processes: int | None = None
+    service: Service,
+    backend: Backend | None = None,
+    store: Store | None = None,
+    processes: int | None = None,
 ) -> App:
-    """The ASGI application of one process, which meets the others in `store`; None: in the folder of the service."""
+    """The ASGI application of one process, which meets the others in `store`; None: in the folder
+    of the service."""
     backend = backend or backend_of(service)
     if store is None and service.state is not None:
         store = FolderStore(Path(service.state))
     options: Any = {name: getattr(service, name) for name in ("delta", "window", "webhook")}
-    return App(backend, service.settings, Watch(backend, store, processes=processes or service.workers, **options))
+    return App(
+        backend,
+        service.settings,
+        Watch(backend, store, processes=processes or service.workers, **options),
+    )
 
 
 def run(service: Service, host: str, port: int) -> None:
     """Answer until SIGTERM or Ctrl-C, which finish what was taken and refuse the rest."""
     if os.name == "nt" and service.workers > 1:
-        raise ValueError("on Windows processes cannot share a port: use --workers 1, or several services and a proxy")
+        raise ValueError(
+            "on Windows processes cannot share a port: use --workers 1, or several services and a proxy"
+        )
     listening = bind(host, port)
     listening.listen(2048)  # clients may connect from now on, and wait until the guard answers
     port = listening.getsockname()[1]
-    # An error ends here, before anything answers. The guard is loaded by a thread that ends: OpenMP's threads of this
-    # one would stay and slow down those of the thread that decides.
+    # An error ends here, before anything answers. The guard is loaded by a thread that ends:
+    # OpenMP's threads of this one would stay and slow down those of the thread that decides.
     with ThreadPoolExecutor(1) as loading:
         backend = loading.submit(backend_of, service).result()
     _log_json()
@@ -97,11 +107,14 @@ def _answer(app: App, listening: socket.socket) -> None:
     """Answer on a socket until this process is told to end."""
     options: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
     options["timeout_graceful_shutdown"] = max(1, round(app.settings.timeout))
-    _Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", **options)).run(sockets=[listening])
+    _Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", **options)).run(
+        sockets=[listening]
+    )
 
 
 def _supervise(service: Service, backend: Backend, host: str, port: int) -> None:
-    """Keep `service.workers` processes answering on a port that this one has bound, until it is told to end."""
+    """Keep `service.workers` processes answering on a port that this one has bound, until it is
+    told to end."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(service.workers + 1, timeout=300)
     processes: list[multiprocessing.process.BaseProcess] = []
@@ -129,22 +142,28 @@ def _supervise(service: Service, backend: Backend, host: str, port: int) -> None
     except threading.BrokenBarrierError:
         if not is_ending:
             end()
-            raise ValueError("a process of the service could not start; the lines above say why") from None
+            raise ValueError(
+                "a process of the service could not start; the lines above say why"
+            ) from None
     while processes:
         connection.wait([process.sentinel for process in processes])
         for ended in [process for process in processes if not process.is_alive()]:
             processes.remove(ended)
             if not is_ending:
-                log.warning({"message": "a process ended and is replaced", "exit_code": ended.exitcode})
+                log.warning(
+                    {"message": "a process ended and is replaced", "exit_code": ended.exitcode}
+                )
                 time.sleep(0.2)  # one that cannot start does not take the processor from the others
                 start()
 
 
 def _work(service: Service, host: str, port: int, barrier: threading.Barrier | None) -> None:
-    """One of several processes. Each has a socket of its own, among which the system shares new connections out: with a
-    common one, a burst of them may all end at the process that wakes first. The first processes wait for each other,
-    for the same reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, which ends the others by SIGTERM
+    """One of several processes. Each has a socket of its own, among which the system shares new
+    connections out: with a common one, a burst of them may all end at the process that wakes first.
+    The first processes wait for each other, for the same reason."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the supervisor, which ends the others by SIGTERM
     _log_json()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     try:
@@ -179,23 +198,29 @@ def announce(service: Service, backend: Backend, host: str, port: int, how: str 
     """Say what is served, and where."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
     print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", file=sys.stderr)
-    print(f"serving on {address}{how} (page /, interface /docs, metrics /metrics); Ctrl-C ends it", file=sys.stderr)
+    print(
+        f"serving on {address}{how} (page /, interface /docs, metrics /metrics); Ctrl-C ends it",
+        file=sys.stderr,
+    )
     sys.stderr.flush()
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket at an address, which several processes may share; ValueError where that is not possible."""
+    """A socket at an address, which several processes may share; ValueError where that is not
+    possible."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if shared else (socket.SO_REUSEADDR,):
         bound.setsockopt(socket.SOL_SOCKET, option, 1)
-    # Connections inherit it. Event loops set it only on sockets that they made: without it, each answer's second
-    # segment waits for the client's delayed acknowledgement, 40 ms.
+    # Connections inherit it. Event loops set it only on sockets that they made: without it, each
+    # answer's second segment waits for the client's delayed acknowledgement, 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot listen on {host}:{port} ({reason}); choose another --port or --host") from None
+        raise ValueError(
+            f"cannot listen on {host}:{port} ({reason}); choose another --port or --host"
+        ) from None
     return bound
 
 
@@ -203,8 +228,13 @@ class _Json(logging.Formatter):
     """One JSON object per line; a message that is a dictionary becomes its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower()}
+        moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+            timespec="milliseconds"
+        )
+        line: dict[str, Any] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+        }
         line |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

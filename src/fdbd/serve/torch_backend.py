@@ -18,10 +18,15 @@ class TorchBackend(Backend):
         self._guard, self.preprocess = opened.guard, opened.preprocess
         detector, threshold = opened.guard.detector, opened.guard.threshold
         if threshold is None:
-            raise ValueError("the guard has no threshold, so it cannot decide: calibrate it with fdbd fit")
+            raise ValueError(
+                "the guard has no threshold, so it cannot decide: calibrate it with fdbd fit"
+            )
         self.input_name, self.row_shape = "features", (detector.head.num_features,)
         if self.preprocess is not None:
-            self.input_name, self.row_shape = "images", (3, self.preprocess.size, self.preprocess.size)
+            self.input_name, self.row_shape = (
+                "images",
+                (3, self.preprocess.size, self.preprocess.size),
+            )
         self.num_classes, self.class_names = detector.head.num_classes, tuple(opened.class_names)
         self.calibration = np.sort(threshold.calibration.double().cpu().numpy())
         self.thresholds = threshold.value.double().flatten().tolist()
@@ -37,14 +42,20 @@ class TorchBackend(Backend):
             decision = self._guard(self._inputs(rows))
         logits, labels, scores, p_values, is_ood = (part.cpu() for part in decision)
         return Answers(
-            logits.float().numpy(), labels.numpy(), scores.double().numpy(), p_values.double().numpy(), is_ood.numpy()
+            logits.float().numpy(),
+            labels.numpy(),
+            scores.double().numpy(),
+            p_values.double().numpy(),
+            is_ood.numpy(),
         )
 
     def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
         """The nearest decision boundaries of each row."""
         with torch.inference_mode():
             why = self._guard.explain(self._inputs(rows))
-        order = why.distances.nan_to_num(nan=torch.inf).argsort(dim=1)[:, : min(nearest, self.num_classes - 1)]
+        order = why.distances.nan_to_num(nan=torch.inf).argsort(dim=1)[
+            :, : min(nearest, self.num_classes - 1)
+        ]
         distances, shares = why.distances.gather(1, order), why.shares.gather(1, order)
         return list(zip(order.tolist(), distances.tolist(), shares.tolist()))
 

@@ -1,7 +1,8 @@
-"""What a service has been doing: requests, batches, decisions and drift, over all its processes and across restarts.
+"""What a service has been doing: requests, batches, decisions and drift, over all its processes and
+across restarts.
 
-Each process counts for itself and writes its state to a slot of the store once per second; the process that is asked
-adds the slots up. After a kill at most the last second is lost.
+Each process counts for itself and writes its state to a slot of the store once per second; the
+process that is asked adds the slots up. After a kill at most the last second is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fdbd.deploy.stream_monitor import StreamMonitor, rate
+from fdbd.monitor.stream import StreamMonitor, rate
 from fdbd.serve.backend import Answers, Backend
 from fdbd.util import files
 from fdbd.util.extras import require
@@ -31,12 +32,23 @@ State = dict[str, Any]  # of one process, as JSON takes it, with the number of i
 Counts = defaultdict[tuple[str, ...], float]
 """Numbers by family and labels; a histogram's last label is the number of the bucket."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # upper ends of the histograms of latencies and of batches
+ROWS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # upper ends of the histograms of latencies and of batches
 HISTORY = 300  # points of the page's chart, at most one per second
 
 
 class Store:
-    """Where processes put their states so that each can see all. In this one there is a single process."""
+    """Where processes put their states so that each can see all. In this one there is a single
+    process."""
 
     def claim(self) -> int:
         """A slot that no living process has, for as long as this process lives."""
@@ -61,7 +73,10 @@ class FolderStore(Store):
 
     def claim(self) -> int:
         slot = 0
-        while self._held.enter_context(files.lock(self.folder / f"slot-{slot}.lock", wait=False)) is False:
+        while (
+            self._held.enter_context(files.lock(self.folder / f"slot-{slot}.lock", wait=False))
+            is False
+        ):
             slot += 1
         return slot
 
@@ -79,9 +94,9 @@ class Watch:
     """Counts what the service does in this process, and shows the sum over all processes.
 
     Args:
-        backend: the guard.
-        store: where the processes meet and what a restart finds; None: nothing outlives the process.
-        processes: how many share the alarm's probability: each has delta/processes, so that all together raise a
+        backend: the guard. store: where the processes meet and what a restart finds; None: nothing
+        outlives the process. processes: how many share the alarm's probability: each has
+        delta/processes, so that all together raise a
             false alarm with probability at most delta per horizon.
         delta, window: as for `fdbd.Monitor`.
         webhook: an address that gets the snapshot as JSON by POST when the alarm goes off.
@@ -100,7 +115,9 @@ class Watch:
         self._backend, self._store, self._webhook = backend, store or Store(), webhook
         self._processes, self._delta = processes, delta
         options: Any = {"window": window, "delta": delta / processes, "on_alarm": self._alarm}
-        self._monitor = StreamMonitor(backend.calibration.tolist(), backend.expected_rate, **options)
+        self._monitor = StreamMonitor(
+            backend.calibration.tolist(), backend.expected_rate, **options
+        )
         self._counts: Counts = defaultdict(float)
         self._slot = self._waiting = 0
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
@@ -132,7 +149,8 @@ class Watch:
         self._counts[(f"{name}_sum", *labels)] += value
 
     def start(self) -> None:
-        """Take a slot, go on from what an earlier process left there, and save once per second from now on."""
+        """Take a slot, go on from what an earlier process left there, and save once per second from
+        now on."""
         self._slot = self._store.claim()
         for state in self._store.states():
             if state.get("slot") == self._slot:
@@ -151,7 +169,10 @@ class Watch:
             self._monitor.restore(state["monitor"])
             self._counts = counts
         except (KeyError, TypeError, ValueError) as error:
-            log.warning("the monitor starts afresh: its saved state is damaged or of another guard: %s", error)
+            log.warning(
+                "the monitor starts afresh: its saved state is damaged or of another guard: %s",
+                error,
+            )
 
     def _save_often(self) -> None:
         while not self._ends.wait(1.0):
@@ -160,16 +181,29 @@ class Watch:
     def _save(self) -> None:
         try:
             view = self.view()
-            self.history.append({"time": time.time(), "rate": view["rate"], "log_martingale": view["log_martingale"]})
+            self.history.append(
+                {
+                    "time": time.time(),
+                    "rate": view["rate"],
+                    "log_martingale": view["log_martingale"],
+                }
+            )
             self._store.put(self._slot, self._state())
-        except Exception as error:  # a full disk, or a ledger that is being replaced, must not end the service
+        except (
+            Exception
+        ) as error:  # a full disk, or a ledger that is being replaced, must not end the service
             log.warning("the monitor's state could not be saved: %s", error)
 
     def _state(self) -> State:
         with self._lock:
             counts = [[*key, number] for key, number in self._counts.items()]
         snapshot = self._monitor.snapshot()
-        return {"slot": self._slot, "monitor": self._monitor.state(), "counts": counts, "snapshot": snapshot}
+        return {
+            "slot": self._slot,
+            "monitor": self._monitor.state(),
+            "counts": counts,
+            "snapshot": snapshot,
+        }
 
     def _alarm(self, snapshot: dict[str, Any]) -> None:
         log.warning({"alarm": True, **snapshot})
@@ -181,8 +215,9 @@ class Watch:
         return self._merged(self._all())
 
     def _merged(self, states: list[State]) -> dict[str, Any]:
-        """Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R reaches 1/delta with
-        probability at most delta (the union bound), whatever the order in which requests reach the processes."""
+        """Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R
+        reaches 1/delta with probability at most delta (the union bound), whatever the order in
+        which requests reach the processes."""
         snapshots = [state["snapshot"] for state in states]
         window = sum(s["window"] for s in snapshots)
         ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
@@ -190,14 +225,16 @@ class Watch:
             **{name: sum(s[name] for s in snapshots) for name in ("samples", "ood")},
             **rate(ood, window, snapshots[0]["confidence"]),
             "expected_rate": snapshots[0]["expected_rate"],
-            "log_martingale": max(s["log_martingale"] for s in snapshots) - math.log(self._processes),
+            "log_martingale": max(s["log_martingale"] for s in snapshots)
+            - math.log(self._processes),
             "alarm_level": -math.log(self._delta),
             "alarm": any(s["alarm"] for s in snapshots),
             "processes": len(snapshots),
         }
 
     def exposition(self, waiting: int) -> bytes:
-        """All numbers in the text format of Prometheus, with the number of rows that are waiting."""
+        """All numbers in the text format of Prometheus, with the number of rows that are
+        waiting."""
         self._waiting = waiting
         text: bytes = require("prometheus_client", "serve").generate_latest(self)
         return text
@@ -224,23 +261,39 @@ class Watch:
         ):
             family = core.HistogramMetricFamily(f"fdbd_{name}", what, labels=labels)
             for key in sorted(key for key in counts if key[0] == f"{name}_sum"):
-                sums = accumulate(counts[(name, *key[1:], str(bucket))] for bucket in range(len(ends) + 1))
-                family.add_metric(key[1:], list(zip((*map(str, ends), "+Inf"), sums)), sum_value=counts[key])
+                sums = accumulate(
+                    counts[(name, *key[1:], str(bucket))] for bucket in range(len(ends) + 1)
+                )
+                family.add_metric(
+                    key[1:], list(zip((*map(str, ends), "+Inf"), sums)), sum_value=counts[key]
+                )
             yield family
         for name, what, value in (
             ("queue_rows", "Rows that wait in this process.", self._waiting),
             ("ood_rate", "Share of OOD samples in the window.", view["rate"]),
             ("ood_rate_low", "Lower end of the rate's interval.", view["rate_low"]),
             ("ood_rate_high", "Upper end of the rate's interval.", view["rate_high"]),
-            ("ood_rate_expected", "The rate that the threshold was set for.", view["expected_rate"]),
-            ("log_martingale", "Natural logarithm of the drift test's capital.", view["log_martingale"]),
+            (
+                "ood_rate_expected",
+                "The rate that the threshold was set for.",
+                view["expected_rate"],
+            ),
+            (
+                "log_martingale",
+                "Natural logarithm of the drift test's capital.",
+                view["log_martingale"],
+            ),
             ("drift_alarm", "1 once the drift test has raised its alarm.", int(view["alarm"])),
         ):
             yield core.GaugeMetricFamily(f"fdbd_{name}", what, math.nan if value is None else value)
 
     def _all(self) -> list[State]:
         """States of all processes, this one's as it is now."""
-        others = (s for s in self._store.states() if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys())
+        others = (
+            s
+            for s in self._store.states()
+            if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys()
+        )
         return [self._state(), *others]
 
 
@@ -257,7 +310,9 @@ def _post(address: str, snapshot: dict[str, Any]) -> None:
     body = json.dumps({"event": "fdbd drift alarm", **snapshot}).encode()
     for wait in (1, 5, 0):
         try:
-            request = urllib.request.Request(address, body, {"content-type": "application/json"}, method="POST")
+            request = urllib.request.Request(
+                address, body, {"content-type": "application/json"}, method="POST"
+            )
             with urllib.request.urlopen(request, timeout=5):
                 return
         except (OSError, ValueError) as error:

@@ -1,7 +1,8 @@
 """Random image transformations on whole batches, in plain torch.
 
-Drawing and applying are apart: the numbers are drawn for the joint batch from one seeded generator, so a process that
-holds a part of the batch applies its rows of them, and any number of processes sees the same images."""
+Drawing and applying are apart: the numbers are drawn for the joint batch from one seeded generator,
+so a process that holds a part of the batch applies its rows of them, and any number of processes
+sees the same images."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from torch import Generator, Tensor
 
 Draws = dict[str, Tensor]
 
-# RGB to YIQ (NTSC). Brightness, saturation and hue are linear there, so all three are one 3×3 matrix per sample.
+# RGB to YIQ (NTSC). Brightness, saturation and hue are linear there, so all three are one 3×3
+# matrix per sample.
 _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
@@ -21,10 +23,11 @@ _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.
 class Augment:
     """What may happen to an image; the default is the flip and pad-4 crop of He et al. (2016).
 
-    pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or "reflect".
-    area: range of the share of the image that a random resized crop keeps, aspect ratio 3/4 to 4/3; None for none.
-    jitter, hue: largest relative change of brightness, contrast and saturation, largest turn of hue in fractions of the
-    colour circle, applied with probability `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020)."""
+    pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or
+    "reflect". area: range of the share of the image that a random resized crop keeps, aspect ratio
+    3/4 to 4/3; None for none. jitter, hue: largest relative change of brightness, contrast and
+    saturation, largest turn of hue in fractions of the colour circle, applied with probability
+    `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020)."""
 
     flip: bool = True
     pad: int = 4
@@ -47,7 +50,9 @@ class Augment:
             ratio = torch.exp(uniform(low=-0.2877, high=0.2877)).sqrt()  # log(4/3) = 0.2877
             size = torch.stack([(share * ratio).clamp(max=1), (share / ratio).clamp(max=1)], dim=1)
             draws["size"] = size
-            draws["centre"] = (2 * uniform(2) - 1) * (1 - size)  # in grid_sample's coordinates, −1 … 1
+            draws["centre"] = (2 * uniform(2) - 1) * (
+                1 - size
+            )  # in grid_sample's coordinates, −1 … 1
         elif self.pad:
             draws["offset"] = torch.randint(0, 2 * self.pad + 1, (n, 2), generator=generator)
         if self.jitter or self.hue:
@@ -61,8 +66,9 @@ class Augment:
         return draws
 
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
-        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size` if there is a random crop: a
-        resized crop is sampled at that side, a plain one is a smaller window and keeps the pixels as they are."""
+        """images: float (N, 3, H, W) in [0, 1]; same range and shape, or of side `size` if there is
+        a random crop: a resized crop is sampled at that side, a plain one is a smaller window and
+        keeps the pixels as they are."""
         draws = {key: value.to(images.device) for key, value in draws.items()}
         if "size" in draws:
             images = _resized_crop(images, draws, size)
@@ -74,15 +80,17 @@ class Augment:
 
 
 def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None) -> Tensor:
-    """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of another `side` the
-    offset, 0 … 2·pad, is stretched to all places that the window has."""
+    """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of
+    another `side` the offset, 0 … 2·pad, is stretched to all places that the window has."""
     n, _, height, width = images.shape
     offset, device = draws["offset"], images.device
     padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
     if side is not None:
         room = torch.tensor([height + 2 * pad - side, width + 2 * pad - side], device=device)
         if bool((room < 0).any()):
-            raise ValueError(f"a window of {side} does not fit images of {height}×{width} padded by {pad}")
+            raise ValueError(
+                f"a window of {side} does not fit images of {height}×{width} padded by {pad}"
+            )
         offset, height, width = offset * room // (2 * pad), side, side
     rows = offset[:, :1] + torch.arange(height, device=device)
     columns = offset[:, 1:] + torch.arange(width, device=device)
@@ -92,7 +100,8 @@ def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None
 
 
 def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
-    """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of half the image."""
+    """Bilinear resampling of a box of each image; centre and size: (N, 2) as (x, y), in units of
+    half the image."""
     size = draws["size"]
     theta = images.new_zeros(len(images), 2, 3)
     theta[:, 0, 0] = torch.where(draws["flip"], -size[:, 0], size[:, 0])
@@ -100,11 +109,14 @@ def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
     theta[:, :, 2] = draws["centre"]
     height, width = (side, side) if side is not None else images.shape[2:]
     grid = F.affine_grid(theta, [*images.shape[:2], height, width], align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    return F.grid_sample(
+        images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
+    )
 
 
 def _colour(images: Tensor, draws: Draws) -> Tensor:
-    """Brightness, saturation, hue and grey as one colour matrix per sample, then contrast around the mean grey."""
+    """Brightness, saturation, hue and grey as one colour matrix per sample, then contrast around
+    the mean grey."""
     n, to_yiq = len(images), _YIQ.to(images)
     factors = draws.get("factors", images.new_ones(n, 3))
     turn = draws.get("turn", images.new_zeros(n)) * (2 * torch.pi)

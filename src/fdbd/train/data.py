@@ -14,14 +14,19 @@ from fdbd.data.datasets import ImageFiles, Images
 
 
 def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
-    """Images with labels below `num_classes`, from what `fdbd.train.train` takes. Image files, which may differ in
-    size, are decoded to centre squares of side `image_size`."""
+    """Images with labels below `num_classes`, from what `fdbd.train.train` takes. Image files,
+    which may differ in size, are decoded to centre squares of side `image_size`."""
     if not isinstance(data, Images):
         if not isinstance(data, (tuple, list)) or len(data) != 2:
             if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-                raise ValueError(f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}")
+                raise ValueError(
+                    f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}"
+                )
             singles = [data[place] for place in range(len(data))]
-            data = np.stack([np.asarray(image) for image, _ in singles]), [int(label) for _, label in singles]
+            data = (
+                np.stack([np.asarray(image) for image, _ in singles]),
+                [int(label) for _, label in singles],
+            )
         pixels, given = (each.numpy() if isinstance(each, Tensor) else each for each in data)
         data = Images(pixels, given)
     images: Images = data
@@ -34,18 +39,23 @@ def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
         images = replace(images, images=images.images.resized(side))
     low, high = labels.min(), labels.max()
     if low < 0 or high >= num_classes:
-        raise ValueError(f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's classes")
+        raise ValueError(
+            f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's classes"
+        )
     return images
 
 
 def read(images: Images, rows: Tensor, device: torch.device) -> Tensor:
-    """Some images as float (N, 3, H, W) in [0, 1] on a device, laid out channels-last, which convolutions prefer."""
+    """Some images as float (N, 3, H, W) in [0, 1] on a device, laid out channels-last, which
+    convolutions prefer."""
     if isinstance(images.images, ImageFiles):
         with ThreadPoolExecutor(8) as pool:
             pixels = np.stack(list(pool.map(images.images.__getitem__, rows.tolist())))
     else:
         pixels = np.ascontiguousarray(images.images[rows.numpy()])
-    return torch.from_numpy(pixels).to(device, non_blocking=True).permute(0, 3, 1, 2).float().div(255)
+    return (
+        torch.from_numpy(pixels).to(device, non_blocking=True).permute(0, 3, 1, 2).float().div(255)
+    )
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

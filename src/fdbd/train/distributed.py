@@ -1,4 +1,5 @@
-"""Several processes as one: which rows of the joint batch are mine, and a gather that gradients flow through."""
+"""Several processes as one: which rows of the joint batch are mine, and a gather that gradients
+flow through."""
 
 from __future__ import annotations
 
@@ -20,8 +21,13 @@ def world() -> tuple[int, int]:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the group that `torchrun` describes in the environment, if there is one; leave it at the end."""
-    own = int(os.environ.get("WORLD_SIZE", "1")) > 1 and dist.is_available() and not dist.is_initialized()
+    """Join the group that `torchrun` describes in the environment, if there is one; leave it at the
+    end."""
+    own = (
+        int(os.environ.get("WORLD_SIZE", "1")) > 1
+        and dist.is_available()
+        and not dist.is_initialized()
+    )
     if own:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
@@ -32,7 +38,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def rows_of(rank: int, size: int, batch: int) -> slice:
-    """This process's rows of a joint batch, which must divide evenly so that a mean of means is the mean."""
+    """This process's rows of a joint batch, which must divide evenly so that a mean of means is the
+    mean."""
     if batch % size:
         raise ValueError(f"a batch of {batch} does not divide among {size} processes")
     part = batch // size
@@ -42,8 +49,8 @@ def rows_of(rank: int, size: int, batch: int) -> slice:
 def gather(tensor: Tensor) -> Tensor:
     """(n, …) on each process to (n · processes, …) on all; the tensor itself in one process.
 
-    Every process computes the same joint loss. The backward pass sums its gradient over processes, and the averaging of
-    DistributedDataParallel afterwards undoes that."""
+    Every process computes the same joint loss. The backward pass sums its gradient over processes,
+    and the averaging of DistributedDataParallel afterwards undoes that."""
     if world()[1] == 1:
         return tensor
     from torch.distributed.nn.functional import all_gather

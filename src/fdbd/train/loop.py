@@ -1,5 +1,6 @@
-"""The training loop: one for every objective, one or many processes. All randomness of a step is seeded by (seed,
-step), so a checkpoint holds no generator state and a run that was killed continues exactly as if it had not been."""
+"""The training loop: one for every objective, one or many processes. All randomness of a step is
+seeded by (seed, step), so a checkpoint holds no generator state and a run that was killed continues
+exactly as if it had not been."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ LOGS = ("csv", "tensorboard", "none")
 
 @dataclass
 class Trained:
-    """What training gives: the model (in evaluation mode), one row per epoch, and its test accuracy as a fraction."""
+    """What training gives: the model (in evaluation mode), one row per epoch, and its test accuracy
+    as a fraction."""
 
     model: nn.Module
     history: list[Row]
@@ -61,11 +63,12 @@ def train(
     """Train a classifier by a preset's recipe, with any of its fields overridden.
 
     data, test: uint8 images (N, H, W, 3) with labels (N,), as a pair of arrays or tensors, as
-    `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read into memory; without `data` the
-    preset's dataset is loaded. out: a folder for `checkpoint.pt` (each epoch, and every `checkpoint_steps` steps if
-    given), `log.csv` and `model.safetensors`; a second call with the same folder continues where the first one stopped.
-    Under `torchrun` the processes share each batch. A GPU is used where there is one, with `torch.compile`, and with
-    bfloat16 where it has that."""
+    `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read into
+    memory; without `data` the preset's dataset is loaded. out: a folder for `checkpoint.pt` (each
+    epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a second
+    call with the same folder continues where the first one stopped. Under `torchrun` the processes
+    share each batch. A GPU is used where there is one, with `torch.compile`, and with bfloat16
+    where it has that."""
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)
     if log not in LOGS:
@@ -74,13 +77,19 @@ def train(
         data = datasets.load(config.dataset, "train")
         test = datasets.load(config.dataset, "test") if test is None else test
     train_set = labelled_images(data, config.num_classes, config.image_size)
-    test_set = None if test is None else labelled_images(test, config.num_classes, config.image_size)
+    test_set = (
+        None if test is None else labelled_images(test, config.num_classes, config.image_size)
+    )
     if config.batch_size > len(train_set):
-        raise ValueError(f"a batch of {config.batch_size} is larger than the {len(train_set)} images given")
+        raise ValueError(
+            f"a batch of {config.batch_size} is larger than the {len(train_set)} images given"
+        )
     if (folder := None if out is None else Path(out)) is not None:
         folder.mkdir(parents=True, exist_ok=True)
     where = choose_device(device)
-    if where.type == "cuda" and where.index is None:  # pragma: no cover - GPU; under torchrun each process has its own
+    if (
+        where.type == "cuda" and where.index is None
+    ):  # pragma: no cover - GPU; under torchrun each process has its own
         where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(where)
     with process_group(where), torch.random.fork_rng([where] if where.type == "cuda" else []):
@@ -103,11 +112,14 @@ def _check(config: Preset) -> None:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
     config.rate(0.5)
     if config.start and (card := models.zoo_card(config.start)).model != config.model:
-        raise ValueError(f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}")
+        raise ValueError(
+            f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}"
+        )
 
 
 class _Log:
-    """One row per epoch. The whole history is written as CSV each time, so a resumed run leaves no duplicate rows."""
+    """One row per epoch. The whole history is written as CSV each time, so a resumed run leaves no
+    duplicate rows."""
 
     def __init__(self, kind: str, folder: Path | None) -> None:
         self.file = folder / "log.csv" if folder is not None and kind == "csv" else None
@@ -141,7 +153,13 @@ class _Run:
     """One training: the modules, the optimiser, and where it stands."""
 
     def __init__(
-        self, config: Preset, data: Images, test: Images | None, folder: Path | None, device: torch.device, show: bool
+        self,
+        config: Preset,
+        data: Images,
+        test: Images | None,
+        folder: Path | None,
+        device: torch.device,
+        show: bool,
     ) -> None:
         self.config, self.data, self.test, self.folder = config, data, test, folder
         self.device, self.show = device, show
@@ -151,7 +169,10 @@ class _Run:
         self.epoch_steps = len(data) // config.batch_size
         self.step, self.total = 0, self.epoch_steps * config.epochs
         self.order, self.ordered = torch.empty(0), -1  # the images' order in epoch `ordered`
-        self.sums, self.seconds = torch.zeros(2), 0.0  # loss and accuracy, summed over this epoch's steps
+        self.sums, self.seconds = (
+            torch.zeros(2),
+            0.0,
+        )  # loss and accuracy, summed over this epoch's steps
         self.history: list[Row] = []
         self.has_head = False  # of a contrastive objective
 
@@ -166,13 +187,21 @@ class _Run:
             model.load_state_dict(models.zoo(config.start).state_dict())
         self.head_name, head = head_of(model)
         if head.out_features != config.num_classes:
-            raise ValueError(f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes")
+            raise ValueError(
+                f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes"
+            )
         if device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        self.objective = OBJECTIVES[config.objective](model, config).to(device).to(memory_format=torch.channels_last)
+        self.objective = (
+            OBJECTIVES[config.objective](model, config)
+            .to(device)
+            .to(memory_format=torch.channels_last)
+        )
         self.model = self.objective.model
         self.optimizer = _optimizer(config, self.objective)
-        self.kept = copy.deepcopy(self.model).requires_grad_(False).eval() if config.ema else self.model
+        self.kept = (
+            copy.deepcopy(self.model).requires_grad_(False).eval() if config.ema else self.model
+        )
         self.mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
         if self.processes > 1:
@@ -182,7 +211,8 @@ class _Run:
             self.forward = torch.compile(self.forward)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """This process's part of the next joint batch: `views` copies of its images, normalised, and the labels."""
+        """This process's part of the next joint batch: `views` copies of its images, normalised,
+        and the labels."""
         config = self.config
         epoch, place = divmod(self.step, self.epoch_steps)
         if epoch != self.ordered:
@@ -198,7 +228,9 @@ class _Run:
             mine = {key: value[self.rows] for key, value in draws.items()}
             views.append(config.augment.apply(images, mine, size))
         batch = normalise(torch.cat(views), config.mean, config.std)
-        return batch.contiguous(memory_format=torch.channels_last), self.labels[chosen].to(self.device)
+        return batch.contiguous(memory_format=torch.channels_last), self.labels[chosen].to(
+            self.device
+        )
 
     def advance(self) -> None:
         """One optimiser step."""
@@ -212,7 +244,9 @@ class _Run:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed):
             loss, accuracy = self.forward(images, labels)
         if not bool(torch.isfinite(loss)):
-            raise RuntimeError(f"the loss is {float(loss.detach())} at step {self.step}: lower lr ({rate:.3g} now)")
+            raise RuntimeError(
+                f"the loss is {float(loss.detach())} at step {self.step}: lower lr ({rate:.3g} now)"
+            )
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -223,11 +257,14 @@ class _Run:
 
     @torch.no_grad()
     def update_average(self) -> None:
-        """kept ← d·kept + (1 − d)·model, d growing to the recipe's `ema` so that the start is forgotten quickly."""
+        """kept ← d·kept + (1 − d)·model, d growing to the recipe's `ema` so that the start is
+        forgotten quickly."""
         weight = 1 - min(self.config.ema, (1 + self.step) / (10 + self.step))
         new = self.model.state_dict()
         for key, average in self.kept.state_dict().items():
-            average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(new[key])
+            average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(
+                new[key]
+            )
 
     def fit(self, log: _Log, checkpoint_steps: int) -> None:
         """From where it stands to the end."""
@@ -241,7 +278,9 @@ class _Run:
                 bar.description = f"{self.config.name}  loss {loss:.3f}  accuracy {accuracy:.1%}"
                 bar.update(self.step)
                 if place == 0:
-                    self.end_epoch({"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy})
+                    self.end_epoch(
+                        {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
+                    )
                     log.write(self.history)
                 if place == 0 or (checkpoint_steps and self.step % checkpoint_steps == 0):
                     self.save()
@@ -256,11 +295,17 @@ class _Run:
         if self.show:
             test = f"  test {row['test_accuracy']:.2%}" if "test_accuracy" in row else ""
             means = f"loss {row['loss']:.4f}  accuracy {row['accuracy']:.2%}{test}"
-            print(f"epoch {row['epoch']}  {means}  lr {row['lr']:.4f}  {row['seconds']:.0f} s", flush=True)
+            print(
+                f"epoch {row['epoch']}  {means}  lr {row['lr']:.4f}  {row['seconds']:.0f} s",
+                flush=True,
+            )
 
     @torch.no_grad()
-    def outputs(self, images: Images, count: int | None = None, flip: bool = False, show: bool = False) -> Tensor:
-        """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in float32."""
+    def outputs(
+        self, images: Images, count: int | None = None, flip: bool = False, show: bool = False
+    ) -> Tensor:
+        """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in
+        float32."""
         model, out = self.kept.eval(), []
         parts = torch.arange(min(count or len(images), len(images))).split(500)
         for part in track(parts, "features for the head", enabled=show):
@@ -269,13 +314,16 @@ class _Run:
         return torch.cat(out)
 
     def evaluate(self) -> float:
-        """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000 training images."""
+        """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000
+        training images."""
         assert self.test is not None
         out, classes = self.outputs(self.test), self.config.num_classes
         if isinstance(self.objective, Contrastive) and not self.has_head:
             known = F.normalize(self.outputs(self.data, 5000), dim=1)
             labels = self.labels[: len(known)]
-            means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)]).nan_to_num()
+            means = torch.stack(
+                [known[labels == c].mean(dim=0) for c in range(classes)]
+            ).nan_to_num()
             out = out @ F.normalize(means, dim=1).T
         return float((out.argmax(dim=1) == torch.as_tensor(self.test.labels)).float().mean())
 
@@ -292,9 +340,15 @@ class _Run:
         accuracy = None if self.test is None else self.evaluate()
         path = None if self.folder is None else self.folder / "model.safetensors"
         if path is not None and self.rank == 0:
-            about = {name: getattr(config, name) for name in ("model", "num_classes", "dataset", "seed", "mean", "std")}
+            about = {
+                name: getattr(config, name)
+                for name in ("model", "num_classes", "dataset", "seed", "mean", "std")
+            }
             about |= {"recipe": config.name, "test_accuracy": accuracy}
-            said = {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+            said = {
+                key: value if isinstance(value, str) else json.dumps(value)
+                for key, value in about.items()
+            }
             models.save_weights(model, path, metadata=said)
         return Trained(model.eval(), self.history, accuracy, config, path)
 
@@ -319,11 +373,15 @@ class _Run:
         # A field that the file does not know came later: it had its default then.
         old = {**json.loads(_describe(Preset("", ""))), **json.loads(state["config"])}
         new = json.loads(_describe(self.config))
-        changed = [f"{key} was {old[key]!r}, is {new[key]!r}" for key in new if old[key] != new[key]]
+        changed = [
+            f"{key} was {old[key]!r}, is {new[key]!r}" for key in new if old[key] != new[key]
+        ]
         if state["images"] != len(self.data):
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:
-            raise ValueError(f"{path} is of another training ({'; '.join(changed)}): choose another folder")
+            raise ValueError(
+                f"{path} is of another training ({'; '.join(changed)}): choose another folder"
+            )
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         for name in ("step", "sums", "seconds", "history"):
@@ -332,7 +390,9 @@ class _Run:
 
 def _describe(config: Preset) -> str:
     """The recipe's numbers as JSON; its prose may change without being another recipe."""
-    return json.dumps({key: value for key, value in asdict(config).items() if key not in ("name", "summary")})
+    return json.dumps(
+        {key: value for key, value in asdict(config).items() if key not in ("name", "summary")}
+    )
 
 
 def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:

@@ -1,5 +1,6 @@
-"""What is minimised: the contrastive losses as functions of embeddings; as modules, what turns `views` copies of each
-image into the mean loss of the joint batch and a progress figure; and the linear head that follows."""
+"""What is minimised: the contrastive losses as functions of embeddings; as modules, what turns
+`views` copies of each image into the mean loss of the joint batch and a progress figure; and the
+linear head that follows."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from fdbd.train.presets import Preset
 
 
 def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
-    """Supervised contrastive loss, the form with the sum outside the logarithm (Khosla et al., 2020, eq. 2).
+    """Supervised contrastive loss, the form with the sum outside the logarithm (Khosla et al.,
+    2020, eq. 2).
 
         L = mean_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/τ) / Σ_{a ≠ i} exp(z_i·z_a/τ) )
 
-    embeddings: (M, D) of unit length; labels: (M,), P(i) are the other samples with i's label. A sample without a
-    positive leaves the mean. With one label per image (its two views) it is SimCLR's NT-Xent.
+    embeddings: (M, D) of unit length; labels: (M,), P(i) are the other samples with i's label. A
+    sample without a positive leaves the mean. With one label per image (its two views) it is
+    SimCLR's NT-Xent.
 
     >>> z = torch.eye(4)[[0, 0, 1, 1]]
     >>> round(float(supcon(z, torch.tensor([0, 0, 1, 1]), temperature=1.0)), 4)
@@ -28,17 +31,22 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
     """
     similarity = embeddings @ embeddings.T / temperature
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
-    log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(dim=1, keepdim=True)
+    log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(
+        dim=1, keepdim=True
+    )
     positive = (labels[:, None] == labels[None, :]) & ~itself
     count = positive.sum(dim=1)
     anchors = count > 0
     if not bool(anchors.any()):
-        raise ValueError("no sample of this batch has a positive: give at least two views or two samples of a class")
+        raise ValueError(
+            "no sample of this batch has a positive: give at least two views or two samples of a class"
+        )
     return (-(log_probability * positive).sum(dim=1)[anchors] / count[anchors]).mean()
 
 
 def nearest_accuracy(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Share of samples whose most similar other sample has the same label: a progress figure, fraction, no gradient."""
+    """Share of samples whose most similar other sample has the same label: a progress figure,
+    fraction, no gradient."""
     with torch.no_grad():
         similarity = embeddings @ embeddings.T
         similarity.fill_diagonal_(float("-inf"))
@@ -46,7 +54,8 @@ def nearest_accuracy(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor) -> Tensor:
-    """The four quarter turns of square images (N, C, S, S), stacked: (4N, C, S, S), all of turn 0 first."""
+    """The four quarter turns of square images (N, C, S, S), stacked: (4N, C, S, S), all of turn 0
+    first."""
     return torch.cat([torch.rot90(images, turn, dims=(2, 3)) for turn in range(4)])
 
 
@@ -54,10 +63,14 @@ def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
     """Name and module of a model's one linear head."""
     heads = find_heads(model, None)
     if len(heads) > 1:
-        raise ValueError(f"{type(model).__name__} has {len(heads)} heads, and training knows models with one")
+        raise ValueError(
+            f"{type(model).__name__} has {len(heads)} heads, and training knows models with one"
+        )
     ((name, head),) = heads.items()
     if not isinstance(head, nn.Linear):
-        raise ValueError(f"the head {name!r} of {type(model).__name__} is a convolution; training needs an nn.Linear")
+        raise ValueError(
+            f"the head {name!r} of {type(model).__name__} is a convolution; training needs an nn.Linear"
+        )
     return name, head
 
 
@@ -68,7 +81,8 @@ def set_head(model: nn.Module, name: str, head: nn.Module) -> None:
 
 
 class Objective(nn.Module):
-    """`forward(images, labels)` gives (loss, accuracy); images (views · B, 3, H, W), all of the first view first."""
+    """`forward(images, labels)` gives (loss, accuracy); images (views · B, 3, H, W), all of the
+    first view first."""
 
     views: int = 1
 
@@ -82,11 +96,14 @@ class CrossEntropy(Objective):
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images)
-        return F.cross_entropy(logits, labels), (logits.detach().argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(logits, labels), (
+            logits.detach().argmax(dim=1) == labels
+        ).float().mean()
 
 
 class Contrastive(Objective):
-    """A headless backbone under a two-layer projection on the unit sphere (Chen et al., 2020; Khosla et al., 2020)."""
+    """A headless backbone under a two-layer projection on the unit sphere (Chen et al., 2020;
+    Khosla et al., 2020)."""
 
     views = 2
 
@@ -96,16 +113,20 @@ class Contrastive(Objective):
         name, head = head_of(model)
         self.width = width = head.in_features
         set_head(model, name, nn.Identity())
-        self.projector = nn.Sequential(nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, projection))
+        self.projector = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, projection)
+        )
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Penultimate features (N, P) and unit embeddings (N, D), the latter in float32 whatever the autocast."""
+        """Penultimate features (N, P) and unit embeddings (N, D), the latter in float32 whatever
+        the autocast."""
         features: Tensor = self.model(images)
         return features, F.normalize(self.projector(features).float(), dim=1)
 
 
 class SupCon(Contrastive):
-    """Supervised contrastive learning (Khosla et al., 2020); all processes' embeddings are each other's negatives."""
+    """Supervised contrastive learning (Khosla et al., 2020); all processes' embeddings are each
+    other's negatives."""
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         _, embeddings = self.embed(images)
@@ -114,13 +135,19 @@ class SupCon(Contrastive):
 
 
 class CSI(Contrastive):
-    """Contrasting shifted instances (Tack et al., 2020): a quarter turn of an image is another instance, not a view.
+    """Contrasting shifted instances (Tack et al., 2020): a quarter turn of an image is another
+    instance, not a view.
 
-    The loss is NT-Xent over both views of all four turns, positives being the two views of one turn of one image, plus
-    the cross-entropy of telling the turn. With `labelled`, positives share class and turn (the paper's sup-CSI)."""
+    The loss is NT-Xent over both views of all four turns, positives being the two views of one turn
+    of one image, plus the cross-entropy of telling the turn. With `labelled`, positives share class
+    and turn (the paper's sup-CSI)."""
 
     def __init__(
-        self, model: nn.Module, temperature: float = 0.5, projection: int = 128, labelled: bool = False
+        self,
+        model: nn.Module,
+        temperature: float = 0.5,
+        projection: int = 128,
+        labelled: bool = False,
     ) -> None:
         super().__init__(model, temperature, projection)
         self.labelled = labelled
@@ -129,7 +156,9 @@ class CSI(Contrastive):
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         count = len(images)
         turns = torch.arange(4, device=images.device).repeat_interleave(count)
-        features, embeddings = self.embed(rotate(images).contiguous(memory_format=torch.channels_last))
+        features, embeddings = self.embed(
+            rotate(images).contiguous(memory_format=torch.channels_last)
+        )
         told = self.turn(features)
         joint, joint_turns = gather(embeddings), gather(turns)
         if self.labelled:
@@ -138,32 +167,42 @@ class CSI(Contrastive):
             # Which image: its place in the joint batch; the same for both views and all turns.
             batch = len(labels)
             own = torch.arange(batch, device=images.device).repeat(self.views * 4)
-            identity = gather(own) + batch * (torch.arange(len(joint), device=images.device) // len(own))
-        loss = supcon(joint, identity * 4 + joint_turns, self.temperature) + F.cross_entropy(told, turns)
+            identity = gather(own) + batch * (
+                torch.arange(len(joint), device=images.device) // len(own)
+            )
+        loss = supcon(joint, identity * 4 + joint_turns, self.temperature) + F.cross_entropy(
+            told, turns
+        )
         return loss, (told.detach().argmax(dim=1) == turns).float().mean()
 
 
 OBJECTIVES: dict[str, Callable[[nn.Module, Preset], Objective]] = {
     "cross_entropy": lambda model, config: CrossEntropy(model),
     "supcon": lambda model, config: SupCon(model, config.temperature, config.projection),
-    "csi": lambda model, config: CSI(model, config.temperature, config.projection, config.csi_labelled),
+    "csi": lambda model, config: CSI(
+        model, config.temperature, config.projection, config.csi_labelled
+    ),
 }
 
 
 def fit_linear(features: Tensor, labels: Tensor, config: Preset, seed: int) -> nn.Linear:
-    """A linear head on frozen features (N, P), multinomial logistic regression by mini-batch SGD with a cosine
-    schedule.
+    """A linear head on frozen features (N, P), multinomial logistic regression by mini-batch SGD
+    with a cosine schedule.
 
-    Standardising makes the problem well conditioned; it is folded into the weights afterwards, so the head applies to
-    raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s)."""
+    Standardising makes the problem well conditioned; it is folded into the weights afterwards, so
+    the head applies to raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s)."""
     mean, std = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
     x = (features - mean) / std
     head = nn.Linear(x.shape[1], config.num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     batch = min(1024, len(x))
-    optimizer = torch.optim.SGD(head.parameters(), config.linear_lr, 0.9, 0, config.linear_weight_decay, nesterov=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.linear_epochs * (len(x) // batch))
+    optimizer = torch.optim.SGD(
+        head.parameters(), config.linear_lr, 0.9, 0, config.linear_weight_decay, nesterov=True
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, config.linear_epochs * (len(x) // batch)
+    )
     generator = torch.Generator().manual_seed(seed)
     for _ in range(config.linear_epochs):
         order = torch.randperm(len(x), generator=generator)

@@ -1,4 +1,5 @@
-"""Training recipes by name; `presets.toml` holds them. Rates are functions of progress: resuming needs no scheduler."""
+"""Training recipes by name; `presets.toml` holds them. Rates are functions of progress: resuming
+needs no scheduler."""
 
 from __future__ import annotations
 
@@ -15,15 +16,17 @@ SCHEDULES = ("constant", "multistep", "cosine", "triangle")
 
 @dataclass(frozen=True)
 class Preset:
-    """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of training, or of each of its
-    two cycles where there is a `restart` (when, as a fraction; scale of the peak): see `rate`.
+    """One recipe. Rates are for the joint batch; `milestones` and `warmup` are fractions of
+    training, or of each of its two cycles where there is a `restart` (when, as a fraction; scale of
+    the peak): see `rate`.
 
-    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is false. ema: decay
-    per step of the average that is evaluated and kept; 0 for none. sizes: image sides of equally long phases of
-    training (small ones first are cheaper, and a resized crop enlarges what it shows: Touvron et al., 2019); empty for
-    the images' own. image_size: side of the centre squares that image files are decoded to; arrays have one size.
-    start: the zoo model whose weights training starts from; empty for random ones. linear_*: the head on frozen
-    features that follows a contrastive objective."""
+    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is
+    false. ema: decay per step of the average that is evaluated and kept; 0 for none. sizes: image
+    sides of equally long phases of training (small ones first are cheaper, and a resized crop
+    enlarges what it shows: Touvron et al., 2019); empty for the images' own. image_size: side of
+    the centre squares that image files are decoded to; arrays have one size. start: the zoo model
+    whose weights training starts from; empty for random ones. linear_*: the head on frozen features
+    that follows a contrastive objective."""
 
     name: str
     summary: str
@@ -63,16 +66,19 @@ class Preset:
     def rate(self, progress: float) -> float:
         """The learning rate at `progress`, the fraction of training done, in [0, 1).
 
-        multistep: ×0.1 at each milestone; cosine: to zero; triangle: linearly up for `warmup`, linearly down to zero
-        (the one-cycle policy of Smith, 2018). `warmup` is linear, for every schedule. restart: the whole schedule until
-        `when`, and once more after it with `scale` times the peak (a warm restart: Loshchilov and Hutter, 2017)."""
+        multistep: ×0.1 at each milestone; cosine: to zero; triangle: linearly up for `warmup`,
+        linearly down to zero (the one-cycle policy of Smith, 2018). `warmup` is linear, for every
+        schedule. restart: the whole schedule until `when`, and once more after it with `scale`
+        times the peak (a warm restart: Loshchilov and Hutter, 2017)."""
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r} is none of {', '.join(SCHEDULES)}")
         peak = self.lr
         if self.restart is not None:
             when, scale = self.restart
             if not 0 < when < 1 or not scale > 0:
-                raise ValueError(f"restart is {self.restart}, expected a fraction of training and a positive scale")
+                raise ValueError(
+                    f"restart is {self.restart}, expected a fraction of training and a positive scale"
+                )
             if progress < when:
                 progress /= when
             else:
@@ -80,16 +86,24 @@ class Preset:
         if progress < self.warmup:
             return peak * progress / self.warmup
         if self.schedule == "multistep":
-            return round(peak * 0.1 ** sum(progress >= milestone for milestone in self.milestones), 12)
+            return round(
+                peak * 0.1 ** sum(progress >= milestone for milestone in self.milestones), 12
+            )
         rest = (progress - self.warmup) / (1 - self.warmup)
-        factors = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * rest)), "triangle": 1 - rest}
+        factors = {
+            "constant": 1.0,
+            "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
+            "triangle": 1 - rest,
+        }
         return peak * factors[self.schedule]
 
     def override(self, **changes: Any) -> Preset:
         """A copy with some fields changed; a name that is no field is an error that lists them."""
         known = {f.name for f in fields(self)}
         if unknown := sorted(set(changes) - known):
-            raise ValueError(f"no such training option: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
+            raise ValueError(
+                f"no such training option: {', '.join(unknown)} (there are {', '.join(sorted(known))})"
+            )
         return replace(self, **changes)
 
 
@@ -104,7 +118,9 @@ def _read(text: str) -> dict[str, Preset]:
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
 
 
 PRESETS = _read(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,5 @@
-"""Imports by name: optional packages, named with their pip command where they are missing, and a user's objects."""
+"""Imports by name: optional packages, named with their pip command where they are missing, and a
+user's objects."""
 
 import importlib
 import sys
@@ -21,14 +22,20 @@ def require(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         name = {"PIL": "Pillow", "sklearn": "scikit-learn"}.get(package, package)
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != package:
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and (error.name or "").partition(".")[0] != package
+        ):
             raise  # the package is there, something that it needs is not
-        raise MissingExtraError(f"{name} is not installed; run: pip install 'fdbd[{extra}]'") from None
+        raise MissingExtraError(
+            f"{name} is not installed; run: pip install 'fdbd[{extra}]'"
+        ) from None
 
 
 def import_object(name: str, what: str) -> object:
-    """The object that ``package.module:object`` names; `what` it should be, for the error message: "model factory".
-    Importing runs code: call this only for a name that the user has typed or vouched for."""
+    """The object that ``package.module:object`` names; `what` it should be, for the error message:
+    "model factory". Importing runs code: call this only for a name that the user has typed or
+    vouched for."""
     module, _, attribute = name.partition(":")
     top = Path.cwd() / module.partition(".")[0]
     if (top.is_dir() or top.with_suffix(".py").is_file()) and str(top.parent) not in sys.path:

@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all: atomic writes, locks and content hashes; and where cache and data lie."""
+"""Files that appear whole or not at all: atomic writes, locks and content hashes; and where cache
+and data lie."""
 
 import contextlib
 import glob
@@ -40,7 +41,11 @@ def cache_root() -> Path:
 
 def data_roots() -> tuple[Path, ...]:
     """The user's own data folders: ``FDBD_DATA``, one or several joined like ``PATH``."""
-    return tuple(Path(part).expanduser() for part in os.environ.get("FDBD_DATA", "").split(os.pathsep) if part)
+    return tuple(
+        Path(part).expanduser()
+        for part in os.environ.get("FDBD_DATA", "").split(os.pathsep)
+        if part
+    )
 
 
 def downloads_allowed() -> bool:
@@ -50,8 +55,9 @@ def downloads_allowed() -> bool:
 
 @contextlib.contextmanager
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file next to `path`, renamed to it when the block ends well and removed when it does not. It is on
-    the disk before that, and its folder afterwards: a power cut leaves the old file or the new one."""
+    """A temporary file next to `path`, renamed to it when the block ends well and removed when it
+    does not. It is on the disk before that, and its folder afterwards: a power cut leaves the old
+    file or the new one."""
     target = Path(path)
     check_place(target)
     draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
@@ -69,7 +75,8 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it gets its name when the block ends. If `path` is there by then, that one stays."""
+    """A folder to fill; it gets its name when the block ends. If `path` is there by then, that one
+    stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
     draft.mkdir()
@@ -92,12 +99,18 @@ def check_place(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"the folder {str(path.parent)!r} does not exist; create it first")
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder, and a file is to be written there; choose another name")
+        raise IsADirectoryError(
+            f"{str(path)!r} is a folder, and a file is to be written there; choose another name"
+        )
     if path.exists() and not path.is_file():
-        raise FileExistsError(f"{str(path)!r} is no regular file, and would be replaced by one; choose another name")
+        raise FileExistsError(
+            f"{str(path)!r} is no regular file, and would be replaced by one; choose another name"
+        )
 
 
-def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]) -> None:
+def refuse_overlap(
+    out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str] | None]
+) -> None:
     """One sentence where writing `out` would overwrite one of the inputs, also through links."""
     for path in inputs:
         with contextlib.suppress(OSError, ValueError):  # one that is not there is not overwritten
@@ -105,12 +118,14 @@ def refuse_overlap(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLi
                 break
     else:
         return
-    raise FileExistsError(f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out")
+    raise FileExistsError(
+        f"the output {os.fspath(out)!r} is also an input, which would be lost; choose another --out"
+    )
 
 
 def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
-    """Remove drafts of `target` that killed runs left behind and that are older than so many seconds. Give 0 only while
-    holding a lock: another run may be writing its draft now."""
+    """Remove drafts of `target` that killed runs left behind and that are older than so many
+    seconds. Give 0 only while holding a lock: another run may be writing its draft now."""
     for path in target.absolute().parent.glob(f".{'[0-9a-f]' * 8}.{glob.escape(target.name)}"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime >= older_than:
@@ -140,20 +155,25 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """One sentence for whatever a broken file makes its reader raise; an error that names the file passes, as does one
-    of the system, such as a missing permission."""
+    """One sentence for whatever a broken file makes its reader raise; an error that names the file
+    passes, as does one of the system, such as a missing permission."""
     try:
         yield
     except Exception as error:
-        if os.fspath(path) in str(error) or (isinstance(error, OSError) and error.filename is not None):
+        if os.fspath(path) in str(error) or (
+            isinstance(error, OSError) and error.filename is not None
+        ):
             raise
-        raise ValueError(f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})") from None
+        raise ValueError(
+            f"{os.fspath(path)} is not a readable {kind} ({one_line(error)[:200]})"
+        ) from None
 
 
 @contextlib.contextmanager
 def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
-    """Hold the lock file `path`, shared by processes and threads; it is released even if the holder is killed. Yields
-    True when the lock is held, False where another has it and `wait` is False, and None where there are no locks."""
+    """Hold the lock file `path`, shared by processes and threads; it is released even if the holder
+    is killed. Yields True when the lock is held, False where another has it and `wait` is False,
+    and None where there are no locks."""
     if fcntl is None:
         yield None
         return
@@ -170,13 +190,15 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-    """What changes when a file is rewritten or replaced (size, times and inode), and the machine that says so; empty
-    where there is no file."""
+    """What changes when a file is rewritten or replaced (size, times and inode), and the machine
+    that says so; empty where there is no file."""
     try:
         found = os.stat(path)
     except OSError:
         return ""
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino} {found.st_ctime_ns} {platform.node()}"
+    return (
+        f"{found.st_size} {found.st_mtime_ns} {found.st_ino} {found.st_ctime_ns} {platform.node()}"
+    )
 
 
 def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
@@ -185,7 +207,9 @@ def check_unchanged(path: str | os.PathLike[str], expected: str) -> None:
     if now[-1] != before[-1]:  # another machine knows the file, or its copy, by an inode of its own
         now, before = now[:2], before[:2]
     if now != before:
-        raise ValueError(f"{os.fspath(path)} was changed or replaced while it was read; run the command again")
+        raise ValueError(
+            f"{os.fspath(path)} was changed or replaced while it was read; run the command again"
+        )
 
 
 def stamp_key(path: str | os.PathLike[str]) -> str:
@@ -213,12 +237,14 @@ def sha256_of_array(array: NDArray[Any]) -> str:
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that cannot be read
-    counts as unreadable: it has no content that could be stale."""
+    """SHA-256 of each file, remembered in the cache folder by path, size and time stamp. One that
+    cannot be read counts as unreadable: it has no content that could be stale."""
     if not paths:
         return []
     folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
-    index_path = cache_root() / "hashes" / (hashlib.sha256(folder.encode()).hexdigest()[:32] + ".json")
+    index_path = (
+        cache_root() / "hashes" / (hashlib.sha256(folder.encode()).hexdigest()[:32] + ".json")
+    )
     index = read_json(index_path)
     known = index if isinstance(index, dict) else {}
     fresh: dict[str, list[Any]] = {}

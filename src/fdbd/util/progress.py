@@ -1,4 +1,5 @@
-"""One progress bar for everything that takes more than two seconds; off a terminal, a line per stage and minute."""
+"""One progress bar for everything that takes more than two seconds; off a terminal, a line per
+stage and minute."""
 
 import sys
 import time
@@ -17,8 +18,9 @@ LINE_SECONDS = 60.0  # off a terminal: when a stage is first mentioned, and then
 
 
 class Bar:
-    """A bar on standard error with count, rate and time left, that appears once the work has taken two seconds; off a
-    terminal, as under cron or with ``2> log``, a line after ten seconds, one per minute, and one at the end."""
+    """A bar on standard error with count, rate and time left, that appears once the work has taken
+    two seconds; off a terminal, as under cron or with ``2> log``, a line after ten seconds, one per
+    minute, and one at the end."""
 
     def __init__(self, description: str, total: int | None = None, enabled: bool = True) -> None:
         self.description, self.total, self._enabled = printable(description), total, enabled
@@ -50,7 +52,9 @@ class Bar:
         more = f"ended after {_duration(seconds)}" if is_last else f"{_duration(seconds)} so far"
         if self.total and self._done and not is_last:
             more += f", about {_duration(seconds * (self.total / self._done - 1))} left"
-        print(f"fdbd: {self.description}: {self._done:,}{total}, {more}", file=sys.stderr, flush=True)
+        print(
+            f"fdbd: {self.description}: {self._done:,}{total}, {more}", file=sys.stderr, flush=True
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +66,9 @@ class Bar:
             self._line(is_last=True)
 
 
-def track(items: Iterable[T], description: str, total: int | None = None, enabled: bool = True) -> Iterator[T]:
+def track(
+    items: Iterable[T], description: str, total: int | None = None, enabled: bool = True
+) -> Iterator[T]:
     """The items, with a `Bar` that counts them.
 
     >>> list(track([1, 2, 3], "counting"))
@@ -87,13 +93,35 @@ def _duration(seconds: float) -> str:
 
 def _rich_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
-            return Text("" if not task.speed else f"{task.speed:.3g}/s" if task.speed < 100 else f"{task.speed:,.0f}/s")
+            return Text(
+                ""
+                if not task.speed
+                else f"{task.speed:.3g}/s"
+                if task.speed < 100
+                else f"{task.speed:,.0f}/s"
+            )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-    # What is printed meanwhile appears above the bar; where standard output is a file, it goes there.
-    return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+    )
+    # What is printed meanwhile appears above the bar; where standard output is a file, it goes
+    # there.
+    return Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty()
+    )

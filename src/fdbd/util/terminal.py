@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterator
 GRACE_SECONDS = 1.0  # how long an interrupted run may take to stop in good order
 INTERRUPTED = 130  # exit code after Ctrl-C
 _ONE_PRESS_SECONDS = 0.3  # forked workers get the signal, too, and write to the same pipe
-_COMMANDS = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format (bidirectional overrides), surrogates, separators
+_COMMANDS = (
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control, format (bidirectional overrides), surrogates, separators
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters, and bytes of file names that are no UTF-8, as escapes.
+    """The text on one line, with control characters, and bytes of file names that are no UTF-8, as
+    escapes.
 
     >>> printable("caf\\x1b[31m\\udce9")
     'caf\\\\x1b[31m\\\\udce9'
@@ -24,7 +31,8 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        char.encode("unicode_escape").decode() if unicodedata.category(char) in _COMMANDS else char for char in text
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _COMMANDS else char
+        for char in text
     )
 
 
@@ -41,8 +49,9 @@ def one_line(error: BaseException) -> str:
 def answer_interrupts(message: str) -> Iterator[None]:
     """While the block runs, Ctrl-C prints `message` at once, whatever the main thread is doing.
 
-    The block then gets its KeyboardInterrupt as ever. If the program has not ended after `GRACE_SECONDS`, or at a
-    second Ctrl-C, it is ended without cleaning up: outputs are renamed into place when they are whole."""
+    The block then gets its KeyboardInterrupt as ever. If the program has not ended after
+    `GRACE_SECONDS`, or at a second Ctrl-C, it is ended without cleaning up: outputs are renamed
+    into place when they are whole."""
     if threading.current_thread() is not threading.main_thread() or os.name == "nt":
         try:
             yield
@@ -52,11 +61,14 @@ def answer_interrupts(message: str) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to by the signal itself
+    before = signal.set_wakeup_fd(
+        writer, warn_on_full_buffer=False
+    )  # written to by the signal itself
     told = threading.Lock()
 
     def tell() -> None:
-        """Once, from the watch or from here: on a busy machine the program may end before the watch has its turn."""
+        """Once, from the watch or from here: on a busy machine the program may end before the watch
+        has its turn."""
         if told.acquire(blocking=False):
             os.write(2, f"\n{message}\n".encode())
 

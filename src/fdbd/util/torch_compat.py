@@ -1,4 +1,5 @@
-"""The state that torch computes in: whether it records, who may read its memory, which precision and device it chooses.
+"""The state that torch computes in: whether it records, who may read its memory, which precision
+and device it chooses.
 
 The only module that touches private names of torch."""
 
@@ -11,8 +12,9 @@ from torch.autograd import forward_ad
 
 
 def tracing() -> bool:
-    """Whether operations are recorded rather than computed, so that no number can be looked at: under ``compile``,
-    ``export``, ``vmap``, ``jit.trace``, ``make_fx`` and any other mode that watches the operations."""
+    """Whether operations are recorded rather than computed, so that no number can be looked at:
+    under ``compile``, ``export``, ``vmap``, ``jit.trace``, ``make_fx`` and any other mode that
+    watches the operations."""
     if torch.compiler.is_compiling():
         return True
     c = torch._C
@@ -24,8 +26,9 @@ def tracing() -> bool:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether the numbers of these tensors lie in CPU memory as float32 or float64, all in the same dtype, and no
-    derivative is asked for: only then may other code than torch's read that memory."""
+    """Whether the numbers of these tensors lie in CPU memory as float32 or float64, all in the same
+    dtype, and no derivative is asked for: only then may other code than torch's read that
+    memory."""
     dtype = tensors[0].dtype
     if dtype not in (torch.float32, torch.float64) or tracing() or forward_ad._current_level >= 0:
         return False
@@ -33,7 +36,12 @@ def is_plain(*tensors: Tensor) -> bool:
     for tensor in tensors:
         if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
             return False  # subclasses: fake tensors, distributed tensors
-        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg() or (recording and tensor.requires_grad):
+        if (
+            tensor.dtype is not dtype
+            or not tensor.is_cpu
+            or tensor.is_neg()
+            or (recording and tensor.requires_grad)
+        ):
             return False
     return True
 
@@ -42,7 +50,8 @@ _KINDS = ("cpu", "cuda")  # devices that autocast is known for
 
 
 def autocasts() -> bool:
-    """Whether autocast chooses the precision of operations now; a graph under construction has no autocast."""
+    """Whether autocast chooses the precision of operations now; a graph under construction has no
+    autocast."""
     return any(map(torch.is_autocast_enabled, _KINDS)) and not tracing()
 
 
@@ -58,7 +67,8 @@ def full_precision() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """The arithmetic of a fit: no autocast, and new tensors in the CPU's memory whatever the default device is."""
+    """The arithmetic of a fit: no autocast, and new tensors in the CPU's memory whatever the
+    default device is."""
     with full_precision(), contextlib.ExitStack() as at_home:
         if torch.get_default_device().type != "cpu":
             at_home.enter_context(torch.device("cpu"))

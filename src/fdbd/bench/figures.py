@@ -1,0 +1,255 @@
+"""Figures that need features and not only scores: boundary distance by deviation level, and where
+single samples stand.
+
+Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in ``Results.figures``.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fdbd import geometry
+from fdbd.core.batch import Head
+from fdbd.core.pixels import ImageError, thumbnail
+from fdbd.core.ranks import count_to_accept
+from fdbd.data.features import FeatureSet
+from fdbd.fitting.statistics import ClassMoments, Mean
+from fdbd.metrics import auroc
+from fdbd.util.pages import score_range
+from fdbd.util.terminal import one_line
+
+Floats = NDArray[np.float64]
+
+"""Share of a set's scores, at either end, that may lie beyond a histogram's range and is counted in
+its end bins."""
+LEVELS = 8
+FEWEST = 5  # samples that a group takes before its mean and spread say anything
+BINS = 40
+NEAREST = 9  # boundaries shown for a sample
+HUGE = 1e100  # deviations and distances beyond this count as not finite: their squares would not be
+ID_SAMPLES = {"odd": 0.02, "typical": 0.5, "clear": 0.98}
+OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
+"""Which samples are shown, by the quantile of their score."""
+
+
+class Compared(Protocol):
+    """What the figures need of a benchmark."""
+
+    head: Head
+    train: FeatureSet
+    test: FeatureSet
+    ood: Sequence[FeatureSet]
+    statistics: ClassMoments | None
+
+
+class Standing(NamedTuple):
+    """Where the finite rows of a set lie: (N,) each, with the row numbers they come from."""
+
+    samples: FeatureSet
+    rows: NDArray[np.int64]
+    deviation: Floats  #: ‖z − μ‖, not below the smallest denominator of fDBD
+    distance: Floats  #: avgDistDB, the average distance to the boundaries of the predicted class
+
+    @property
+    def scores(self) -> Floats:
+        """regDistDB, fDBD's score."""
+        return self.distance / self.deviation
+
+
+def figures(benchmark: Compared) -> dict[str, Any]:
+    """All figures by name. One that fails is ``{"error": why}``: the results matter more than a
+    figure."""
+    found: dict[str, Any] = {}
+    for name, draw in {"deviation": deviation_profile, "samples": sample_standings}.items():
+        try:
+            found[name] = draw(benchmark)
+        except Exception as error:
+            found[name] = {"error": one_line(error)}
+    return found
+
+
+def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, Any]:
+    """Average boundary distance by deviation level, ID against OOD: why the paper divides one by
+    the other.
+
+    Samples are grouped by ‖z − μ‖ at quantiles that give ID and OOD the same say; of each group the
+    mean and the standard deviation of avgDistDB are kept. With them stand two AUROCs of avgDistDB
+    for each OOD set: over all pairs of an ID and an OOD sample, and over the pairs of the same
+    level only.
+
+    Args:
+        benchmark: head, training mean and features.
+        levels: number of groups, at least 1.
+
+    Returns:
+        ``edges`` (levels + 1 deviations) and ``sets``, the ID set first, each with ``name``,
+        ``count``, ``deviation``, ``mean``, ``std`` (a list over levels; None where a group has
+        fewer than 5 samples) and, for OOD sets, ``auroc`` and ``auroc_by_level``.
+    """
+    inside, *outside = parts = standings(benchmark)
+    edges = balanced_edges(
+        [inside.deviation, np.concatenate([part.deviation for part in outside])], levels
+    )
+    sets: list[dict[str, Any]] = []
+    for part in parts:
+        level = np.searchsorted(
+            edges[1:-1], part.deviation, side="right"
+        )  # an inner edge belongs to the group above
+        groups = [np.flatnonzero(level == number) for number in range(levels)]
+        sets.append({"name": part.samples.name, **_by_level(part, groups)})
+        distances = [part.distance[group] for group in groups]
+        if part is inside:
+            reference = distances
+        else:
+            sets[-1]["auroc"] = _separation([inside.distance], [part.distance])
+            sets[-1]["auroc_by_level"] = _separation(reference, distances)
+    return {"edges": [short(edge) for edge in edges], "sets": sets}
+
+
+def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, Any]:
+    def each(values: Floats, measure: Callable[[Floats], Any]) -> list[float | None]:
+        return [short(measure(values[group])) if len(group) >= FEWEST else None for group in groups]
+
+    return {
+        "count": [len(group) for group in groups],
+        "deviation": each(part.deviation, np.mean),
+        "mean": each(part.distance, np.mean),
+        "std": each(part.distance, lambda values: values.std(ddof=1)),
+    }
+
+
+def _separation(inside: Sequence[Floats], outside: Sequence[Floats]) -> float | None:
+    """AUROC over the pairs of an ID and an OOD sample of the same group; None where there is no
+    pair."""
+    pairs = [(a, b) for a, b in zip(inside, outside) if len(a) and len(b)]
+    weights = [len(a) * len(b) for a, b in pairs]
+    return short(np.average([auroc(a, b) for a, b in pairs], weights=weights)) if pairs else None
+
+
+def sample_standings(benchmark: Compared) -> dict[str, Any]:
+    """A few samples with their boundary distances and their place among the fDBD scores of the ID
+    set.
+
+    Of the ID set the samples at the 2nd, the 50th and the 98th percentile of the score, of each OOD
+    set those at the 5th, the 50th and the 95th, the last being the one that looks like ID.
+    Distances are divided by ‖z − μ‖, so that their mean over all boundaries is the score.
+
+    Returns:
+        ``low``, ``high``, ``counts`` (the ID score histogram) and ``sets``, the ID set first:
+        ``name`` and ``samples``, each with ``kind``, ``row``, ``predicted``, ``label``, ``score``,
+        ``rank`` (share of ID scores below), ``boundaries`` (the nearest, as [class, distance]),
+        ``others`` (how many more there are) and, where the images are at hand, ``image`` (a
+        thumbnail) and ``file`` (its folder and name).
+    """
+    parts = standings(benchmark)
+    inside = parts[0]
+    if not len(inside.rows):
+        raise ValueError(f"{inside.samples.name} has no finite features")
+    reference = np.sort(inside.scores)
+    low, high = score_range([reference])
+    sets = []
+    for part in parts:
+        order = np.argsort(part.scores, kind="stable")
+        shown = []
+        for kind, share in (
+            (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ()
+        ):
+            place = int(order[round(share * (len(order) - 1))])
+            rank = np.searchsorted(reference, part.scores[place]) / len(reference)
+            shown.append({"kind": kind, "rank": short(rank), **_sample(benchmark, part, place)})
+        sets.append({"name": part.samples.name, "samples": shown})
+    return {
+        "low": short(low),
+        "high": short(high),
+        "counts": bin_counts(reference, low, high, BINS),
+        "sets": sets,
+    }
+
+
+def _sample(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
+    """One sample with its nearest boundaries, nearest first, in units of its deviation; and its
+    thumbnail and the end of its path, unless there is no image, or none any more."""
+    row = int(part.rows[place])
+    batch = part.samples.rows(slice(row, row + 1))
+    features = batch.features.double().cpu()
+    logits = benchmark.head(features) if batch.logits is None else batch.logits.double().cpu()
+    distance = geometry.distances(features, benchmark.head, logits=logits)[0] / float(
+        part.deviation[place]
+    )
+    reachable = [c for c in distance.argsort().tolist() if math.isfinite(distance[c])]
+    found: dict[str, Any] = {
+        "row": row,
+        "score": short(part.scores[place]),
+        "predicted": int(logits.argmax()),
+        "label": None if batch.labels is None else int(batch.labels[0]),
+        "boundaries": [[c, short(float(distance[c]))] for c in reachable[:NEAREST]],
+        "others": max(0, len(reachable) - NEAREST),
+    }
+    if (images := part.samples.images) is not None:
+        with contextlib.suppress(ImageError, ImportError):
+            found["image"] = thumbnail(images[row])
+            found["file"] = None if images.paths is None else "/".join(images.paths[row].parts[-2:])
+    return found
+
+
+def training_mean(benchmark: Compared) -> Tensor:
+    """(P,) float64 mean of the training features."""
+    if benchmark.statistics is not None:
+        return benchmark.statistics.mean().to("cpu", torch.float64)
+    found = Mean(benchmark.head.num_features)
+    for batch in benchmark.train:
+        found.update(batch)
+    return found.mean()
+
+
+def standings(benchmark: Compared, dtype: torch.dtype | None = None) -> list[Standing]:
+    """The ID set, then each OOD set; distances are computed in `dtype`, by default that of the
+    features."""
+    mean = training_mean(benchmark)
+    folded = geometry.Folded(benchmark.head, mean, normalizer=None, dtype=dtype)
+    floor = torch.finfo(torch.float32).eps * max(1.0, float(torch.linalg.vector_norm(mean)))
+    found = []
+    for samples in (benchmark.test, *benchmark.ood):
+        deviations, distances = [np.zeros(0)], [np.zeros(0)]
+        for batch in samples.batches():
+            z = batch.features if dtype is None else batch.features.to(dtype)
+            logits = benchmark.head(z) if batch.logits is None else batch.logits
+            distances.append(folded.score(z, logits.argmax(dim=1)).double().cpu().numpy())
+            deviations.append(torch.linalg.vector_norm(z.double().cpu() - mean, dim=1).numpy())
+        deviation, distance = np.concatenate(deviations), np.concatenate(distances)
+        rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
+        found.append(Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows]))
+    return found
+
+
+def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Floats:
+    """(levels + 1,) quantiles of all sides together, each with the same weight whatever its
+    size."""
+    quantiles = [np.quantile(side, np.linspace(0, 1, grid)) for side in sides if len(side)]
+    if not quantiles:
+        raise ValueError("there are no finite features to group by deviation")
+    return np.quantile(np.concatenate(quantiles), np.linspace(0, 1, levels + 1))
+
+
+def short(value: float, digits: int = 5) -> float:
+    """A number rounded to a few significant digits: enough for a screen, and the JSON stays
+    small."""
+    return float(f"{float(value):.{digits}g}")
+
+
+def bin_counts(scores: Floats, low: float, high: float, bins: int) -> list[int]:
+    """How many scores fall in each of `bins` equal bins of [low, high]; those beyond, ±inf too, in
+    the end bins."""
+    counts: list[int] = np.histogram(np.clip(scores, low, high), bins, (low, high))[0].tolist()
+    return counts
+
+
+def accepting_score(scores: Floats, share: float) -> float:
+    """The largest threshold that at least `share` of the scores reach."""
+    return float(np.sort(scores)[::-1][count_to_accept(len(scores), share) - 1])

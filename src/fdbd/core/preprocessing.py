@@ -1,0 +1,220 @@
+"""Preprocess: from uint8 images of any size to the float32 tensor that a model takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.core.pixels import MAX_PIXELS, ImageError, Pixels, resize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Channels = tuple[float, ...]
+
+IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
+IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
+CROPS = ("centre", "tf", "none")
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, crop, normalise: ``(image / scale − mean) / std``, as float32 (N, 3, size, size).
+
+    Resizing is Pillow's, so the result is that of torchvision's Resize and CenterCrop on a Pillow
+    image.
+
+    Args:
+        size: height and width of the result, in pixels. mean, std: one number per channel, in units
+        of the scaled image. resize: side in pixels that the short side is brought to before the
+        crop; None: `size`. crop: ``"centre"`` cuts the centre square; ``"tf"`` cuts the centre
+        size/(size + 32) of the short side first
+            and resizes that (EfficientNet); ``"none"`` resizes both sides to `size`, whatever the
+            aspect.
+        interpolation: a Pillow filter: nearest, box, bilinear, hamming, bicubic or lanczos.
+        scale: what the pixel values 0 to 255 are divided by.
+
+    >>> preprocess = Preprocess.preset("imagenet")
+    >>> preprocess(np.zeros((1, 300, 400, 3), dtype=np.uint8)).shape
+    torch.Size([1, 3, 224, 224])
+    >>> Preprocess.from_dict(preprocess.to_dict()) == preprocess
+    True
+    """
+
+    size: int
+    mean: Channels = (0.0, 0.0, 0.0)
+    std: Channels = (1.0, 1.0, 1.0)
+    resize: int | None = None
+    crop: str = "centre"
+    interpolation: str = "bilinear"
+    scale: float = 255.0
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if not self.size >= 1:  # NaN, too
+            raise ValueError(f"size is {self.size}, expected at least 1 pixel")
+        if (side := max(self.size, self.resize or 0)) * side > MAX_PIXELS:
+            raise ValueError(
+                f"images of {side} × {side} pixels have more than the limit of {MAX_PIXELS:,}"
+            )
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ValueError(
+                f"mean and std have {len(self.mean)} and {len(self.std)} numbers, expected 3 each"
+            )
+        if not all(map(math.isfinite, (*self.mean, *self.std, self.scale))):
+            raise ValueError(
+                f"mean is {self.mean}, std {self.std} and scale {self.scale}, expected finite numbers"
+            )
+        if min(self.std) <= 0 or self.scale <= 0:
+            raise ValueError(
+                f"std is {self.std} and scale is {self.scale}, expected positive numbers"
+            )
+        for name, known in (("crop", CROPS), ("interpolation", INTERPOLATIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+        if self.resize is not None and (self.crop != "centre" or self.resize < self.size):
+            what = f"resize is {self.resize} with crop {self.crop!r}"
+            raise ValueError(f"{what}, expected crop 'centre' and at least size {self.size}")
+
+    @classmethod
+    def preset(cls, name: str) -> Preprocess:
+        """A preprocessing by name: see `PRESETS`."""
+        if name not in PRESETS:
+            raise ValueError(
+                f"no preprocessing is called {name!r}, expected one of {', '.join(PRESETS)}"
+            )
+        return PRESETS[name]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """From the fields by name, as they stand in a config or in `to_dict`."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(
+                f"preprocessing has no {', '.join(unknown)}, expected {', '.join(sorted(known))}"
+            )
+        return cls(**values)
+
+    @classmethod
+    def parse(cls, value: str | Mapping[str, Any] | Preprocess) -> Preprocess:
+        """A preset's name, fields as JSON or by name, or a preprocessing as it is.
+
+        >>> Preprocess.parse('{"size": 8}').size, Preprocess.parse("imagenet").size
+        (8, 224)
+        """
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"the preprocessing {value!r} is no JSON ({error})") from None
+        if isinstance(value, Preprocess):
+            return value
+        if isinstance(value, (str, Mapping)):
+            return cls.preset(value) if isinstance(value, str) else cls.from_dict(value)
+        raise ValueError(
+            f"the preprocessing is {value!r}, expected the name of a preset or its fields"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+    def key(self) -> str:
+        """SHA-256 of all fields: equal where the result is."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def fit(self, image: Pixels) -> Pixels:
+        """One image (H, W, 3) to (size, size, 3), still uint8. A long and narrow one that has more
+        than MAX_PIXELS when its short side is brought to size is an ImageError."""
+        height, width = image.shape[:2]
+        size = self.size
+        if self.crop == "tf":
+            side = max(1, int(size / (size + 32) * min(height, width)))
+            top, left = (height - side + 1) // 2, (width - side + 1) // 2
+            return resize(
+                image[top : top + side, left : left + side], size, size, self.interpolation
+            )
+        if self.crop == "none":
+            return resize(image, size, size, self.interpolation)
+        short = size if self.resize is None else self.resize
+        target = (
+            (short, int(short * width / height))
+            if height <= width
+            else (int(short * height / width), short)
+        )
+        if target[0] * target[1] > MAX_PIXELS:
+            what = (
+                f"the image has {width} × {height} pixels and, resized to a short side of {short}"
+            )
+            raise ImageError(f"{what}, more than the limit of {MAX_PIXELS:,}")
+        image = resize(image, *target, self.interpolation)
+        top, left = (round((side - size) / 2) for side in image.shape[:2])
+        return image[top : top + size, left : left + size]
+
+    def normalise(self, images: Pixels) -> Tensor:
+        """What `fit` has made, (N, size, size, 3) uint8, to (N, 3, size, size) float32."""
+        import torch  # here, so that a program that serves an ONNX graph does without it
+
+        return torch.from_numpy(self._planes(images))
+
+    def array(self, images: Iterable[Pixels]) -> NDArray[np.float32]:
+        """uint8 images (H, W, 3) of any sizes to (N, 3, size, size) float32, without torch."""
+        fitted = [self.fit(image) for image in images]
+        return self._planes(
+            np.stack(fitted) if fitted else np.empty((0, self.size, self.size, 3), np.uint8)
+        )
+
+    def __call__(self, images: Pixels | Tensor | Iterable[Pixels]) -> Tensor:
+        """uint8 images, as one array (N, H, W, 3) or arrays (H, W, 3) of any sizes, to (N, 3, size,
+        size) float32."""
+        import torch
+
+        if not isinstance(images, np.ndarray) and hasattr(images, "numpy"):
+            images = images.numpy()
+        if isinstance(images, np.ndarray) and (
+            images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3
+        ):
+            raise ValueError(
+                f"images must be uint8 (N, H, W, 3), not {images.dtype} {images.shape}"
+            )
+        return torch.from_numpy(self.array(images))
+
+    def _planes(self, images: Pixels) -> NDArray[np.float32]:
+        # In numpy and one thread: this runs beside the model, whose threads have the cores.
+        planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), dtype=np.float32)
+        factor = 1 / (self.scale * np.asarray(self.std))
+        offset = -np.asarray(self.mean) / self.std
+        planes *= factor.astype(np.float32)[:, None, None]
+        planes += offset.astype(np.float32)[:, None, None]
+        return planes
+
+
+PRESETS: dict[str, Preprocess] = {
+    "cifar10": Preprocess(32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Preprocess(32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cifar-imagenet-statistics": Preprocess(32, IMAGENET_MEAN, IMAGENET_STD),
+    "imagenet": Preprocess(224, IMAGENET_MEAN, IMAGENET_STD, resize=256),
+    "resnet50-caffe": Preprocess(224, (123.68, 116.779, 103.939), resize=256, scale=1.0),
+    "cifar10-densenet": Preprocess(32, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    **{
+        f"efficientnet-lite{number}": Preprocess(
+            size, (127.0,) * 3, (128.0,) * 3, crop="tf", interpolation="bicubic", scale=1.0
+        )
+        for number, size in enumerate((224, 240, 260))
+    },
+}
+"""Preprocessings by name.
+
+``cifar-imagenet-statistics`` is that of the public CIFAR-10 ResNet-20/56 checkpoints,
+``cifar10-densenet`` of the public DenseNet-BC-100-12, ``resnet50-caffe`` of Caffe's and Keras'
+ResNet-50 (our network takes RGB; theirs took BGR).
+"""

@@ -1,0 +1,54 @@
+"""What shapings by a sample's own largest activations share: ASH, SCALE and LTS."""
+
+import torch
+from torch import Tensor
+
+from fdbd.core.linear_algebra import largest
+from fdbd.detectors.shaping.base import Shaping, percent
+from fdbd.util.torch_compat import tracing
+
+
+class TopShare(Shaping):
+    """Shapings by the sample's own largest activations: all but the lowest `percentile` percent of
+    its P features."""
+
+    def __init__(self, percentile: float = 65.0) -> None:
+        super().__init__()
+        self.percentile = percent("percentile", percentile)
+
+    def top(self, features: Tensor) -> Tensor:
+        """(N, k) the largest activations in any order, k = P − round(P · percentile / 100), at
+        least one."""
+        width = features.shape[1]
+        return largest(features, max(1, width - round(width * self.percentile / 100)))
+
+    def ratio(self, features: Tensor, top: Tensor | None = None) -> Tensor:
+        """(N, 1) sum of all activations over the sum of the k largest; 1 where the latter is 0."""
+        sums = (self.top(features) if top is None else top).sum(dim=1, keepdim=True)
+        return torch.where(
+            sums == 0, 1, features.sum(dim=1, keepdim=True) / torch.where(sums == 0, 1, sums)
+        )
+
+
+def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
+    """Features (N, P) with all but their `top` (N, k) set to 0, ties going to the lower index.
+    `fill` (N, 1) replaces the kept values."""
+    k = top.shape[1]
+    if tracing():  # a graph cannot look for ties, and ONNX promises their order for topk
+        values, indices = features.topk(k, dim=1)
+        return torch.zeros_like(features).scatter(
+            1, indices, values if fill is None else fill.expand(-1, k)
+        )
+    kth = top.detach().amin(dim=1, keepdim=True)
+    # 1 or 0 as floats, which multiply faster than booleans select
+    is_kept = torch.ge(features.detach(), kth, out=torch.empty_like(features))
+    surplus = (
+        is_kept.sum(dim=1, keepdim=True, dtype=torch.float32) - k
+    )  # half precision would round the count
+    if fill is None:
+        surplus *= kth != 0  # whether a zero is kept or pruned, it stays 0
+    tied = surplus[:, 0] > 0  # mostly few rows
+    if tied.any():
+        is_last = features.detach()[tied] == kth[tied]
+        is_kept[tied] *= ~(is_last & (is_last.flip(1).cumsum(dim=1).flip(1) <= surplus[tied]))
+    return is_kept * (features if fill is None else fill)

