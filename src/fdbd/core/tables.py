@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,7 +66,7 @@ def read_toml(source: Path | str, kind: type[T], *, name: str | None = None) -> 
 
 def from_table(values: dict[str, Any], kind: type[T], *, name: str) -> T:
     """The same for a table that is already parsed. `name` is what messages call it."""
-    _check_keys(values, _schema(kind), (), name)
+    _check_keys(values, inspect.type_info(kind), (), name)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -79,11 +78,6 @@ def _read_text(path: Path, name: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{name} is not UTF-8 text, as a TOML file must be") from None
-
-
-@cache
-def _schema(kind: type) -> inspect.Type:
-    return inspect.type_info(kind)
 
 
 def _check_keys(value: Any, schema: inspect.Type, path: tuple[str, ...], name: str) -> None:
