@@ -96,7 +96,8 @@ class FeatureCache:
 
     Args:
         root: the folder; default: ``features`` in the cache folder (``FDBD_CACHE``, or
-        ``~/.cache/fdbd``). shard_rows: images per shard.
+            ``~/.cache/fdbd``).
+        shard_rows: images per shard.
     """
 
     def __init__(self, root: str | Path | None = None, *, shard_rows: int = SHARD_ROWS) -> None:
@@ -117,10 +118,11 @@ class FeatureCache:
 
         Args:
             classifier: `fdbd.Classifier`, or anything like it: images in, Batch out, with ``.head``
-            and ``.model``. images, preprocess: the dataset, and the way from its images to the
-            network's input. batch_size: images per forward pass; a function is called only where
-            the network has to run. progress: called with the images done and in all, after each
-            batch.
+                and ``.model``.
+            images, preprocess: the dataset, and the way from its images to the network's input.
+            batch_size: images per forward pass; a function is called only where the network has to
+                run.
+            progress: called with the images done and in all, after each batch.
 
         Raises:
             ValueError: when no image can be decoded.

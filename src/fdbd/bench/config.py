@@ -54,14 +54,14 @@ class Config:
 
     Attributes:
         ood: what to load, by name; a set that was given without one has the name of its dataset,
-        file or folder. groups: names of groups with the names of their OOD sets. limit,
-        train_limit, ood_limit: the largest number of images of the ID set, of the training set and
-        of each OOD
-            set; an `ood_limit` that is not given is `limit`.
+            file or folder.
+        groups: names of groups with the names of their OOD sets.
+        limit, train_limit, ood_limit: the largest number of images of the ID set, of the training
+            set and of each OOD set; an `ood_limit` that is not given is `limit`.
         holdout: the share of the ID set that is scored while the rest is fitted on, where no
-        training set is at hand. validation: the share of the scored ID images that is set aside for
-        what must be learnt from data that the
-            network has not seen: a temperature, or the p-values of an ensemble.
+            training set is at hand.
+        validation: the share of the scored ID images that is set aside for what must be learnt from
+            data that the network has not seen: a temperature, or the p-values of an ensemble.
         batch_size: images per forward pass; None: chosen by a short trial.
         source: the file, where it came from one; a file does not choose what code runs.
 
@@ -116,7 +116,7 @@ class Config:
 
         Raises:
             ValueError: for the first entry that is wrong, in one sentence that starts with
-            `source`.
+                `source`.
         """
         try:
             return cls(**_checked(values))
@@ -224,8 +224,8 @@ def detectors_from(specs: Iterable[Spec], *, trust: bool = False) -> dict[str, D
 
     Args:
         specs: names, or tables of a name and options. The text "none" stands for None, which TOML
-        lacks. trust: the user's word that ``package.module:Class`` may be imported, which runs
-        code.
+            lacks.
+        trust: the user's word that ``package.module:Class`` may be imported, which runs code.
 
     >>> list(detectors_from(["fdbd", {"name": "react+energy", "percentile": 80}]))
     ['fdbd', 'react+energy (percentile=80)']
@@ -290,11 +290,12 @@ def benchmark_of(
 
     Args:
         config, cache: what to compare, and where features are kept (default: the user's cache
-        folder). say: called with one line for each thing worth knowing; default: prints to standard
-        error. stage: called with one line before each pass of the network; default: `say`, off a
-        terminal. device: where the network runs; "auto": a GPU where there is one. trust: the
-        user's word that a model that the config's file names may run code. autocast: as for
-        `Classifier`.
+            folder).
+        say: called with one line for each thing worth knowing; default: prints to standard error.
+        stage: called with one line before each pass of the network; default: `say`, off a terminal.
+        device: where the network runs; "auto": a GPU where there is one.
+        trust: the user's word that a model that the config's file names may run code.
+        autocast: as for `Classifier`.
 
     >>> import pathlib, tempfile
     >>> folder, rng = pathlib.Path(tempfile.mkdtemp()), np.random.default_rng(0)

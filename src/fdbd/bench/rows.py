@@ -72,10 +72,11 @@ class Setting:
     Attributes:
         num_train, num_bank: training samples behind means and covariances, and those of them that
             are available individually; None: all.
-        test, ood: name and size of the ID set; size of each OOD set. accuracy: of the classifier on
-        the ID set, a fraction. forward: time of the network's forward pass, measured with the rest.
+        test, ood: name and size of the ID set; size of each OOD set.
+        accuracy: of the classifier on the ID set, a fraction.
+        forward: time of the network's forward pass, measured with the rest.
         samples: a key of each set's samples; sets with the same key hold the same samples in the
-        same order.
+            same order.
 
     >>> from fdbd.bench import load_bundle
     >>> setting = load_bundle("cifar10-ce").run(["msp"], latency=False).setting

@@ -80,20 +80,25 @@ class Benchmark:
     """One model, one in-distribution set, several out-of-distribution sets.
 
     Args:
-        head: the classifier's linear head. train: training features that detectors learn from.
-        test: in-distribution features that are scored. ood: out-of-distribution feature sets.
+        head: the classifier's linear head.
+        train: training features that detectors learn from.
+        test: in-distribution features that are scored.
+        ood: out-of-distribution feature sets.
         groups: name of a group (near, far) to names of its sets; averages are given for each, and
-        for all. title: what is compared; stands above every table. notes: which data and weights,
-        one line each; stand below every table. statistics: moments of the full training set, where
-        `train` is only a part of it. Detectors that ask for means
-            and covariances get these; percentiles and neighbours come from `train`, and their rows
-            say so.
+            for all.
+        title: what is compared; stands above every table.
+        notes: which data and weights, one line each; stand below every table.
+        statistics: moments of the full training set, where `train` is only a part of it. Detectors
+            that ask for means and covariances get these; percentiles and neighbours come from
+            `train`, and their rows say so.
         validation: ID features apart from `train` and `test`, with labels, for what must not be
             learnt from data that the network was trained on: a temperature, or the p-values of an
             ensemble's members.
         forward: times the network's forward pass at a batch size, for the share of it that a score
-        takes. positive: the convention of FPR: "id" as in the paper, "ood" as in OpenOOD. warnings:
-        sentences that stand in front of every table. class_names: in the order of the labels.
+            takes.
+        positive: the convention of FPR: "id" as in the paper, "ood" as in OpenOOD.
+        warnings: sentences that stand in front of every table.
+        class_names: in the order of the labels.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> head = Head(torch.eye(3), torch.zeros(3))
@@ -148,7 +153,8 @@ class Benchmark:
             detectors: names or detectors, perhaps by the title of their row; None: every one that
                 works on the features at hand, and the shaping combinations.
             latency: also time the score stage, and the network's forward pass where `forward` is
-            given. progress: show a bar when it takes more than two seconds.
+                given.
+            progress: show a bar when it takes more than two seconds.
         """
         notes = list(self.notes)
         if detectors is None:

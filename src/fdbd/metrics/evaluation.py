@@ -117,11 +117,12 @@ def evaluate(
 
     Args:
         id_scores: (N,) scores of in-distribution samples; tensor, array or list. ±inf is a score,
-        NaN an error. ood_scores: (M,) scores of out-of-distribution samples. tpr: the true-positive
-        rate that the threshold of FPR@TPR keeps, a fraction. positive: "id": FPR is the share of
-        OOD accepted when `tpr` of ID are (as in the paper); "ood": the share of ID
-            flagged when `tpr` of OOD are (OpenOOD, pytorch-ood). The other measures do not depend
-            on it.
+            NaN an error.
+        ood_scores: (M,) scores of out-of-distribution samples.
+        tpr: the true-positive rate that the threshold of FPR@TPR keeps, a fraction.
+        positive: "id": FPR is the share of OOD accepted when `tpr` of ID are (as in the paper);
+            "ood": the share of ID flagged when `tpr` of OOD are (OpenOOD, pytorch-ood). The other
+            measures do not depend on it.
         confidence: of the intervals, a fraction.
         bootstrap: number of random draws behind the interval of FPR@TPR.
         seed: of these draws; the same seed gives the same interval.
@@ -162,13 +163,14 @@ def average(
 ) -> Estimate:
     """Mean of a measure over OOD sets. Its interval is, for AUROC and AUPR, the mean of the sets'
     intervals, scaled by the ratio of the mean's standard error to the mean of the sets' standard
-    errors; for FPR@TPR it comes from the draws behind the sets' intervals, made together, so that
-    the ID samples vary once for all sets.
+    errors; for FPR@TPR it comes from the draws behind the sets' intervals, made together, so
+    that the ID samples vary once for all sets.
 
     Args:
-        evaluations: one per OOD set. metric: the measure. id_scores: (N,) scores of the ID samples;
-        None: not known, and the interval is the mean of the sets' intervals,
-            which is too wide.
+        evaluations: one per OOD set.
+        metric: the measure.
+        id_scores: (N,) scores of the ID samples; None: not known, and the interval is the mean of
+            the sets' intervals, which is too wide.
         ood_scores: scores of each OOD set.
 
     >>> inside, near, far = [3.0, 4.0, 5.0, 6.0], [1.0, 3.5], [0.0, 1.0]

@@ -25,15 +25,15 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
     Three additions make it hold near 0 and 1, where the variance rests on the few samples that
     overlap:
 
-    - Student's t replaces the normal, with Satterthwaite's degrees of freedom from the spread of the placements: few
-      overlapping samples, few degrees of freedom. With many, nothing changes.
-    - It never leaves the pair limits: min(n, m) disjoint ID-OOD pairs are independent trials that succeed with
-      probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if wide. They
-      are also the interval where the variance is zero: at AUROC 1, for n = m = 1000, it is [0.9963,
-      1].
-    - It reaches at least as far towards 1/2 as an unseen share p of look-alikes would take it, (1 − p)·AUROC + p/2,
-      with p the largest share of one side that a sample of that size misses with probability 1 −
-      confidence.
+    - Student's t replaces the normal, with Satterthwaite's degrees of freedom from the spread of
+    the placements: few overlapping samples, few degrees of freedom. With many, nothing changes.
+    - It never leaves the pair limits: min(n, m) disjoint ID-OOD pairs are independent trials that
+    succeed with probability AUROC, so the Clopper-Pearson limits for that many trials are valid, if
+    wide. They are also the interval where the variance is zero: at AUROC 1, for n = m = 1000, it is
+    [0.9963, 1].
+    - It reaches at least as far towards 1/2 as an unseen share p of look-alikes would take it, (1 −
+    p)·AUROC + p/2, with p the largest share of one side that a sample of that size misses with
+    probability 1 − confidence.
     """
     value, pairs = area(counts), min(counts.num_positive, counts.num_negative)
     variance, freedom = _spread(counts, area_influences(counts))

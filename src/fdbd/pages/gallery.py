@@ -37,11 +37,11 @@ def write_gallery(
     """Write the page of a file of scores, and return its number of rows.
 
     Args:
-        scores: a .parquet or .csv file of `fdbd score`, or its folder of Parquet parts. out: the
-        page, one self-contained .html file. images: the folder that was scored, for thumbnails;
-        None: the page shows names alone. embedded: thumbnails inside the page, of the most
-        suspicious samples: 2000 are some 5 MB. The others are links
-            to their files.
+        scores: a .parquet or .csv file of `fdbd score`, or its folder of Parquet parts.
+        out: the page, one self-contained .html file.
+        images: the folder that was scored, for thumbnails; None: the page shows names alone.
+        embedded: thumbnails inside the page, of the most suspicious samples: 2000 are some 5 MB.
+            The others are links to their files.
         title: of the page; default: the file's name.
     """
 
