@@ -49,6 +49,7 @@ VARIANTS: list[Detector] = [
     fdbd.Shaped(fdbd.ReAct(80), fdbd.FDBD(), mean="of_shaped"),
     fdbd.Shaped(fdbd.ReAct(80), fdbd.CSI()),
     fdbd.Ensemble(["fdbd", "energy"]),
+    fdbd.Ensemble(["fdbd", "energy", "vim"], "fisher", weights=[3.0, 1.0, 0.5]),
 ]
 OURS.update({" ".join(repr(variant).split()): variant for variant in VARIANTS})
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fdbd
 from fdbd import Batch, Detector, Ensemble, Head
+from fdbd.core.configuration import from_config
 
 
 def make_data(
@@ -77,6 +78,60 @@ def test_the_score_is_the_combination_of_p_values(combine: str) -> None:
     torch.testing.assert_close(
         ensemble.score(Batch(new)), torch.tensor(expected, dtype=torch.float64)
     )
+
+
+@pytest.mark.parametrize("combine", ["harmonic", "fisher", "cauchy"])
+def test_a_member_of_weight_two_counts_like_two_of_weight_one(combine: str) -> None:
+    calibration, new = make_data(200, 2, seed=5)[0], make_data(60, 2, seed=6)[0] * 1.5
+    head, batch = Head(torch.eye(2, dtype=torch.float64)), Batch(calibration)
+    twice = Ensemble([Column(0), Column(0), Column(1)], combine)  # type: ignore[arg-type]
+    weighted = Ensemble([Column(0), Column(1)], combine, weights=[5.0, 2.5])  # type: ignore[arg-type]
+    expected = twice.fit(batch, head).calibrate(batch).score(Batch(new))
+    torch.testing.assert_close(
+        weighted.fit(batch, head).calibrate(batch).score(Batch(new)), expected
+    )
+
+
+def test_weights_survive_the_configuration_and_older_ones_have_none() -> None:
+    ensemble = Ensemble(["fdbd", "energy"], "fisher", weights=[3, 1])
+    config = ensemble.to_config()
+    assert from_config(config).shares == (0.75, 0.25)
+    del config["options"]["weights"]  # type: ignore[attr-defined]
+    assert from_config(config).shares == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ([1.0], "1 weights for 2 detectors"),
+        ([1.0, 0.0], "positive"),
+        ([1.0, math.nan], "positive"),
+        ([1.0, math.inf], "positive"),
+        ([True, 1.0], "positive"),
+        ("11", "a list"),
+        ([1.0, 1e-40], "1e30 times"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(weights: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Ensemble(["fdbd", "energy"], weights=weights)  # type: ignore[arg-type]
+
+
+def test_objections_are_the_shares_of_the_weighted_log_p_values() -> None:
+    calibration, new = make_data(200, 2, seed=5)[0], make_data(60, 2, seed=6)[0] * 1.5
+    batch, head = Batch(calibration), Head(torch.eye(2, dtype=torch.float64))
+    ensemble = Ensemble([Column(0), Column(1)], "fisher", weights=[3, 1])  # type: ignore[arg-type]
+    ensemble.fit(batch, head).calibrate(batch)
+    surprise = -ensemble.p_values(Batch(new)).log() * torch.tensor([[0.75], [0.25]])
+    expected = surprise / -ensemble.score(Batch(new)).log()
+    torch.testing.assert_close(ensemble.objections(Batch(new)), expected)
+
+
+def test_objections_are_defined_where_nobody_or_nothing_objects() -> None:
+    extremes = torch.tensor([[1e6, 1e6], [torch.nan, 0.0]], dtype=torch.float64)
+    shares = columns(2, "fisher").objections(Batch(extremes))
+    assert shares[:, 0].tolist() == [0.5, 0.5]
+    torch.testing.assert_close(shares.sum(dim=0), torch.ones(2, dtype=torch.float64))
 
 
 def test_many_calibration_samples_are_exact_in_the_lower_tail_and_close_elsewhere() -> None:

@@ -168,12 +168,13 @@ def test_all_detectors_give_the_same_scores_in_onnx_runtime(name, tmp_path):
     "detector",
     [
         fdbd.Ensemble(["fdbd", "energy"]),
+        fdbd.Ensemble(["fdbd", "energy", "vim"], "fisher", weights=[3.0, 1.0, 0.5]),
         fdbd.FDBD(nearest=2),
         fdbd.FDBD("norm"),
         fdbd.FDBD(None),
         fdbd.KNN(5, index="flat"),
     ],
-    ids=["ensemble", "nearest", "norm", "no-normalizer", "flat"],
+    ids=["ensemble", "weighted", "nearest", "norm", "no-normalizer", "flat"],
 )
 def test_variants_give_the_same_scores_in_onnx_runtime(detector, tmp_path):
     check_detector(detector, tmp_path / "guard.onnx")

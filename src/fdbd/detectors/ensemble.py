@@ -42,13 +42,18 @@ class Ensemble(Detector):
     - "cauchy": ½ − arctan(mean tan((½ − pᵢ)π)) / π (Liu & Xie, 2020), robust to dependence too, but a member that is
       sure of the opposite can outvote one that is sure.
 
+    With `weights` each mean above is a weighted mean, so that "fisher" is exp(Σ wᵢ log pᵢ) for
+    weights that sum to 1.
+
     After `fit`, call `calibrate` on in-distribution data that neither the fit nor the threshold
     uses; in a Guard that is ``guard.detector.calibrate(map(guard.classifier, loader))``, before
     ``guard.calibrate``.
 
     Args:
         detectors: two or more detectors, or their names as in `create`. None that needs the
-        network. combine: how p-values are combined.
+        network.
+        combine: how p-values are combined.
+        weights: a positive number for each detector; only their ratios matter. None: all the same.
 
     >>> z, head = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), Head(torch.eye(4), torch.zeros(4))
     >>> ensemble = Ensemble(["fdbd", "energy"]).fit(Batch(z[:100]), head).calibrate(Batch(z[100:]))
@@ -66,6 +71,7 @@ class Ensemble(Detector):
         self,
         detectors: Sequence[Detector | Shaping | str],
         combine: Literal["harmonic", "fisher", "cauchy"] = "harmonic",
+        weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(detectors, str) or not isinstance(detectors, Sequence) or len(detectors) < 2:
@@ -93,6 +99,7 @@ class Ensemble(Detector):
         self.needs = Needs(**shared, layers=layers, passes=passes, calibration=True)
         self.detectors = nn.ModuleList(members)
         self.combine = one_of("combine", combine, "harmonic", "fisher", "cauchy")
+        self.weights = _checked_weights(weights, len(members))
 
     @property
     def members(self) -> list[Detector]:
@@ -102,8 +109,18 @@ class Ensemble(Detector):
     def options(self) -> dict[str, object]:
         return {**super().options(), "detectors": self.members}
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weight of each member, normalised so that they sum to 1."""
+        weights = self.weights or (1.0,) * len(self.detectors)
+        total = math.fsum(weights)
+        return tuple(weight / total for weight in weights)
+
     def extra_repr(self) -> str:
-        return f"combine={self.combine!r}"
+        if self.weights is None:
+            return f"combine={self.combine!r}"
+        shown = ", ".join(f"{share:.3f}" for share in self.shares)
+        return f"combine={self.combine!r}, shares=({shown})"
 
     @property
     def is_calibrated(self) -> bool:
@@ -180,16 +197,55 @@ class Ensemble(Detector):
 
     def score(self, batch: Batch) -> Tensor:
         p = self.p_values(batch)
+        shares = p.new_tensor(self.shares).unsqueeze(1)
         if self.combine == "harmonic":
-            combined = p.shape[0] / p.reciprocal().sum(dim=0)
+            combined = 1 / (shares / p).sum(dim=0)
         elif self.combine == "fisher":
-            combined = p.log().mean(dim=0).exp()
+            combined = (shares * p.log()).sum(dim=0).exp()
         else:
             # At p = 1 the rounded angle may lie beyond −π/2, where the tangent is as large as it
             # should be small.
             angles = (0.5 - p.clamp_max(1 - 4 * torch.finfo(p.dtype).eps)) * math.pi
-            combined = 0.5 - angles.tan().mean(dim=0).atan() / math.pi
+            combined = 0.5 - (shares * angles.tan()).sum(dim=0).atan() / math.pi
         return torch.where((p == 0).any(dim=0), -torch.inf, combined)
+
+    def objections(self, batch: Batch) -> Tensor:
+        """(M, N) each member's share of what speaks against a sample: its weight times −log of its
+        p-value, divided by the sum over all members. A column sums to 1.
+
+        A row that is not trusted has a share of 0 where members trust it; if every p-value is 1,
+        nobody objects, and all shares are equal.
+        """
+        p = self.p_values(batch)
+        surprise = -p.new_tensor(self.shares).unsqueeze(1) * p.log()
+        is_untrusted = p == 0
+        surprise = torch.where(is_untrusted.any(dim=0), is_untrusted.to(p.dtype), surprise)
+        surprise = torch.where(surprise.sum(dim=0) > 0, surprise, torch.ones_like(surprise))
+        return surprise / surprise.sum(dim=0)
+
+
+def _checked_weights(weights: Sequence[float] | None, num_members: int) -> tuple[float, ...] | None:
+    """The weights as numbers; ValueError unless there is a positive one for each member."""
+    if weights is None:
+        return None
+    if isinstance(weights, str) or not isinstance(weights, Sequence):
+        raise ValueError(
+            f"weights are {weights!r}, expected a list with a number for each detector"
+        )
+    if len(weights) != num_members:
+        raise ValueError(
+            f"{len(weights)} weights for {num_members} detectors, expected one for each"
+        )
+    checked = []
+    for weight in weights:
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < math.inf:
+            raise ValueError(f"a weight is {weight!r}, expected a positive number")
+        checked.append(float(weight))
+    # Ratios beyond this would round the smaller shares to zero in float32.
+    if max(checked) > 1e30 * min(checked):
+        raise ValueError("the largest weight is more than 1e30 times the smallest: leave those out")
+    return tuple(checked)
 
 
 def _ranks(count: int, kept: int = 1024) -> Tensor:
