@@ -63,7 +63,7 @@ format: $(VENV)/.dev ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-architecture: $(VENV)/.dev ## print the rooms with their modules and lines, draw the import graph
+architecture: $(VENV)/.dev ## list the packages with their modules, draw the import graph
 	$(BIN)/python tools/architecture.py
 	$(BIN)/python tools/walks.py
 

@@ -2,9 +2,8 @@
 memory; KNN compared with faiss; the whole family compared with one forward pass; and fit memory for
 different numbers of samples.
 
-    python benchmarks/detectors.py            all of it, about half an hour on two cores; updates
-    RESULTS.md python benchmarks/detectors.py --quick    small arrays, a few minutes, nothing
-    written
+    python benchmarks/detectors.py all of it, about half an hour on two cores; updates RESULTS.md
+    python benchmarks/detectors.py --quick small arrays, a few minutes, nothing written
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 with input noise, and MDS over several layers; time to fit and to score the same images, and how far
 the scores agree.
 
-    python benchmarks/networks.py            all of it, about ten minutes on two cores; updates
-    RESULTS.md python benchmarks/networks.py --quick    few images, under two minutes, nothing
-    written
+    python benchmarks/networks.py all of it, about ten minutes on two cores; updates RESULTS.md
+    python benchmarks/networks.py --quick few images, under two minutes, nothing written
 """
 
 from __future__ import annotations

@@ -76,4 +76,5 @@ from .detectors.shaping import ReAct as ReAct
 from .detectors.shaping import Shaping as Shaping
 from .monitor.monitor import Monitor as Monitor
 from .networks.classifier import Classifier as Classifier
-from .util.version import __version__ as __version__
+
+__version__: str

@@ -141,10 +141,11 @@ class Folded:
     ‖μ‖).
 
     Args:
-        head: the linear head, at least two distinct classes. mean: (P,) training mean μ; needed by
-        the "deviation" normalizer. normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm"
-        by ‖z‖ (OpenOOD), None not at all (avgDistDB). dtype: of the folded tensors; default the
-        head's.
+        head: the linear head, at least two distinct classes.
+        mean: (P,) training mean μ; needed by the "deviation" normalizer.
+        normalizer: "deviation" divides by ‖z − μ‖ (the paper), "norm" by ‖z‖ (OpenOOD), None not at
+            all (avgDistDB).
+        dtype: of the folded tensors; default the head's.
 
     >>> folded = Folded(Head([[1.0, 0.0], [-1.0, 0.0]]), mean=torch.zeros(2))
     >>> folded.score(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))

@@ -31,8 +31,9 @@ class ResultTable:
 
     Args:
         setting, rows: one row per detector, each with a name of its own, and what they have in
-        common. figures: what `fdbd.bench.figures` drew from the features, for the HTML report;
-        None: no such figures.
+            common.
+        figures: what `fdbd.bench.figures` drew from the features, for the HTML report; None: no
+            such figures.
 
     >>> from fdbd.bench import load_bundle
     >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)

@@ -28,11 +28,11 @@ class InputPerturbation(nn.Module):
     pass. Images are not clipped, as in both papers.
 
     Args:
-        epsilon: step in [0, 1] pixel units; 0 leaves images as they are. objective: "msp", or
-        "score" for one that is given with each call. temperature: T of the softmax, for "msp". std:
-        by which the images were normalised, one number or one per channel (dimension 1); the step
-        is divided by
-            it. None: images are in pixel units.
+        epsilon: step in [0, 1] pixel units; 0 leaves images as they are.
+        objective: "msp", or "score" for one that is given with each call.
+        temperature: T of the softmax, for "msp".
+        std: by which the images were normalised, one number or one per channel (dimension 1); the
+            step is divided by it. None: images are in pixel units.
 
     >>> from fdbd.networks.classifier import Classifier
     >>> images, classifier = torch.rand(2, 3, 2, 2), Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))

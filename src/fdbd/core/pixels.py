@@ -54,7 +54,7 @@ def decode(
     >>> decode(b"GIF89a, or so they say")
     Traceback (most recent call last):
     ...
-    fdbd.data.images.ImageError: <bytes> is not a readable image (cannot identify the format)
+    fdbd.core.pixels.ImageError: <bytes> is not a readable image (cannot identify the format)
     """
     pil = import_pillow()
     label = name or ("<bytes>" if isinstance(source, bytes) else str(source))

@@ -33,12 +33,12 @@ class Preprocess:
     image.
 
     Args:
-        size: height and width of the result, in pixels. mean, std: one number per channel, in units
-        of the scaled image. resize: side in pixels that the short side is brought to before the
-        crop; None: `size`. crop: ``"centre"`` cuts the centre square; ``"tf"`` cuts the centre
-        size/(size + 32) of the short side first
-            and resizes that (EfficientNet); ``"none"`` resizes both sides to `size`, whatever the
-            aspect.
+        size: height and width of the result, in pixels.
+        mean, std: one number per channel, in units of the scaled image.
+        resize: side in pixels that the short side is brought to before the crop; None: `size`.
+        crop: ``"centre"`` cuts the centre square; ``"tf"`` cuts the centre size/(size + 32) of the
+            short side first and resizes that (EfficientNet); ``"none"`` resizes both sides to
+            `size`, whatever the aspect.
         interpolation: a Pillow filter: nearest, box, bilinear, hamming, bicubic or lanczos.
         scale: what the pixel values 0 to 255 are divided by.
 

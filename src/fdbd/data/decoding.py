@@ -182,10 +182,12 @@ def prepare(
 
     Args:
         pixels: `Sliceable`; or images that are decoded on access, where an ImageError becomes a
-        failure. preprocess, spans: what the network expects, and which rows go together. workers:
-        how many decode at once; None: one per core. processes: decode in processes instead of
-        threads: for tiny images, where threads wait for each other. pin: into pinned memory, from
-        which copies to CUDA overlap with the model.
+            failure.
+        preprocess, spans: what the network expects, and which rows go together.
+        workers: how many decode at once; None: one per core.
+        processes: decode in processes instead of threads: for tiny images, where threads wait for
+            each other.
+        pin: into pinned memory, from which copies to CUDA overlap with the model.
     """
     count = workers or (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

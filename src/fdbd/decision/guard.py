@@ -117,7 +117,8 @@ class Guard(nn.Module):
 
         Args:
             data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of
-            features; or one batch. progress: show a bar when it takes more than two seconds.
+                features; or one batch.
+            progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
         combine, head = over_processes(), self.head
@@ -154,10 +155,10 @@ class Guard(nn.Module):
         what the network was trained on.
 
         Args:
-            data, progress: as for `fit`. tpr: fraction of in-distribution samples to accept; 0.95
-            if neither is given. alpha: instead, the largest fraction of false alarms, on average
-            over the draw of the calibration data: a
-                conformal threshold.
+            data, progress: as for `fit`.
+            tpr: fraction of in-distribution samples to accept; 0.95 if neither is given.
+            alpha: instead, the largest fraction of false alarms, on average over the draw of the
+                calibration data: a conformal threshold.
             per_class: a threshold for each predicted class.
         """
         check_target(tpr, alpha)

@@ -101,9 +101,10 @@ def open_guard(
     on features. ArtifactError: the weights are not those of the fit, or the file is no guard.
 
     Args:
-        path: what `fdbd fit` or `Guard.save` wrote. model: another name for the model. Needed if
-        the file names none (images are then prepared as the model says),
-            or names a factory or a ``.pt2`` file: a file does not choose what code runs.
+        path: what `fdbd fit` or `Guard.save` wrote.
+        model: another name for the model. Needed if the file names none (images are then prepared
+            as the model says), or names a factory or a ``.pt2`` file: a file does not choose what
+            code runs.
         checkpoint: the model's weights; None: those at the place of the fit, or beside the guard.
         trust, device: as for `model_by_name`.
         features: leave the model out, for a guard that takes features.

@@ -74,11 +74,11 @@ def export(
         guard: fitted and calibrated. Detectors that perturb the images by a gradient (ODIN,
             AdaSCALE, a guard with `perturb`) cannot be exported, nor can approximate indices of the
             nearest-neighbour family.
-        path: where the file appears once it has been verified. example: what the model takes: a
-        tensor, a loader's item, a dict of tensors (its keys name the graph's inputs),
-            or an `fdbd.Batch` for a graph that takes features. Use real data, since the graph is
-            verified on it and on noisy copies. It fixes all sizes but the first, and but the length
-            T of token ids and masks (N, T).
+        path: where the file appears once it has been verified.
+        example: what the model takes: a tensor, a loader's item, a dict of tensors (its keys name
+            the graph's inputs), or an `fdbd.Batch` for a graph that takes features. Use real data,
+            since the graph is verified on it and on noisy copies. It fixes all sizes but the first,
+            and but the length T of token ids and masks (N, T).
         class_names: one per class, for the metadata.
         opset: version of the ONNX operator set.
 

@@ -85,11 +85,11 @@ class Threshold(nn.Module):
         `conformal` gives a bound instead.
 
         Args:
-            scores: (n,) finite scores of in-distribution samples; tensor, array or list. tpr: the
-            share to accept, a fraction in (0, 1]. labels: (n,) predicted classes of these samples,
-            for `per_class`. per_class: one threshold per predicted class. A class without samples
-            takes the threshold of all samples,
-                with a warning.
+            scores: (n,) finite scores of in-distribution samples; tensor, array or list.
+            tpr: the share to accept, a fraction in (0, 1].
+            labels: (n,) predicted classes of these samples, for `per_class`.
+            per_class: one threshold per predicted class. A class without samples takes the
+                threshold of all samples, with a warning.
             num_classes: C; None is the largest label plus one.
 
         >>> Threshold.quantile([1.0, 2.0, 3.0, 4.0], tpr=0.75).value

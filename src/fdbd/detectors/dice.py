@@ -14,14 +14,14 @@ from fdbd.fitting.statistics import Mean
 class DICE(Detector):
     """Energy of a head that keeps only its largest contributions (Sun & Li, 2022).
 
-        score(z) = logsumexp((M ⊙ W) z + b),   M = 1 where w_cj · E[z_j] is above the percentile of
+        score(z) = logsumexp((M ⊙ W) z + b), M = 1 where w_cj · E[z_j] is above the percentile of
         all C·P of them
 
     One matrix product with the sparsified weights: O(C·P) per sample.
 
     Args:
         percentile: share of the weights that are set to zero, in percent; 90 is the paper's for
-        CIFAR, 70 for ImageNet.
+            CIFAR, 70 for ImageNet.
 
     >>> detector = DICE(percentile=50).fit(Batch(4 * torch.eye(3)), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))

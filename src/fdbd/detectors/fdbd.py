@@ -18,8 +18,8 @@ class FDBD(Detector):
     """Average distance to the decision boundaries over the deviation from the training mean (Liu &
     Qin, 2024).
 
-        score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖,   D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) /
-        ‖w_k − w_c‖
+        score(z) = 1/(C−1) Σ_{c≠k} D̃(z, c) / ‖z − μ‖, D̃(z, c) = ((w_k − w_c)·z + b_k − b_c) / ‖w_k
+        − w_c‖
 
     All boundaries of a class fold into one vector (`geometry.Folded`), so a score costs O(P) and
     one read of z. Rows too large for float32 are scored in float64; in compiled and exported

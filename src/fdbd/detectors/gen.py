@@ -17,8 +17,9 @@ class GEN(Detector):
     O(C) per sample, and a selection of the largest logits where there are more than `top` classes.
 
     Args:
-        gamma: exponent γ, positive; a small one weighs small deviations from certainty. top: number
-        of the largest probabilities that count (M in the paper); all where there are fewer classes.
+        gamma: exponent γ, positive; a small one weighs small deviations from certainty.
+        top: number of the largest probabilities that count (M in the paper); all where there are
+            fewer classes.
 
     >>> import fdbd
     >>> detector = GEN(gamma=1.0).fit(Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))

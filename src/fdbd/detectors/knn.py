@@ -63,14 +63,14 @@ class KNN(Banked):
     (the default), 200 for CIFAR-100, and for ImageNet ``KNN(k=1000)`` or ``KNN(k=10, alpha=0.01)``.
 
     Args:
-        k: which neighbour. alpha: fraction of the training samples to keep, chosen by a hash of
-        each sample. index: "exact": torch's matrix product; "flat": faiss's exact search, which
-        gives the same scores; "ivf" and
-            "hnsw": faiss's approximate indices, built from the bank at the first score (`recall`
-            measures what they miss), for banks of hundreds of thousands: smaller ones are searched
-            as fast exactly. faiss comes with ``pip install 'fdbd[knn]'``; without it "flat" falls
-            back to "exact". Gradients, other devices and float64 always use the exact product, and
-            so do exported graphs, which an approximate index cannot become.
+        k: which neighbour.
+        alpha: fraction of the training samples to keep, chosen by a hash of each sample.
+        index: "exact": torch's matrix product; "flat": faiss's exact search, which gives the same
+            scores; "ivf" and "hnsw": faiss's approximate indices, built from the bank at the first
+            score (`recall` measures what they miss), for banks of hundreds of thousands: smaller
+            ones are searched as fast exactly. faiss comes with ``pip install 'fdbd[knn]'``; without
+            it "flat" falls back to "exact". Gradients, other devices and float64 always use the
+            exact product, and so do exported graphs, which an approximate index cannot become.
 
     >>> bank = torch.eye(3).repeat(2, 1)
     >>> KNN(k=2).fit(Batch(bank), Head(torch.eye(3))).score(Batch(torch.tensor([[5.0, 0.0, 0.0]])))

@@ -51,8 +51,7 @@ class MDS(Detector):
     Args:
         layers: names in ``Batch.layers`` that are used in addition to the penultimate features.
         std: the per-channel std by which images were normalised, or one number: the adversarial
-        step, which is in
-            [0, 1] pixel units, is divided by it. None: images are in pixel units.
+            step, which is in [0, 1] pixel units, is divided by it. None: images are in pixel units.
 
     >>> features, labels = torch.randn(100, 4), torch.arange(100) % 2
     >>> detector = MDS().fit(Batch(features, None, labels), Head(torch.randn(2, 4)))

@@ -24,9 +24,9 @@ class NECO(Detector):
             classes, which is what collapsed features span, and less than P, since the share of the
             whole space is always 1.
         standardize: divide by the deviation σ of each feature (the authors' choice); False only
-        centres. times_logit: False leaves out the largest logit. The authors' code multiplies by it
-        for every network but
-            ResNets: for a ResNet, False follows them, and the default does not.
+            centres.
+        times_logit: False leaves out the largest logit. The authors' code multiplies by it for
+            every network but ResNets: for a ResNet, False follows them, and the default does not.
 
     >>> features = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3)
     >>> detector = NECO().fit(Batch(features), Head(torch.eye(3)))

@@ -20,9 +20,9 @@ class NNGuide(Banked):
     One matrix product with the bank of M samples kept: O(MP + C) per sample.
 
     Args:
-        k: number of neighbours. alpha: fraction of the training samples to keep, chosen by a hash
-        of each sample; the paper keeps 1 % of
-            ImageNet.
+        k: number of neighbours.
+        alpha: fraction of the training samples to keep, chosen by a hash of each sample; the paper
+            keeps 1 % of ImageNet.
 
     >>> detector = NNGuide(k=1).fit(Batch(4 * torch.eye(3)), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]])))

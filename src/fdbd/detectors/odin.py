@@ -21,9 +21,10 @@ class ODIN(MSP):
     as ``Guard(model, MSP(1000), perturb=InputPerturbation(0.0014))``.
 
     Args:
-        temperature: T. epsilon: ε in [0, 1] pixel units. std: the per-channel std by which images
-        were normalised, or one number; ε is divided by it. None: images are in
-            pixel units.
+        temperature: T.
+        epsilon: ε in [0, 1] pixel units.
+        std: the per-channel std by which images were normalised, or one number; ε is divided by it.
+            None: images are in pixel units.
 
     >>> import fdbd
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))

@@ -26,9 +26,9 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
     """Names that `create` takes, in alphabetical order.
 
     Args:
-        pattern: only names that match, such as "*nn*". shapings: with those of shapings, each of
-        which `create` puts before Energy as its paper does; False leaves them
-            out.
+        pattern: only names that match, such as "*nn*".
+        shapings: with those of shapings, each of which `create` puts before Energy as its paper
+            does; False leaves them out.
 
     >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
     (True, True, False)
@@ -62,7 +62,7 @@ def create(name: str, **options: object) -> Detector:
             fDBD, ReAct, ASH and SCALE have the percentiles of the fDBD paper, and fDBD its shaped
             mean (see `Shaped`); elsewhere they have their own papers' defaults.
         **options: constructor arguments, each given to the part that takes it; `mean` is
-        `Shaped`'s.
+            `Shaped`'s.
 
     >>> create("react+fdbd", mean="of_shaped", normalizer="norm")
     Shaped(

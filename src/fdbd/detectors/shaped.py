@@ -23,12 +23,12 @@ class Shaped(Detector):
     the detector from shaped training data.
 
     Args:
-        shaping: an activation shaping, such as ``ReAct(80)``. detector: the detector behind it,
-        itself `Shaped` where several shapings follow each other. mean: which training mean fDBD
-        measures the deviation from: "shaped", the mean of the raw features, shaped (the
-            paper's), or "of_shaped", the mean of the shaped features. None: "shaped" directly
-            before `FDBD`, "of_shaped" elsewhere. Which is better depends on the network
-            (docs/migrating.md has numbers): compare both.
+        shaping: an activation shaping, such as ``ReAct(80)``.
+        detector: the detector behind it, itself `Shaped` where several shapings follow each other.
+        mean: which training mean fDBD measures the deviation from: "shaped", the mean of the raw
+            features, shaped (the paper's), or "of_shaped", the mean of the shaped features. None:
+            "shaped" directly before `FDBD`, "of_shaped" elsewhere. Which is better depends on the
+            network (docs/migrating.md has numbers): compare both.
 
     >>> import fdbd, torch
     >>> detector = Shaped(fdbd.ASHP(50), fdbd.Energy()).fit(Batch(torch.eye(2)), Head(torch.eye(2)))

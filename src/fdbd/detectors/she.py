@@ -13,7 +13,7 @@ from fdbd.fitting.statistics import ClassMeans, with_logits
 class SHE(Detector):
     """Inner product with the stored pattern of the predicted class (Zhang et al., 2023).
 
-        score(z) = z·s_k,   k the predicted class, s_c the mean feature of the training samples
+        score(z) = z·s_k, k the predicted class, s_c the mean feature of the training samples
         correctly predicted as c
 
     O(P) per sample and one read of z. A class without a correctly predicted sample has the pattern

@@ -42,10 +42,9 @@ class SSD(Detector):
     Args:
         clusters: "class", or a number M of k-means clusters, for which no labels are needed.
         shrinkage: λ from 0 to 1 in (1 − λ) Σ_m + λ Σ, with the shared Σ: 0 is the original, 1 the
-        shared covariance.
-            None: 0 if every cluster has more than P samples; else P/(P + n_m) for a cluster of n_m,
-            as if P samples of the shared covariance had been added, since covariances of fewer
-            samples are singular.
+            shared covariance. None: 0 if every cluster has more than P samples; else P/(P + n_m)
+            for a cluster of n_m, as if P samples of the shared covariance had been added, since
+            covariances of fewer samples are singular.
         iterations: of k-means over the training data, one pass each. It starts from k-means++ on
             the few thousand samples with the smallest hashes, so the result depends neither on
             chance nor on the order of the data.

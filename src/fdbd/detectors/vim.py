@@ -27,7 +27,7 @@ class Residual(Detector):
 
     Args:
         dim: D, from 1 to P − 1; None: 1000 for P ≥ 2048 and 512 for P ≥ 768, as in the authors'
-        experiments, else P/2.
+            experiments, else P/2.
 
     >>> import fdbd
     >>> features = torch.randn(200, 4) * torch.tensor([1.0, 1.0, 1.0, 0.01])
@@ -104,7 +104,7 @@ class Residual(Detector):
 class ViM(Residual):
     """Energy against a virtual logit made of the feature's residual (Wang et al., 2022).
 
-        score(z) = logsumexp(logits) − α ‖Rᵀ(z − o)‖,   α = Σ max logit / Σ ‖Rᵀ(z − o)‖ over the
+        score(z) = logsumexp(logits) − α ‖Rᵀ(z − o)‖, α = Σ max logit / Σ ‖Rᵀ(z − o)‖ over the
         training data
 
     with R and o as in `Residual`. The fDBD paper prints the second term alone, and without its

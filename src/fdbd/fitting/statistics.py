@@ -375,8 +375,9 @@ class Bank(Additive):
     nor the order of the shards decides which are. About alpha·N rows are kept.
 
     Args:
-        alpha: fraction of the samples to keep, in (0, 1]. value: what to keep of a batch, (N, D),
-        in memory of its own; default a copy of the features.
+        alpha: fraction of the samples to keep, in (0, 1].
+        value: what to keep of a batch, (N, D), in memory of its own; default a copy of the
+            features.
 
     >>> bank = Bank(alpha=0.5)
     >>> bank.update(Batch(torch.arange(2000.0)[:, None]))

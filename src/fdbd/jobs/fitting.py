@@ -56,16 +56,19 @@ def fit_files(
     """Fit a guard on files, and calibrate it on others.
 
     Args:
-        source: a model, for images or for features of it; or a head alone, for features. data:
-        images or features, as in `open_rows`. calibration: other data of the same kind, which the
-        network never saw; of a dataset by name, the test part. engine: where the network runs. The
-        model is at `engine.home` already. holdout: without `calibration`, the share of `data` that
-        is kept from the fit for the threshold, the same rows
-            in each run: the user's word that `data` are none of those that the network was trained
-            on. A held-out part of the network's own training data breaks the promise of the
-            threshold.
-        head, detector: as for `Guard`. autocast: run the network in bfloat16 where it can, now and
-        whenever the guard's file is opened. split: which part of a dataset by name the fit takes.
+        source: a model, for images or for features of it; or a head alone, for features.
+        data: images or features, as in `open_rows`.
+        calibration: other data of the same kind, which the network never saw; of a dataset by name,
+            the test part.
+        engine: where the network runs. The model is at `engine.home` already.
+        holdout: without `calibration`, the share of `data` that is kept from the fit for the
+            threshold, the same rows in each run: the user's word that `data` are none of those that
+            the network was trained on. A held-out part of the network's own training data breaks
+            the promise of the threshold.
+        head, detector: as for `Guard`.
+        autocast: run the network in bfloat16 where it can, now and whenever the guard's file is
+            opened.
+        split: which part of a dataset by name the fit takes.
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))

@@ -123,12 +123,15 @@ def score_files(
     data and `out`.
 
     Args:
-        guard, model, checkpoint, trust: as for `open_guard`. data, split: as for `open_rows`. out:
-        a ``.parquet`` or ``.csv`` file, which appears when it is whole; or a folder for Parquet
-        parts. engine: where the model runs; the output is the same. restart: throw away what an
-        earlier run with another guard or other data left unfinished. nearest: also write the class
-        beyond the nearest decision boundary of each row. fdr: also write which rows are OOD at this
-        false discovery rate, as `Decision.discoveries` finds them.
+        guard, model, checkpoint, trust: as for `open_guard`.
+        data, split: as for `open_rows`.
+        out: a ``.parquet`` or ``.csv`` file, which appears when it is whole; or a folder for
+            Parquet parts.
+        engine: where the model runs; the output is the same.
+        restart: throw away what an earlier run with another guard or other data left unfinished.
+        nearest: also write the class beyond the nearest decision boundary of each row.
+        fdr: also write which rows are OOD at this false discovery rate, as `Decision.discoveries`
+            finds them.
     """
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split)

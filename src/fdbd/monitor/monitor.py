@@ -36,11 +36,14 @@ class Monitor(StreamMonitor):
 
     Args:
         guard: calibrated. A guard without a model does for `update`:
-        ``Monitor(fdbd.load("guard.safetensors"))``. window: latest samples of the rolling rate.
-        delta: largest probability of a false alarm in a horizon, a fraction. horizon: samples after
-        which the drift test restarts. confidence: of the rate's interval, which is Wilson's, a
-        fraction. seed: of the test's random tie-breaking. on_alarm: called once with the snapshot
-        when the alarm goes off, such as a function that pages someone.
+            ``Monitor(fdbd.load("guard.safetensors"))``.
+        window: latest samples of the rolling rate.
+        delta: largest probability of a false alarm in a horizon, a fraction.
+        horizon: samples after which the drift test restarts.
+        confidence: of the rate's interval, which is Wilson's, a fraction.
+        seed: of the test's random tie-breaking.
+        on_alarm: called once with the snapshot when the alarm goes off, such as a function that
+            pages someone.
 
     >>> guard = Guard(torch.nn.Linear(4, 3)).fit([torch.randn(500, 4)]).calibrate([torch.randn(500, 4)])
     >>> monitor = Monitor(guard)

@@ -26,8 +26,9 @@ class StreamMonitor:
     per process.
 
     Args:
-        calibration: the calibration scores. expected_rate: the share of in-distribution samples
-        that the threshold rejects, as it was set.
+        calibration: the calibration scores.
+        expected_rate: the share of in-distribution samples that the threshold rejects, as it was
+            set.
 
     >>> monitor = StreamMonitor([0.1, 0.2, 0.3, 0.4], expected_rate=0.05)
     >>> monitor.count([0.15, 0.35], [False, False])["rate"]

@@ -239,12 +239,16 @@ def model_by_name(
             the current folder, whose factory may bring its own weights; or a ``.pt2`` file of
             `torch.export`.
         checkpoint: weights, as `fdbd.networks.load_checkpoint` reads them, as the path stands or
-        below ``FDBD_DATA``. num_classes: C; None: as the checkpoint or the published weights have
-        it. preprocess: as for `Preprocess.parse`; None: the model's own. device: where the model
-        goes, as for `choose_device`. trust: the user's word that code may run: for a ``.pt2`` file,
-        and for a factory that a file names. named_by: the config or guard file that holds `name`,
-        and does not choose what code runs; None: the user. allow_untrained: take random weights
-        where there are no others, with a warning, instead of raising.
+            below ``FDBD_DATA``.
+        num_classes: C; None: as the checkpoint or the published weights have it.
+        preprocess: as for `Preprocess.parse`; None: the model's own.
+        device: where the model goes, as for `choose_device`.
+        trust: the user's word that code may run: for a ``.pt2`` file, and for a factory that a
+            file names.
+        named_by: the config or guard file that holds `name`, and does not choose what code runs;
+            None: the user.
+        allow_untrained: take random weights where there are no others, with a warning, instead
+            of raising.
     """
     if runs_code(name) and named_by is not None and not trust:
         what = f"{os.fspath(named_by)!r} names the model {name}, which is code to run"

@@ -57,9 +57,9 @@ class Classifier(nn.Module):
 
     Args:
         model: any ``nn.Module`` that ends in a linear layer or in a 1×1 convolution after global
-        pooling. head: the head's module name or the module itself, or several ("a+b" or a list)
-        that the model averages;
-            None finds it.
+            pooling.
+        head: the head's module name or the module itself, or several ("a+b" or a list) that the
+            model averages; None finds it.
         layers: names of modules whose pooled outputs (N, P_layer) go to ``Batch.layers``: the mean
             over tokens of (N, T, C), over positions of (N, C, H, W), and of (N, H, W, C) in models
             that say so (timm's ``output_fmt``, torchvision's Swin).

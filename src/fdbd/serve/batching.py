@@ -30,12 +30,12 @@ class Batcher:
     gains.
 
     Args:
-        decide: (N, …) rows to answers; an exception goes to the requests of that batch alone. size:
-        the largest number of rows per batch. A request with more rows is a batch of its own. delay:
-        seconds that a batch may wait for more requests; 0: none waits. capacity: the largest number
-        of rows that wait. enter: called once by each thread that decides, with the number of
-        threads that share the cores, 1 or 2; None:
-            batches go through the model one by one.
+        decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
+        size: the largest number of rows per batch. A request with more rows is a batch of its own.
+        delay: seconds that a batch may wait for more requests; 0: none waits.
+        capacity: the largest number of rows that wait.
+        enter: called once by each thread that decides, with the number of threads that share the
+            cores, 1 or 2; None: batches go through the model one by one.
         observe: called after each batch with its answers and its seconds.
     """
 

@@ -94,10 +94,11 @@ class Watch:
     """Counts what the service does in this process, and shows the sum over all processes.
 
     Args:
-        backend: the guard. store: where the processes meet and what a restart finds; None: nothing
-        outlives the process. processes: how many share the alarm's probability: each has
-        delta/processes, so that all together raise a
-            false alarm with probability at most delta per horizon.
+        backend: the guard.
+        store: where the processes meet and what a restart finds; None: nothing outlives the
+            process.
+        processes: how many share the alarm's probability: each has delta/processes, so that all
+            together raise a false alarm with probability at most delta per horizon.
         delta, window: as for `fdbd.Monitor`.
         webhook: an address that gets the snapshot as JSON by POST when the alarm goes off.
     """

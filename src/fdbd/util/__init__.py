@@ -1,1 +1,1 @@
-"""Files, optional extras and progress, which every other room uses."""
+"""Files, optional extras and progress, which every other package uses."""

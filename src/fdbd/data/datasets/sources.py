@@ -65,10 +65,10 @@ def load(
         name: a name of `list_datasets`; ``cifar10-c:fog:2``; the path of a folder, an NPZ file or
             an image list, alone or after ``folder:``, ``npz:``, ``list:``; or
             ``openood:cifar10/test_tin`` in OpenOOD's own layout.
-        split: ``"train"`` or ``"test"`` (``"val"`` is another word for it). limit: the largest
-        number of images, which are spread evenly over the set. for_size: the side of the network's
-        input, in pixels: copies of a known dataset that were reduced below both
-            this and the dataset's own size are skipped. None: any copy will do.
+        split: ``"train"`` or ``"test"`` (``"val"`` is another word for it).
+        limit: the largest number of images, which are spread evenly over the set.
+        for_size: the side of the network's input, in pixels: copies of a known dataset that were
+            reduced below both this and the dataset's own size are skipped. None: any copy will do.
         root: where the paths of an image list start; default: found below ``FDBD_DATA``.
         download: False, or the environment variable ``FDBD_OFFLINE=1``: only what is here already.
         progress: called with the bytes of a download so far, and in all.

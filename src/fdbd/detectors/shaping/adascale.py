@@ -17,10 +17,9 @@ class AdaSCALE(Shaping):
     """SCALE with a separate percentile for each sample, lower the more its largest activations
     shift when the image's least important pixels are moved (Regmi, 2025):
 
-        Q' = λ · Σ_{top k₁ %} |z − z'| + Σ_{top k₂ %} max(z', 0)        z' = features of the moved
-        image p  = low + (1 − F(Q')) · (high − low)                           F = distribution of Q'
-        over training data r  = Σz / Σ{largest 100 − p %}                                  over
-        positive activations
+        Q' = λ · Σ_{top k₁ %} |z − z'| + Σ_{top k₂ %} max(z', 0) z' = features of the moved image p
+        = low + (1 − F(Q')) · (high − low) F = distribution of Q' over training data r = Σz /
+        Σ{largest 100 − p %} over positive activations
 
     and z·exp(r) (variant "activation") or logits·r² ("logit"). "Top" is by z. Works only in a
     Guard, which lets `observe` run the network: two forward passes and a backward one.
@@ -29,11 +28,14 @@ class AdaSCALE(Shaping):
 
     Args:
         low, high: percentiles between which p lies; 80 and 85 are the author's for ResNet-50 on
-        ImageNet. shift: k₁, percent of the P features whose shift counts. level: k₂, percent of the
-        P features whose level after the move counts. weight: λ. pixels: percent of the image's
-        numbers that are moved, those with the smallest gradient of the largest logit. step: how
-        far, in units of the (normalised) image. variant: "activation" (AdaSCALE-A) or "logit"
-        (AdaSCALE-L).
+            ImageNet.
+        shift: k₁, percent of the P features whose shift counts.
+        level: k₂, percent of the P features whose level after the move counts.
+        weight: λ.
+        pixels: percent of the image's numbers that are moved, those with the smallest gradient of
+            the largest logit.
+        step: how far, in units of the (normalised) image.
+        variant: "activation" (AdaSCALE-A) or "logit" (AdaSCALE-L).
 
     >>> import fdbd
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))

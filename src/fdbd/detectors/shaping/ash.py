@@ -60,7 +60,7 @@ class ASHS(TopShare):
 
     Args:
         percentile: percent of the sample's P activations to prune; 90 is that of the authors'
-        configs.
+            configs.
 
     >>> import fdbd, torch
     >>> fdbd.ASHS(percentile=50)(torch.tensor([[1.0, 2.0, 3.0, 10.0]]))

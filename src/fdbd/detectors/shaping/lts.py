@@ -17,7 +17,7 @@ class LTS(TopShare):
 
     Args:
         percentile: percent of the sample's P activations that are not among the k largest; the
-        paper's top 5 % is 95.
+            paper's top 5 % is 95.
 
     >>> import fdbd, torch
     >>> detector = fdbd.create("lts+energy", percentile=50).fit(fdbd.Batch(torch.eye(3)), fdbd.Head(torch.eye(3)))

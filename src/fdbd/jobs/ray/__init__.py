@@ -4,4 +4,4 @@ to the nodes."""
 from fdbd.jobs.ray.datasets import calibrate, fit, score
 from fdbd.jobs.ray.pool import Workers, connect, fit_loaders
 
-__all__ = ["Workers", "calibrate", "connect", "fit", "fit_loaders", "score"]
+__all__ = ["Workers", "calibrate", "connect", "fit", "score"]

@@ -55,12 +55,12 @@ def fit(
     Args:
         guard: a guard, or a detector together with its `head`; fitted in place and returned.
         column: of the samples: ``features`` (N, P), or inputs of the model: ``image`` (uint8
-        arrays), ``bytes`` or
-            ``path`` (encoded images), arrays under another name; None: the first of these names
-            that is there.
+            arrays), ``bytes`` or ``path`` (encoded images), arrays under another name; None: the
+            first of these names that is there.
         label: column of class indices, if there is one; for ``y``, ``label`` in data without it, as
-        in feature files. preprocess: from uint8 images to what the model takes. workers: how the
-        work is spread, or how much of it is done at once.
+            in feature files.
+        preprocess: from uint8 images to what the model takes.
+        workers: how the work is spread, or how much of it is done at once.
 
     >>> import ray.data
     >>> rows = ray.data.from_items([{"features": row.tolist()} for row in torch.rand(50, 3)])
@@ -128,10 +128,12 @@ def score(
     come as blocks get ready, in any order: keep a column that names them.
 
     Args:
-        guard: fitted and calibrated. dataset: a ``ray.data.Dataset``, for instance
-        ``ray.data.read_parquet(path)``. column, preprocess, workers: as for `fit`. keep: columns to
-        put beside the decision; None: all but those that hold samples or decisions. class_names:
-        one per class, for the column ``class``.
+        guard: fitted and calibrated.
+        dataset: a ``ray.data.Dataset``, for instance ``ray.data.read_parquet(path)``.
+        column, preprocess, workers: as for `fit`.
+        keep: columns to put beside the decision; None: all but those that hold samples or
+            decisions.
+        class_names: one per class, for the column ``class``.
 
     Returns:
         the columns that were kept, then ``label``, ``class``, ``score``, ``p_value``, ``is_ood``

@@ -62,10 +62,12 @@ class Workers:
 
     Args:
         count: pieces of work at once, each in a process with a copy of the model; None: as many as
-        there is room for. cpus: logical CPUs of each, and its torch threads; fractions are allowed.
-        gpus: GPUs of each; with one the model runs there. batch_size: rows that the model sees at
-        once. patience: seconds without a result after which a job ends with an error that says what
-        it waits for.
+            there is room for.
+        cpus: logical CPUs of each, and its torch threads; fractions are allowed.
+        gpus: GPUs of each; with one the model runs there.
+        batch_size: rows that the model sees at once.
+        patience: seconds without a result after which a job ends with an error that says what it
+            waits for.
 
     >>> Workers(8, cpus=4, gpus=1).batch_size
     256
