@@ -2,6 +2,6 @@
 to the nodes."""
 
 from fdbd.jobs.ray.datasets import calibrate, fit, score
-from fdbd.jobs.ray.pool import Workers, connect, fit_loaders
+from fdbd.jobs.ray.pool import Workers, connect
 
 __all__ = ["Workers", "calibrate", "connect", "fit", "score"]
