@@ -113,9 +113,9 @@ def fit_files(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
         if (pool := engine.cluster()) is not None:
-            from fdbd.jobs import ray
+            from fdbd.jobs.ray.pool import fit_loaders
 
-            ray.fit_loaders(guard, training, calibrating, pool, **target)
+            fit_loaders(guard, training, calibrating, pool, **target)
         else:
             guard.fit(training, progress=engine.progress)
             guard.calibrate(calibrating, **target, progress=engine.progress)
