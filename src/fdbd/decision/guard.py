@@ -22,6 +22,7 @@ from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
+from fdbd.decision.identity import guard_id
 from fdbd.decision.threshold import Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
@@ -30,6 +31,7 @@ from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
 from fdbd.networks.classifier import PRECISIONS, Classifier, rows_finite, split_batch
 from fdbd.networks.find_head import HeadName
+from fdbd.networks.wrapped import weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
@@ -109,6 +111,8 @@ class Guard(nn.Module):
         ``"calibration"``."""
         self.seen: Sketch | None = None
         """Which samples the fit saw, so that `calibrate` notices them; None: not known."""
+        self._version = 0
+        self._fitted_weights: str | None = None
 
     def fit(self, data: Data, *, progress: bool = True) -> Self:
         """Fit the detector on training data, in one streaming pass of the network; a detector that
@@ -121,6 +125,8 @@ class Guard(nn.Module):
             progress: show a bar when it takes more than two seconds.
         """
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
+        self._version = 0
+        self._fitted_weights = None
         combine, head = over_processes(), self.head
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))
@@ -136,6 +142,7 @@ class Guard(nn.Module):
                 self.seen.add(item.features if isinstance(item, Batch) else split_batch(item)[0])
         if combine is not None:
             self.seen = combine(self.seen)
+        self._fitted_weights = self._weights()
         self.warn_of_labels("fit")
         return self
 
@@ -222,6 +229,7 @@ class Guard(nn.Module):
         if caution := threshold.caution:
             _warn(caution)
         self.threshold = threshold
+        self._version += 1
         self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
 
     def forward(self, images: Inputs | Batch) -> Decision:
@@ -380,39 +388,105 @@ class Guard(nn.Module):
             raise ValueError(f"the guard has no model, so it takes features: call {calls}")
         return self.classifier
 
+    @property
+    def id(self) -> str:
+        """Which guard this is: 16 hexadecimal digits that follow from detector, threshold, head and
+        the weights of the model, and change when any of them does. Saving and loading keep them.
+        Every access reads all weights: keep the id where it is needed often."""
+        self.require_fitted()
+        return guard_id(self._description_for_id(), self._tensors(), self._weights())
+
+    @property
+    def version(self) -> int:
+        """How many thresholds the guard has had since its fit; 0 before the first."""
+        return self._version
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write detector, threshold and the head's fingerprint as one safetensors file; the model
-        is not in it."""
+        """Write detector, threshold and fingerprints of head and model as one safetensors file; the
+        model is not in it."""
         self.require_fitted()
         self.detector.require_name()
-        tensors = {
-            f"detector.{name}": tensor for name, tensor in self.detector.state_dict().items()
-        }
-        if self.threshold is not None:
-            tensors |= {
-                f"threshold.{name}": tensor for name, tensor in self.threshold.state_dict().items()
-            }
+        tensors = self._tensors()
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes
-        classifier = self.classifier
-        precisions = {dtype: name for name, dtype in PRECISIONS.items()}
+        # The weights that the detector was fitted with: those of now may have been trained since.
+        weights = self._fitted_weights
+        if weights is None:
+            weights = self._weights()
         description = {
+            **self._description(),
             "version": __version__,
-            "head": self.detector.head.fingerprint(),
-            "head_name": classifier and classifier.head_name,
-            "layers": list(classifier.layer_names) if classifier else [],
-            "autocast": precisions.get(classifier.autocast)
-            if classifier and classifier.autocast
-            else None,
-            "detector": self.detector.to_config(),
-            "threshold": self.threshold and self.threshold.to_config(),
-            "perturb": self.perturb and self.perturb.to_config(),
+            "guard_version": self._version,
+            "weights": weights,
+            "head_name": None if self.classifier is None else self.classifier.head_name,
             "about": self.about,
         }
         artifact.write(path, description, tensors)
 
+    def restore_identity(self, version: int, weights: str | None) -> None:
+        """Take over what a file says of its guard: `version`, and the weights of the fit."""
+        self._version = version
+        self._fitted_weights = weights
+
+    def has_weights_of_fit(self) -> bool:
+        """Whether the model has the weights that the guard was fitted with, as far as is known."""
+        return self._fitted_weights in (None, self._weights())
+
+    def _description(self) -> dict[str, object]:
+        """The parts of the guard as JSON values, without their tensors."""
+        layers: list[str] = []
+        autocast = None
+        if self.classifier is not None:
+            layers = list(self.classifier.layer_names)
+            precisions = {dtype: name for name, dtype in PRECISIONS.items()}
+            if self.classifier.autocast is not None:
+                autocast = precisions[self.classifier.autocast]
+        return {
+            "head": self.detector.head.fingerprint(),
+            "layers": layers,
+            "autocast": autocast,
+            "detector": self.detector.to_config(),
+            "threshold": None if self.threshold is None else self.threshold.to_config(),
+            "perturb": None if self.perturb is None else self.perturb.to_config(),
+        }
+
+    def _description_for_id(self) -> dict[str, object]:
+        description = self._description()
+        # Layers are in the detector's options, too; without a model the guard knows only those.
+        # A precision belongs to the model as well, and its weights are hashed.
+        del description["layers"], description["autocast"]
+        description["preprocess"] = self.about.get("preprocess")
+        return description
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The fitted state of detector and threshold, by the names in the file."""
+        tensors = {}
+        for name, tensor in self.detector.state_dict().items():
+            tensors[f"detector.{name}"] = tensor
+        if self.threshold is not None:
+            for name, tensor in self.threshold.state_dict().items():
+                tensors[f"threshold.{name}"] = tensor
+        return tensors
+
+    def _weights(self) -> str | None:
+        """The hash of the model's present weights; without a model, of those of the fit; None: the
+        guard was fitted on features, or by an older version of the library."""
+        if self.classifier is None:
+            return self._fitted_weights
+        return weights_hash(self.classifier.model)
+
     export_onnx = onnx_export.export
     push_to_hub = hub.push
+
+
+def warn_of_other_weights(guard: Guard, path: str | os.PathLike[str]) -> None:
+    """Warn if the model has the head of the fit in front of another backbone."""
+    if not guard.has_weights_of_fit():
+        _warn(
+            f"{os.fspath(path)!r} was fitted on a model with other weights; the head is the same, "
+            "but the features have changed, and the threshold does not hold for them: load the "
+            "guard with the model that it was fitted on, or fit a new guard"
+        )
 
 
 def _warn(text: str) -> None:

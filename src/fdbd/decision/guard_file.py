@@ -17,7 +17,7 @@ from fdbd.core.configuration import NotFittedError, from_config
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.core.preprocessing import Preprocess
 from fdbd.decision import hub
-from fdbd.decision.guard import Guard
+from fdbd.decision.guard import Guard, warn_of_other_weights
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector
 from fdbd.fitting.overlap import Sketch
@@ -58,7 +58,9 @@ def load(
     >>> fdbd.load(path).threshold
     Threshold(quantile, tpr=0.9, 50 calibration scores)
     """
-    return _on_its_device(lambda: _assemble(path, *artifact.read(path), model, head))
+    guard = _on_its_device(lambda: _assemble(path, *artifact.read(path), model, head))
+    warn_of_other_weights(guard, path)
+    return guard
 
 
 def from_hub(
@@ -201,6 +203,7 @@ def _assemble(
         autocast = (
             None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
         )
+        version, weights = _version(description), _weights(description)
         _try(detector, perturb, threshold)
     except Exception as error:  # a forged file can make any of this raise nearly anything
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
@@ -215,11 +218,31 @@ def _assemble(
     guard.threshold, guard.seen = threshold, seen
     if isinstance(about := description.get("about"), dict):
         guard.about = about
+    guard.restore_identity(version, weights)
     if model is not None and (present := guard.head.fingerprint()) != saved_head:
         heads = f"was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…"
         remedy = "load it with the model that it was fitted on, or fit a new guard"
         raise artifact.ArtifactError(f"{os.fspath(path)!r} {heads}: {remedy}")
     return guard
+
+
+def _version(description: dict[str, Any]) -> int:
+    """How many thresholds the guard has had; older files do not say."""
+    version = description.get("guard_version", 1 if description["threshold"] else 0)
+    if type(version) is not int or not 0 <= version < 2**31:
+        raise ValueError(f"its version is {version!r}, expected a whole number")
+    return version
+
+
+def _weights(description: dict[str, Any]) -> str | None:
+    """The hash of the model's weights. Older files have one only if `fdbd fit` built the model."""
+    about = description.get("about")
+    origin = about.get("model") if isinstance(about, dict) else None
+    older = origin.get("weights") if isinstance(origin, dict) else None
+    weights = description.get("weights", older)
+    if weights is not None and not isinstance(weights, str):
+        raise ValueError("the hash of its model's weights is not text")
+    return weights
 
 
 def _on_its_device(assemble: Callable[[], Guard]) -> Guard:

@@ -98,6 +98,8 @@ def export(
     with beside(path) as draft:  # first, so that a missing folder is an error before the work
         description = {
             "version": __version__,
+            "id": guard.id,
+            "guard_version": guard.version,
             "opset": opset,
             "detector": guard.detector.to_config(),
             "head": guard.detector.head.fingerprint(),
@@ -124,7 +126,7 @@ def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What an exported file says of itself: version, opset, detector, head, threshold, class_names,
+    """What an exported file says of itself: version (of the library), id and guard_version (of the guard), opset, detector, head, threshold, class_names,
     p_value_resolution, preprocess, promise, and calibration: the sorted scores, as base64 of
     little-endian float64. No graph is run. Other languages find it in the model's custom metadata,
     JSON under keys that start with ``fdbd.``

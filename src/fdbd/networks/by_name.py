@@ -5,7 +5,6 @@ classifiers that come with the package, trained by `fdbd train zoo-ce` and `zoo-
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import inspect
 import json
 import math
@@ -34,6 +33,7 @@ from fdbd.networks.architectures import (
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, read_weights
 from fdbd.networks.find_head import find_heads
 from fdbd.networks.public import public_network
+from fdbd.networks.wrapped import weights_hash
 from fdbd.util.devices import choose_device
 from fdbd.util.extras import import_object, require
 from fdbd.util.files import data_roots, downloads_allowed
@@ -300,16 +300,6 @@ def runs_code(name: str) -> bool:
     """Whether building the model runs code that its name chooses: a factory, or a ``.pt2`` file."""
     source, _, rest = name.partition(":")
     return _is_export(name) or (bool(rest) and source not in _SOURCES)
-
-
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers by name, whatever file or package they come from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        values = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
-        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _is_export(name: str) -> bool:

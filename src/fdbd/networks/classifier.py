@@ -25,6 +25,7 @@ from fdbd.networks.find_head import (
     logits_of,
     merged_head,
 )
+from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
 
 Call = tuple[str, Any, Any]  # name of the watched module, its input, its output
@@ -91,9 +92,8 @@ class Classifier(nn.Module):
             raise ValueError(
                 f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None"
             )
-        self.model: nn.Module = getattr(
-            model, "_orig_mod", model
-        )  # torch.compile(model) hides its hooks
+        # A compiled model hides its hooks, and copies for several devices would not call them here.
+        self.model: nn.Module = unwrapped(model)
         self.training = self.model.training
         self.autocast = autocast
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
@@ -321,7 +321,7 @@ def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
 
 def _is_channels_last(model: nn.Module, name: str) -> bool:
     parts = name.split(".")
-    path = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
+    path = [get_layer(model, ".".join(parts[:depth])) for depth in range(len(parts) + 1)]
     if isinstance(path[-1], (nn.Conv2d, nn.BatchNorm2d)):
         return False
     return any(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, two_rows
+from fdbd.networks.wrapped import modules_by_plain_name, name_without_wrappers, plain_names
 
 HeadName: TypeAlias = str | nn.Module | Sequence[str | nn.Module] | None
 """A head by its module's name or as a module; several that the model averages; None: to be
@@ -55,7 +56,8 @@ def find_heads(model: nn.Module, head: HeadName) -> dict[str, nn.Module]:
         if not _is_linear(module):
             what = f"head={names[module]!r} is a {type(module).__name__}"
             _refuse(model, f"{what}, expected nn.Linear or an ungrouped 1×1 nn.Conv2d")
-    return {names[module]: module for module in modules}
+    found = [names[module] for module in modules]
+    return dict(zip(plain_names(model, found), modules))
 
 
 def merged_head(modules: Sequence[nn.Module]) -> Head:
@@ -80,9 +82,15 @@ def describe_linear_layers(model: nn.Module, limit: int = 8) -> str:
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
-    """The module called `name`, or an error with the closest names."""
+    """The module called `name`, with or without what wrappers add to it, or an error with the
+    closest names."""
     modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name not in modules:
+        modules = modules_by_plain_name(model)
+    if name not in modules:
+        plain = name_without_wrappers(name)
+        if plain in modules:
+            return modules[plain]
         close = difflib.get_close_matches(name, modules, n=5, cutoff=0.4)
         hint = (
             f"did you mean {', '.join(close)}?"
