@@ -101,8 +101,8 @@ def images(folder: Path, count: int, rounds: int, batch_size: int) -> str:
             alone = (
                 bare[-2] + bare[-1]
             ) / 2  # the machine drifts: the model's time before and after
-            rates[kind].append(summary.rate)
-            shares[kind].append(summary.rate * alone / count)
+            rates[kind].append(summary.rows_per_second)
+            shares[kind].append(summary.rows_per_second * alone / count)
     rows = []
     for kind, name in kinds.items():
         small, large = (

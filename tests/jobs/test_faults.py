@@ -18,6 +18,7 @@ import torch
 import fdbd
 from fdbd.core import artifact
 from fdbd.data import features, npz
+from fdbd.decision.rows import decide_rows
 from fdbd.jobs import output, scoring
 from fdbd.util import files
 
@@ -161,7 +162,7 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
     inputs = torch.randn(9, 3)
     inputs[2] = float("nan")
     batch = features.RowBatch(names, fdbd.Batch(inputs), {9: "=broken"})
-    table = output.decide(guard, batch, ["-a", "b", "c"])
+    table = decide_rows(guard, batch, ["-a", "b", "c"])
     for name in ("a.csv", "a.parquet"):
         out = output.Output(tmp_path / name, names)
         with out.hold({}):
@@ -169,8 +170,8 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
             assert out.has(0, range(10))
             assert not out.has(0, range(9))
             assert not out.has(1, range(10))
-            rows, _, unreadable, _ = out.finish(10, 1)
-        assert (rows, unreadable) == (10, 2)
+            totals = out.finish(10, 1)
+        assert (totals.rows, totals.unreadable) == (10, 2)
     with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     arrow = pq.read_table(tmp_path / "a.parquet").to_pylist()
@@ -215,9 +216,9 @@ def test_an_output_of_no_rows_is_a_header(tmp_path) -> None:
     out = output.Output(tmp_path / "a.csv", range(0), fdr=0.1)
     with out.hold({}):
         out.write(
-            0, [output.decide(guard, features.RowBatch(range(0), fdbd.Batch(torch.rand(0, 3)), {}))]
+            0, [decide_rows(guard, features.RowBatch(range(0), fdbd.Batch(torch.rand(0, 3)), {}))]
         )
-        assert out.finish(0, 1) == (0, 0, 0, 0)
+        assert out.finish(0, 1) == output.Totals(0, 0, 0, 0)
     assert (tmp_path / "a.csv").read_text().split() == [
         "row,label,class,score,p_value,is_ood,error,discovery"
     ]

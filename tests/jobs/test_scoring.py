@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -22,7 +23,8 @@ import fdbd
 from fdbd.data.features import RowBatch
 from fdbd.data.npz import NpzArray
 from fdbd.jobs import scoring
-from fdbd.jobs.output import NOT_FINITE, Output, decide, to_arrow
+from fdbd.decision.rows import NOT_FINITE, decide_rows, to_arrow
+from fdbd.jobs.output import Output
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -150,6 +152,43 @@ def test_two_runs_do_not_write_the_same_output(tmp_path, monkeypatch) -> None:
         pass
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("deaths", range(6))
+def test_a_kill_while_the_parts_are_removed_blocks_no_later_run(
+    tmp_path, monkeypatch, ending, deaths
+) -> None:
+    """The n-th removal of a file is the last thing that the run does; then another guard's run, and
+    one of the same guard, write the same output."""
+    guard = make_guard()
+    out = tmp_path / f"scores.{ending}"
+    before = Path.unlink
+    left = [deaths]
+
+    def dying_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name.endswith(".parts"):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        before(path, missing_ok)
+
+    def write(identity: str) -> None:
+        output = Output(out, range(0))
+        with output.hold({"guard": identity}):
+            for number in range(3):
+                rows = RowBatch(range(number, number + 1), fdbd.Batch(torch.ones(1, 4)), {})
+                output.write(number, [decide_rows(guard, rows)])
+            assert output.finish(3, 3).rows == 3
+
+    monkeypatch.setattr(Path, "unlink", dying_unlink)
+    with contextlib.suppress(KeyboardInterrupt):
+        write("first")
+    assert out.exists()
+    monkeypatch.setattr(Path, "unlink", before)
+    write("second")
+    write("second")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name]
+
+
 def test_drafts_of_a_killed_run_are_removed_and_other_files_stay(tmp_path) -> None:
     out = tmp_path / "out.parquet"
     drafts = [
@@ -179,7 +218,7 @@ def test_each_row_has_its_own_decision_whatever_its_neighbours_are(
     errors = {place: f"broken {place}" for place, kind in enumerate(kinds) if kind == "unread"}
     read = [place for place, kind in enumerate(kinds) if kind != "unread"]
     names = [f"n{place}" for place in range(len(kinds))] if has_names else range(5, 5 + len(kinds))
-    table = decide(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"])
+    table = decide_rows(guard, RowBatch(names, fdbd.Batch(values[read]), errors), ["a", "b", "c"])
     table = to_arrow(table).to_pylist()
     assert [row["path" if has_names else "row"] for row in table] == list(names)
     for place, (kind, row) in enumerate(zip(kinds, table)):

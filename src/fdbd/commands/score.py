@@ -65,10 +65,10 @@ def score(
         else f", {summary.discoveries:,} at a false discovery rate of {fdr}"
     )
     answer(
-        {"out": str(out), **summary._asdict(), "rate": summary.rate},
+        {"out": str(out), **summary.to_dict()},
         as_json,
-        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood / max(1, summary.rows):.1%}){named}, "
-        f"{summary.unreadable:,} unreadable; {summary.rate:,.0f} rows/s{describe_skipped(summary.skipped)}",
+        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood_rate:.1%}){named}, "
+        f"{summary.unreadable:,} unreadable; {summary.rows_per_second:,.0f} rows/s{describe_skipped(summary.skipped)}",
     )
 
 

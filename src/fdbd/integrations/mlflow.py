@@ -15,7 +15,7 @@ import torch
 from fdbd.core.batch import Batch
 from fdbd.data.features import RowBatch
 from fdbd.decision.guard_file import open_guard
-from fdbd.jobs.output import decide
+from fdbd.decision.rows import decide_rows
 from fdbd.util.extras import require
 from fdbd.util.version import __version__
 
@@ -76,12 +76,15 @@ class _Model:
         """A data frame with label, class, score, p_value and is_ood, one row for each row of the
         input."""
         inputs = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
-        batch = RowBatch(
-            range(len(inputs)), Batch(inputs) if self.opened.preprocess is None else inputs, {}
-        )
-        columns = decide(self.opened.guard, batch, self.opened.class_names)
-        found = {
-            name: np.ma.getdata(columns[name])
-            for name in ("label", "class", "score", "p_value", "is_ood")
+        takes_features = self.opened.preprocess is None
+        batch = RowBatch(range(len(inputs)), Batch(inputs) if takes_features else inputs, {})
+        decided = decide_rows(self.opened.guard, batch, self.opened.class_names)
+        frame = {
+            "label": np.ma.getdata(decided["label"]),
+            # As a list, a class that is not known is None.
+            "class": decided["class"].tolist(),
+            "score": np.ma.getdata(decided["score"]),
+            "p_value": np.ma.getdata(decided["p_value"]),
+            "is_ood": np.ma.getdata(decided["is_ood"]),
         }
-        return require("pandas", "report").DataFrame({**found, "class": columns["class"].tolist()})
+        return require("pandas", "report").DataFrame(frame)

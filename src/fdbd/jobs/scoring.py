@@ -18,22 +18,25 @@ from torch import Tensor
 from fdbd.core.batch import Batch
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.decoding import in_order, prepare
-from fdbd.data.features import RowBatch, Widths
-from fdbd.data.images import Images, cut
+from fdbd.data.features import FeatureRows, RowBatch, Widths
+from fdbd.data.images import Images, Names, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.guard_file import OpenedGuard, open_guard
-from fdbd.jobs.output import Decided, Output, decide
+from fdbd.decision.rows import Decided, decide_rows
+from fdbd.jobs.output import Output
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
 if TYPE_CHECKING:
     from fdbd.jobs.ray import Workers
 
-PART_ROWS = 1024  # images of a part of the output: what a kill loses at most
+PART_ROWS = 1024
+"""Images of a part of the output: what a kill loses at most."""
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
 
-Part = tuple[int, range]  # number of a part of the output, and its rows
+Part = tuple[int, range]
+"""The number of a part of the output, and its rows."""
 Tables = Generator[tuple[Part, Sequence[Decided]], None, None]
 """Parts with decisions on some of their rows, part after part."""
 
@@ -54,15 +57,15 @@ class Engine:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or (self.workers is not None and self.workers < 1):
-            raise ValueError(
-                f"batch size is {self.batch_size} and workers are {self.workers}, expected at least 1"
-            )
+        if self.batch_size < 1:
+            raise ValueError(f"the batch size is {self.batch_size}, expected at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"there are {self.workers} workers, expected at least 1")
         if self.name not in ("local", "ray"):
             raise ValueError(f"engine is {self.name!r}, expected 'local' or 'ray'")
         if self.address is not None and self.name != "ray":
             raise ValueError(
-                "an address is that of a Ray cluster: say --engine ray (engine='ray') too"
+                "an address names a Ray cluster: give --engine ray (engine='ray') with it"
             )
 
     @property
@@ -71,16 +74,15 @@ class Engine:
         return "cpu" if self.name == "ray" else self.device
 
     def cluster(self) -> Workers | None:
-        """The workers of the cluster, which is joined now; None where the model runs in this
+        """The workers of the cluster, which is joined now; None if the model runs in this
         process."""
         if self.name != "ray":
             return None
         from fdbd.jobs import ray
 
         ray.connect(self.address)
-        return ray.Workers(
-            self.workers, gpus=1.0 if self.device == "cuda" else 0.0, batch_size=self.batch_size
-        )
+        gpus = 1.0 if self.device == "cuda" else 0.0
+        return ray.Workers(self.workers, gpus=gpus, batch_size=self.batch_size)
 
 
 class Summary(NamedTuple):
@@ -92,14 +94,26 @@ class Summary(NamedTuple):
     computed: int  #: rows that this run scored; the others were finished before
     seconds: float  #: of scoring, without the time to load the model
     skipped: dict[str, int]  #: entries of a folder that were skipped, by reason
-    discoveries: int | None = (
-        None  #: rows that are OOD at the false discovery rate that was asked for
-    )
+    discoveries: int | None = None
+    """Rows that are OOD at the false discovery rate, if one was asked for."""
 
     @property
-    def rate(self) -> float:
-        """Rows per second."""
+    def rows_per_second(self) -> float:
+        """Of the rows that this run scored."""
         return self.computed / self.seconds if self.seconds else 0.0
+
+    @property
+    def ood_rate(self) -> float:
+        """Share of the rows of the output that are OOD, a fraction."""
+        return self.ood / self.rows if self.rows else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {
+            **self._asdict(),
+            "rows_per_second": self.rows_per_second,
+            "ood_rate": self.ood_rate,
+        }
 
 
 def score_files(
@@ -128,10 +142,10 @@ def score_files(
         out: a ``.parquet`` or ``.csv`` file, which appears when it is whole; or a folder for
             Parquet parts.
         engine: where the model runs; the output is the same.
-        restart: throw away what an earlier run with another guard or other data left unfinished.
-        nearest: also write the class beyond the nearest decision boundary of each row.
-        fdr: also write which rows are OOD at this false discovery rate, as `Decision.discoveries`
-            finds them.
+        restart: discard what an earlier run with another guard or dataset left unfinished.
+        nearest: also write the class behind the nearest decision boundary of each row.
+        fdr: also write which rows are OOD at this false discovery rate, as
+            `Decision.discoveries` finds them.
     """
     refuse_overlap(out, [guard, data, checkpoint, model])
     rows = open_rows(data, split)
@@ -151,75 +165,98 @@ class Scoring:
     nearest: bool = False
 
     def __post_init__(self) -> None:
-        guard, rows = self.opened.guard, self.rows
-        _ = guard.calibrated  # an error where there is no threshold
-        if not isinstance(rows, Images):
-            rows.check(self.widths)
+        # An error if there is no threshold.
+        _ = self.opened.guard.calibrated
+        if not isinstance(self.rows, Images):
+            self.rows.check(self.widths)
         elif self.opened.preprocess is None:
             raise ValueError(
-                f"the guard takes features, not images such as {rows.source}: it was fitted without a model; name the "
-                "model with --model, or give a Parquet or NPZ file of features"
+                f"the guard takes features, not images such as {self.rows.source}: it was fitted without a model; name "
+                "the model with --model, or give a Parquet or NPZ file of features"
             )
 
     def write(self, output: Output, pool: Workers | None = None) -> Summary:
         """Fill in the parts of an output that are missing, and finish it."""
-        rows, part_rows = (
-            self.rows,
-            PART_ROWS if isinstance(self.rows, Images) else FEATURE_PART_ROWS,
-        )
+        part_rows = PART_ROWS if isinstance(self.rows, Images) else FEATURE_PART_ROWS
         identity = {
             "guard": self.opened.sha256,
-            "data": rows.key,
-            "rows": len(rows),
+            "data": self.rows.key,
+            "rows": len(self.rows),
             "part_rows": part_rows,
+            "columns": output.columns,
         }
-        with output.hold({**identity, "columns": output.columns}):
-            spans = rows.spans(part_rows)
-            todo = [
-                (number, span) for number, span in enumerate(spans) if not output.has(number, span)
-            ]
-            waiting = sum(len(span) for _, span in todo)
-            done, start = len(rows) - waiting, time.perf_counter()
-            tables = (
-                self.tables(todo) if pool is None else pool.run(self.opened.guard, self.part, todo)
-            )
-            with (
-                Bar("scoring", len(rows), enabled=self.engine.progress) as bar,
-                contextlib.closing(tables) as found,
-            ):
-                collected: list[Decided] = []
-                for (number, span), some in found:
-                    collected += some
-                    done += _count(some)
-                    bar.update(done)
-                    if _count(collected) == len(span):
-                        output.write(number, collected)
-                        collected = []
+        with output.hold(identity):
+            spans = self.rows.spans(part_rows)
+            missing: list[Part] = []
+            for number, span in enumerate(spans):
+                if not output.has(number, span):
+                    missing.append((number, span))
+            start = time.perf_counter()
+            self._write_parts(output, missing, pool)
             seconds = time.perf_counter() - start
-            total, ood, unreadable, discoveries = output.finish(len(rows), len(spans))
-        skipped = rows.skipped if isinstance(rows, Images) else {}
-        return Summary(total, ood, unreadable, waiting, seconds, skipped, discoveries)
-
-    def tables(self, todo: Sequence[Part]) -> Tables:
-        """Decisions on the rows of these parts, in order."""
-        if isinstance(self.rows, Images):
-            parts = (part for part in todo for _ in cut(part[1], self.engine.batch_size))
-            for part, table in zip(parts, self.decide([span for _, span in todo])):
-                yield part, [table]
-            return
-        # Each thread reads and scores a part by itself: torch's own threads would only get in their
-        # way.
-        threads, workers = (
-            torch.get_num_threads(),
-            1 if self.rows.is_sequential else FEATURE_THREADS,
+            totals = output.finish(len(self.rows), len(spans))
+        return Summary(
+            totals.rows,
+            totals.ood,
+            totals.unreadable,
+            computed=_count_rows(missing),
+            seconds=seconds,
+            skipped=self.rows.skipped if isinstance(self.rows, Images) else {},
+            discoveries=totals.discoveries,
         )
+
+    def _write_parts(self, output: Output, missing: Sequence[Part], pool: Workers | None) -> None:
+        """Score the rows of these parts, and write each part when it is whole."""
+        if pool is None:
+            tables = self.tables(missing)
+        else:
+            tables = pool.run(self.opened.guard, self.part, missing)
+        done = len(self.rows) - _count_rows(missing)
+        waiting: list[Decided] = []
+        rows_waiting = 0
+        with (
+            Bar("scoring", len(self.rows), enabled=self.engine.progress) as bar,
+            contextlib.closing(tables) as found,
+        ):
+            for (number, span), decided in found:
+                new_rows = sum(len(table["is_ood"]) for table in decided)
+                waiting += decided
+                rows_waiting += new_rows
+                done += new_rows
+                bar.update(done)
+                if rows_waiting == len(span):
+                    output.write(number, waiting)
+                    waiting = []
+                    rows_waiting = 0
+
+    def tables(self, parts: Sequence[Part]) -> Tables:
+        """Decisions on the rows of these parts, in order, in this process."""
+        if isinstance(self.rows, Images):
+            yield from self._image_tables(parts)
+        else:
+            yield from self._feature_tables(parts, self.rows)
+
+    def _image_tables(self, parts: Sequence[Part]) -> Tables:
+        """Batch by batch: images of the next part are decoded while the model is at this one."""
+        part_of_batch = []
+        for part in parts:
+            for _ in cut(part[1], self.engine.batch_size):
+                part_of_batch.append(part)
+        spans = [span for _, span in parts]
+        for part, decided in zip(part_of_batch, self.decide(spans)):
+            yield part, [decided]
+
+    def _feature_tables(self, parts: Sequence[Part], rows: FeatureRows) -> Tables:
+        """Part by part: each thread reads and scores a part by itself, and torch's own threads
+        would only get in their way."""
+        threads_before = torch.get_num_threads()
+        workers = 1 if rows.is_sequential else FEATURE_THREADS
+        pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            with ThreadPoolExecutor(
-                workers, initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool:
-                yield from zip(todo, in_order(pool, self.part, todo, workers + 1))
+            with pool:
+                yield from zip(parts, in_order(pool, self.part, parts, workers + 1))
         finally:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(threads_before)
 
     @property
     def widths(self) -> Widths:
@@ -230,24 +267,22 @@ class Scoring:
     def part(self, part: Part) -> list[Decided]:
         """Decisions on the rows of one part. Images are decoded by a thread: a fork of a worker of
         Ray can hang."""
-        return list(self.decide([part[1]], processes=False))
+        _, span = part
+        return list(self.decide([span], processes=False))
 
     def decide(
         self, spans: Sequence[range], processes: bool = True
     ) -> Generator[Decided, None, None]:
         """Decisions on the rows of these spans, in order, batch by batch."""
-        guard, preprocess, rows = self.opened.guard, self.opened.preprocess, self.rows
-        batches = read_batches(rows, spans, self.widths, preprocess, self.engine, processes)
+        opened, rows = self.opened, self.rows
+        batches = read_batches(rows, spans, self.widths, opened.preprocess, self.engine, processes)
         with contextlib.closing(batches):
             for numbers, inputs, errors in batches:
-                names = (
-                    rows.names[numbers[0] : numbers[-1] + 1]
-                    if isinstance(rows, Images)
-                    else numbers
-                )
-                yield decide(
-                    guard, RowBatch(names, inputs, errors), self.opened.class_names, self.nearest
-                )
+                names: Names = numbers
+                if isinstance(rows, Images):
+                    names = rows.names[numbers[0] : numbers[-1] + 1]
+                batch = RowBatch(names, inputs, errors)
+                yield decide_rows(opened.guard, batch, opened.class_names, self.nearest)
 
 
 def read_batches(
@@ -267,17 +302,21 @@ def read_batches(
             yield from rows.read(span, widths, labels)
         return
     assert preprocess is not None
-    pieces = [piece for span in spans for piece in cut(span, engine.batch_size)]
-    workers, pin = (
-        engine.workers if processes else 1,
-        engine.device != "cpu" and torch.cuda.is_available(),
+    pieces = []
+    for span in spans:
+        pieces += cut(span, engine.batch_size)
+    prepared = prepare(
+        rows.images,
+        preprocess,
+        pieces,
+        workers=engine.workers if processes else 1,
+        processes=processes,
+        pin=engine.device != "cpu" and torch.cuda.is_available(),
     )
-    with contextlib.closing(
-        prepare(rows.images, preprocess, pieces, workers=workers, processes=processes, pin=pin)
-    ) as prepared:
+    with contextlib.closing(prepared):
         for piece, inputs, failures in prepared:
             yield piece, inputs, {piece.index(row): reason for row, reason in failures}
 
 
-def _count(tables: Sequence[Decided]) -> int:
-    return sum(len(table["is_ood"]) for table in tables)
+def _count_rows(parts: Sequence[Part]) -> int:
+    return sum(len(span) for _, span in parts)

@@ -20,7 +20,7 @@ from fdbd.data.features import RowBatch, Widths, matrix
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.jobs.output import COLUMNS, decide, to_arrow
+from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows, plain_errors
 from fdbd.util.extras import require
 
@@ -164,7 +164,9 @@ def _decide_table(
     guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any
 ) -> Any:
     inputs, errors = reader.read(table)
-    decided = to_arrow(decide(guard, RowBatch(range(table.num_rows), inputs, errors), class_names))
+    decided = to_arrow(
+        decide_rows(guard, RowBatch(range(table.num_rows), inputs, errors), class_names)
+    )
     columns = {**{name: table[name] for name in keep}, **{name: decided[name] for name in COLUMNS}}
     return require("pyarrow", "ray").table(columns)
 
