@@ -18,9 +18,9 @@ from fdbd.core.pixels import ImageError, decode
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.features import RowBatch, Widths, matrix
 from fdbd.decision.guard import Guard
+from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows, plain_errors
 from fdbd.util.extras import require
 
