@@ -8,19 +8,20 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import signal
-import threading
+import pickle
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, TypeVar, Union
 
 import numpy as np
 from torch import Tensor
 
-from fdbd.core.pixels import MAX_PIXELS, ImageError, Pixels, import_pillow
+from fdbd.core.pixels import MAX_PIXELS, Pixels, import_pillow
 from fdbd.core.preprocessing import Preprocess
+from fdbd.data import decoder_process
+from fdbd.data.decoder_process import Decoded, Failure, decode_rows
 from fdbd.data.images import cut
 from fdbd.data.npz import NpzImages
 
@@ -28,34 +29,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Failure(NamedTuple):
-    """An image that could not be decoded, and is left out: its row in the dataset, and a sentence
-    that names it."""
-
-    row: int
-    reason: str
-
-
 Sliceable = Union[Pixels, NpzImages]  # in an array, or in a file that is read as it is sliced
-Span = tuple[
-    Pixels, list[Failure]
-]  # images (n, size, size, 3) of some rows, without those that cannot be decoded
-Decode = Callable[[Sequence[int]], Span]
-
-
-def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence[int]) -> Span:
-    """These images, cropped to the network's size; an ImageError or a lack of memory becomes a
-    failure."""
-    images = np.empty((len(rows), preprocess.size, preprocess.size, 3), np.uint8)
-    failures: list[Failure] = []
-    for place, row in enumerate(rows):
-        try:
-            images[place - len(failures)] = preprocess.fit(pixels[row])
-        except ImageError as error:
-            failures.append(Failure(row, str(error)))
-        except MemoryError:
-            failures.append(Failure(row, "there is not enough memory to prepare it"))
-    return images[: len(rows) - len(failures)], failures
 
 
 def in_order(
@@ -83,81 +57,105 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
     [0, 1, 4, 9]
     """
     end: Any = object()
-    with (
-        contextlib.closing(items),
-        ThreadPoolExecutor(1, thread_name_prefix="fdbd-prefetch") as pool,
-        contextlib.closing(
-            in_order(pool, lambda _: next(items, end), itertools.repeat(None), ahead + 1)
-        ) as made,
-    ):
-        yield from itertools.takewhile(lambda item: item is not end, made)
+
+    def next_item(_: None) -> Any:
+        return next(items, end)
+
+    with contextlib.closing(items), ThreadPoolExecutor(1, "fdbd-prefetch") as pool:
+        made = in_order(pool, next_item, itertools.repeat(None), ahead + 1)
+        with contextlib.closing(made):
+            for item in made:
+                if item is end:
+                    return
+                yield item
 
 
 def _by_threads(
-    decode: Decode, spans: Sequence[range], workers: int
-) -> Generator[Span, None, None]:
+    pixels: Sequence[Pixels], preprocess: Preprocess, spans: Sequence[range], workers: int
+) -> Generator[Decoded, None, None]:
+    def decode(rows: range) -> Decoded:
+        return decode_rows(pixels, preprocess, rows)
+
     with ThreadPoolExecutor(workers, thread_name_prefix="fdbd-decode") as pool:
         yield from in_order(pool, decode, spans, workers + 1)
 
 
-def _by_processes(
-    decode: Decode, spans: Sequence[range], workers: int
-) -> Generator[Span, None, None]:
-    """After a crash, the spans under way are decoded in processes of their own, to find the
-    file."""
-    done, ahead = 0, 2 * workers
-    while done < len(spans):
-        try:
-            with _processes(decode, min(workers, len(spans) - done)) as pool:
-                for span in in_order(pool, _serve, spans[done:], ahead):
+class DecodersCannotStart(RuntimeError):
+    """No process that decodes images starts on this machine: nothing is known of the images."""
+
+
+class _DecodingProcesses:
+    """Pools of processes that decode these images."""
+
+    def __init__(self, pixels: Sequence[Pixels], preprocess: Preprocess) -> None:
+        self._pixels = pixels
+        self._preprocess = preprocess
+
+    def spans(
+        self, spans: Sequence[range], workers: int
+    ) -> Generator[Decoded, None, None]:
+        """The images of each span, in order. After a crash, the spans that were under way are
+        decoded in processes of their own, to find the file."""
+        ahead = 2 * workers
+        done = 0
+        while done < len(spans):
+            try:
+                with self._pool(min(workers, len(spans) - done)) as pool:
+                    for span in in_order(pool, decoder_process.decode_here, spans[done:], ahead):
+                        done += 1
+                        yield span
+            except BrokenProcessPool:
+                for rows in spans[done : done + ahead]:
                     done += 1
-                    yield span
+                    yield self._apart(rows)
+
+    def _apart(self, rows: Sequence[int]) -> Decoded:
+        """Some rows in a separate process; if that crashes, each half of them in another one."""
+        try:
+            with self._pool(1) as pool:
+                return pool.submit(decoder_process.decode_here, rows).result()
         except BrokenProcessPool:
-            for rows in spans[done : done + ahead]:
-                done += 1
-                yield _apart(decode, rows)
-
-
-def _apart(decode: Decode, rows: Sequence[int]) -> Span:
-    """Some rows in a separate process; where that crashes, each half of them in another."""
-    try:
-        with _processes(decode, 1) as pool:
-            return pool.submit(_serve, rows).result()
-    except BrokenProcessPool:
+            pass
+        if len(rows) == 1:
+            no_images, _ = decode_rows(self._pixels, self._preprocess, ())
+            return no_images, [Failure(rows[0], "the decoder crashed on it")]
         half = len(rows) // 2
-        if not half:
-            return decode(())[0], [Failure(rows[0], "the decoder crashed on it")]
-        first, second = _apart(decode, rows[:half]), _apart(decode, rows[half:])
-        return np.concatenate([first[0], second[0]]), first[1] + second[1]
+        first_images, first_failures = self._apart(rows[:half])
+        second_images, second_failures = self._apart(rows[half:])
+        images = np.concatenate([first_images, second_images])
+        return images, first_failures + second_failures
+
+    @contextlib.contextmanager
+    def _pool(self, workers: int) -> Generator[ProcessPoolExecutor, None, None]:
+        """A pool of which at least one process has answered, so that a later crash can only be a
+        picture's. DecodersCannotStart if none does."""
+        with ProcessPoolExecutor(
+            workers,
+            mp_context=_start_method(),
+            initializer=decoder_process.start,
+            initargs=(self._pixels, self._preprocess),
+        ) as pool:
+            try:
+                pool.submit(decoder_process.is_ready).result()
+            except (BrokenProcessPool, OSError) as error:
+                raise DecodersCannotStart(
+                    f"the processes that decode images cannot start ({error}), so no image was "
+                    "read; in a script of your own, start under `if __name__ == \"__main__\":`, "
+                    "because each of these processes imports the script"
+                ) from None
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                raise TypeError(
+                    f"a {type(self._pixels).__name__} cannot be sent to the processes that decode "
+                    f"images ({error}): make it picklable"
+                ) from None
+            yield pool
 
 
-def _processes(decode: Decode, workers: int) -> ProcessPoolExecutor:
-    # A fork has the initializer's arguments as they are; arguments of each call would be pickled.
-    return ProcessPoolExecutor(workers, initializer=_start, initargs=(decode,))
-
-
-_decode: Decode  # what a process that decodes works with
-
-
-def _start(decode: Decode) -> None:
-    """Runs first in each worker. Ctrl-C is left to the parent."""
-    global _decode
-    _decode = decode
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="fdbd-parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """Ends this worker when its parent ends, even if that was killed: a worker that waits for room
-    in its pipe would keep files and locks for good."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _serve(rows: Sequence[int]) -> Span:
-    return _decode(rows)
+def _start_method() -> BaseContext:
+    """Never a fork of this process: its threads (torch's, Ray's, ours) would be missing in the
+    child, whose first wait for one of their locks never ends."""
+    is_available = "forkserver" in multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if is_available else "spawn")
 
 
 class Prepared(NamedTuple):
@@ -185,37 +183,55 @@ def prepare(
             failure.
         preprocess, spans: what the network expects, and which rows go together.
         workers: how many decode at once; None: one per core.
-        processes: decode in processes instead of threads: for tiny images, where threads wait for
-            each other.
+        processes: decode in processes instead of threads, which wait for each other if images are
+            tiny, and which a decoder that crashes takes with it. The images must be picklable.
         pin: into pinned memory, from which copies to CUDA overlap with the model.
     """
-    count = workers or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = workers or _cores()
 
     def made() -> Generator[Prepared, None, None]:
-        found: Generator[Span, None, None]
-        if isinstance(pixels, Sequence):
-            import_pillow()  # here, so that a missing one is one sentence and not a worker's traceback
-            by = _by_processes if processes else _by_threads
-            found = by(partial(decode_rows, pixels, preprocess), spans, count)
-        else:
-            found = ((_sliced(pixels, preprocess, rows), []) for rows in spans)
-        with contextlib.closing(found):
+        with contextlib.closing(_decoded(pixels, preprocess, spans, count, processes)) as found:
             for rows, (images, failures) in zip(spans, found):
                 inputs = preprocess.normalise(images)
-                yield Prepared(rows, inputs.pin_memory() if pin else inputs, failures)
+                if pin:
+                    inputs = inputs.pin_memory()
+                yield Prepared(rows, inputs, failures)
 
     return prefetch(made(), ahead=3)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _decoded(
+    pixels: Sequence[Pixels] | Sliceable,
+    preprocess: Preprocess,
+    spans: Sequence[range],
+    workers: int,
+    processes: bool,
+) -> Generator[Decoded, None, None]:
+    """The images of each span, in order, cropped to the network's size."""
+    if not isinstance(pixels, Sequence):
+        for rows in spans:
+            yield _sliced(pixels, preprocess, rows), []
+        return
+    # Here, so that a missing Pillow is one sentence and not a worker's traceback.
+    import_pillow()
+    if processes:
+        yield from _DecodingProcesses(pixels, preprocess).spans(spans, workers)
+    else:
+        yield from _by_threads(pixels, preprocess, spans, workers)
 
 
 def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Pixels:
     """Large images come in slices that are no larger than one image may be."""
     step = max(1, MAX_PIXELS // max(1, pixels.shape[1] * pixels.shape[2]))
-    return np.stack(
-        [
-            preprocess.fit(image)
-            for part in cut(rows, step)
-            for image in pixels[part.start : part.stop]
-        ]
-    )
+    fitted = []
+    for part in cut(rows, step):
+        for image in pixels[part.start : part.stop]:
+            fitted.append(preprocess.fit(image))
+    return np.stack(fitted)
