@@ -20,7 +20,6 @@ import torch
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.decoding import DecodersCannotStart, prepare
 
-
 # Decoding processes import what they decode, so these classes stand in a module of their own.
 IMAGES_OF_A_USER = """
 import os, signal, sys, threading
@@ -99,7 +98,7 @@ def test_images_that_cannot_be_sent_to_processes_are_an_error_that_says_so() -> 
         def __getitem__(self, row: int) -> np.ndarray:
             return np.zeros((4, 4, 3), np.uint8)
 
-    with pytest.raises(TypeError, match="a Local cannot be sent .* make it picklable"):
+    with pytest.raises(TypeError, match=r"a Local cannot be sent .* make it picklable"):
         list(prepare(Local(), Preprocess(4), [range(1)], workers=1, processes=True))
 
 

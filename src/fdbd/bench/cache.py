@@ -26,7 +26,8 @@ from torch import Tensor
 
 from fdbd.core.configuration import expect
 from fdbd.core.preprocessing import Preprocess
-from fdbd.data.decoding import Failure, prepare
+from fdbd.data.decoder_process import Failure
+from fdbd.data.decoding import prepare
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import Images, cut
 from fdbd.networks.classifier import Classifier

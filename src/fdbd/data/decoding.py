@@ -91,9 +91,7 @@ class _DecodingProcesses:
         self._pixels = pixels
         self._preprocess = preprocess
 
-    def spans(
-        self, spans: Sequence[range], workers: int
-    ) -> Generator[Decoded, None, None]:
+    def spans(self, spans: Sequence[range], workers: int) -> Generator[Decoded, None, None]:
         """The images of each span, in order. After a crash, the spans that were under way are
         decoded in processes of their own, to find the file."""
         ahead = 2 * workers
@@ -140,7 +138,7 @@ class _DecodingProcesses:
             except (BrokenProcessPool, OSError) as error:
                 raise DecodersCannotStart(
                     f"the processes that decode images cannot start ({error}), so no image was "
-                    "read; in a script of your own, start under `if __name__ == \"__main__\":`, "
+                    'read; in a script of your own, start under `if __name__ == "__main__":`, '
                     "because each of these processes imports the script"
                 ) from None
             except (pickle.PicklingError, TypeError, AttributeError) as error:

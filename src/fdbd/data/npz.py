@@ -3,69 +3,68 @@ not."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.core.pixels import MAX_PIXELS
+from fdbd.util.archive import check_compression
 from fdbd.util.files import check_unchanged, readable, stamp
 
-MAX_WHOLE_BYTES = (
-    4 << 30
-)  # of an array that is read as a whole: 250,000 classes × 4,096 features in float32
-_DEFLATE = 1032  # bytes that one byte can stand for
+# Of an array that is read as a whole: 250,000 classes × 4,096 features in float32.
+MAX_WHOLE_BYTES = 4 << 30
+# What a member of an NPZ file says of its array stands in its first bytes; numpy writes about 128.
+_MAX_HEADER_BYTES = 1 << 16
+# The most bytes that one byte of a deflated stream can stand for.
+_DEFLATE = 1032
 
 
 class NpzArray:
     """One array of an NPZ file, sliced along its first axis; nothing in the file is unpickled.
 
-    In a compressed array, going back costs a read from the start. Not for several threads at once.
-    A file that no longer has the `stamp` that it had (or `expected`) is an error."""
+    Members are stored or deflated, as numpy writes them: of other compressions, a few kilobytes
+    become gigabytes before a reader can stop. In a deflated array, going back costs a read from the
+    start. Not for several threads at once. A file that no longer has the `stamp` that it had (or
+    `expected`) is an error."""
 
     def __init__(
         self, path: str | os.PathLike[str], name: str, expected: str | None = None
     ) -> None:
-        self.path, self.name = os.fspath(path), name
+        self.path = os.fspath(path)
+        self.name = name
         self._stamp = stamp(self.path) if expected is None else expected
         with readable(self.path, "NPZ file"):
             self._zip = zipfile.ZipFile(self.path)
-            info = self._zip.getinfo(f"{name}.npy")
-            self._file = self._zip.open(info)
-            version = np.lib.format.read_magic(self._file)
-            reader = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, is_fortran, dtype = reader(self._file)
-        self._start, self.is_compressed = (
-            self._file.tell(),
-            info.compress_type != zipfile.ZIP_STORED,
-        )
-        self.shape, self.dtype = tuple(shape), dtype
+            member = self._zip.getinfo(f"{name}.npy")
+            self.is_compressed = member.compress_type != zipfile.ZIP_STORED
+            check_compression(self.path, member)
+            self._file = self._zip.open(member)
+            shape, is_fortran, dtype, self._start = _read_header(self._file)
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.nbytes = dtype.itemsize * math.prod(shape)
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
-        self.nbytes = dtype.itemsize * math.prod(shape)  # of the whole array
-        if dtype.hasobject or not shape or (is_fortran and len(shape) > 1) or not self._row_bytes:
+        is_by_column = is_fortran and len(shape) > 1
+        if dtype.hasobject or not shape or is_by_column or not self._row_bytes:
             raise ValueError(
-                f"{self.path}: the array {name!r} is {dtype} {shape}, expected numbers, a row per sample"
+                f"{self.path}: the array {name!r} is {dtype} {shape}, "
+                "expected numbers, a row per sample"
             )
         size = self._start + self.nbytes
-        if size != info.file_size or size > _DEFLATE * os.path.getsize(self.path):
+        if size != member.file_size or size > _DEFLATE * os.path.getsize(self.path):
             raise ValueError(f"{self.path}: the array {name!r} is not what its header says")
 
     def __len__(self) -> int:
         return int(self.shape[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NpzArray, (
-            self.path,
-            self.name,
-            self._stamp,
-        )  # a copy in another process opens the file for itself
+        # A copy in another process opens the file for itself.
+        return NpzArray, (self.path, self.name, self._stamp)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(len(self))
@@ -79,15 +78,31 @@ class NpzArray:
         return np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
 
 
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether columns come first, dtype, and where the numbers start. Of a header that says
+    it has gigabytes, only the first bytes are read."""
+    start = io.BytesIO(file.read(_MAX_HEADER_BYTES))
+    version = np.lib.format.read_magic(start)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(start)
+    else:
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(start)
+    return shape, is_fortran, dtype, start.tell()
+
+
 class NpzImages:
     """uint8 images (N, H, W, 3), or grey ones (N, H, W), under ``x`` of an NPZ file; slices are
     RGB."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._array = array = NpzArray(path, "x")
-        if array.dtype != np.uint8 or len(array.shape) not in (3, 4) or (*array.shape, 3)[3] != 3:
+        array = NpzArray(path, "x")
+        self._array = array
+        is_grey = len(array.shape) == 3
+        is_rgb = len(array.shape) == 4 and array.shape[3] == 3
+        if array.dtype != np.uint8 or not (is_grey or is_rgb):
             raise ValueError(
-                f"{array.path}: x is {array.dtype} {array.shape}, expected uint8 (N, height, width, 3)"
+                f"{array.path}: x is {array.dtype} {array.shape}, "
+                "expected uint8 (N, height, width, 3)"
             )
         count, height, width = array.shape[:3]
         self.shape = (count, height, width, 3)
