@@ -252,9 +252,7 @@ def test_few_calibration_samples_draw_a_caution_with_what_they_can_promise() -> 
     assert caution is not None
     # The lowest of 12 scores: a share below it of Beta(1, 12), whose 97.5 % point is 1 −
     # 0.025^(1/12).
-    assert caution.startswith(
-        "only 12 calibration samples: 5 % of new in-distribution samples are to be rejected"
-    )
+    assert caution.startswith("only 12 calibration samples: the target is 5 % false alarms")
     assert f"to {100 * (1 - 0.025 ** (1 / 12)):.2g} %" in caution
     assert Threshold.quantile(torch.arange(200.0), 0.95).caution is None
     by_class = Threshold.quantile(

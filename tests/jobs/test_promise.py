@@ -126,9 +126,7 @@ def test_a_calibration_set_of_twelve_draws_a_caution_with_what_it_can_promise(
     [caution] = result(*arguments, "twelve.npz")["cautions"]
     # The lowest of 12 scores: a share below it of Beta(1, 12), whose 97.5 % point is 1 −
     # 0.025^(1/12).
-    assert caution.startswith(
-        "only 12 calibration samples: 5 % of new in-distribution samples are to be rejected"
-    )
+    assert caution.startswith("only 12 calibration samples: the target is 5 % false alarms")
     assert f"to {100 * (1 - 0.025 ** (1 / 12)):.2g} %" in caution
     assert result(*arguments, "many.npz")["cautions"] == []
 

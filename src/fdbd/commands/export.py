@@ -43,10 +43,12 @@ def export(
     import torch
 
     from fdbd.core.batch import Batch
+    from fdbd.data.images import Images
     from fdbd.data.inputs import open_rows
     from fdbd.decision.guard_file import open_guard
     from fdbd.export import find_export
     from fdbd.export.onnx import OPSET, metadata
+    from fdbd.jobs.classes import match_classes
     from fdbd.jobs.fitting import Loader
     from fdbd.jobs.scoring import Engine
     from fdbd.util.files import check_place, refuse_overlap
@@ -73,9 +75,11 @@ def export(
     head, preprocess = opened.guard.detector.head, opened.preprocess
 
     def load(data: str, workers: int | None = None) -> Loader:
-        return Loader(
-            open_rows(data, "test"), head, opened.class_names, preprocess, Engine(workers=workers)
-        )
+        rows = open_rows(data, "test")
+        labels = None
+        if isinstance(rows, Images):
+            labels = match_classes(rows, head.num_classes, opened.class_names).labels
+        return Loader(rows, head, preprocess, Engine(workers=workers), labels)
 
     if example is not None:
         first = next(iter(load(str(example), workers=1)), None)

@@ -3,6 +3,7 @@ model predicts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def as_classes(
     found = labels
     if classes and set(classes) <= set(class_names):
         found = np.array([list(class_names).index(name) for name in classes], np.int64)[labels]
-    elif _are_integers(classes) and max(map(int, classes)) < num_classes:
+    elif holds_indices(classes, num_classes):
         found = np.array([int(name) for name in classes], np.int64)[labels]
     elif classes and len(classes) != num_classes:
         return None
@@ -79,9 +80,13 @@ class Agreement:
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         self.count = self.right = 0
-        self.mismatches: list[
-            tuple[int, int]
-        ] = []  #: label and prediction of the first that differ
+        self.mismatches: list[tuple[int, int]] = []
+        """Label and prediction of the first that differ."""
+        self.per_class: Counter[int] = Counter()
+        """How many labels there are of each class."""
+        self.confusions: Counter[tuple[int, int]] = Counter()
+        """How often samples with one label are predicted as another class, by label and
+        prediction."""
 
     def add(self, labels: Tensor, predicted: Tensor) -> None:
         """Count a batch: true and predicted class indices (N,). Labels below 0 mean none."""
@@ -89,6 +94,8 @@ class Agreement:
         known = labels >= 0
         labels, predicted = labels[known], predicted[known]
         wrong = labels != predicted
+        self.per_class.update(labels.tolist())
+        self.confusions.update(zip(labels[wrong].tolist(), predicted[wrong].tolist()))
         self.count += len(labels)
         self.right += len(labels) - int(wrong.sum())
         if (missing := 3 - len(self.mismatches)) > 0:
@@ -124,6 +131,15 @@ class Agreement:
             f"label {name(label)}, predicted {name(guess)}" for label, guess in self.mismatches
         )
         return f"{found}: {why} The first mismatches: {first}"
+
+
+def holds_indices(names: Sequence[str], num_classes: int) -> bool:
+    """Whether all names are class indices of a model.
+
+    >>> holds_indices(["0", "7"], 10), holds_indices(["0", "10"], 10), holds_indices([], 10)
+    (True, False, False)
+    """
+    return _are_integers(names) and max(int(name) for name in names) < num_classes
 
 
 def _are_integers(names: Sequence[str]) -> bool:

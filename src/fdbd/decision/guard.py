@@ -23,7 +23,7 @@ from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.identity import guard_id
-from fdbd.decision.threshold import Target, Threshold, check_target
+from fdbd.decision.threshold import FewSamplesWarning, Target, Threshold, check_target
 from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
@@ -227,7 +227,7 @@ class Guard(nn.Module):
             scores, labels, num_classes=self.detector.head.num_classes, **target
         )
         if caution := threshold.caution:
-            _warn(caution)
+            _warn(caution, FewSamplesWarning)
         self.threshold = threshold
         self._version += 1
         self.about["calibration"] = {**threshold.to_config(), "promise": threshold.guarantee}
@@ -489,7 +489,7 @@ def warn_of_other_weights(guard: Guard, path: str | os.PathLike[str]) -> None:
         )
 
 
-def _warn(text: str) -> None:
+def _warn(text: str, category: type[UserWarning] = UserWarning) -> None:
     """Warn where code outside this package called it."""
     frame, level = sys._getframe(), 1
     while (
@@ -497,7 +497,7 @@ def _warn(text: str) -> None:
         and str(frame.f_globals.get("__name__")).partition(".")[0] == "fdbd"
     ):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _items(data: Data) -> Iterable[Any]:

@@ -23,6 +23,14 @@ Kind = Literal["quantile", "conformal"]
 _CONFIG = ("kind", "target", "count", "per_class", "num_classes")
 
 
+class FewSamplesWarning(UserWarning):
+    """The calibration samples are too few for the target; see `Threshold.caution`.
+
+    >>> issubclass(FewSamplesWarning, UserWarning)
+    True
+    """
+
+
 class Target(TypedDict, total=False):
     """What is asked of a threshold: a `tpr` or an `alpha`, and whether each predicted class has its
     own."""
@@ -221,7 +229,7 @@ class Threshold(nn.Module):
         few = f"only {int(self.sizes.min())} calibration samples"
         few += " for the rarest predicted class" if self.per_class else ""
         interval = f"{100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % interval over the draw of these samples)"
-        return f"{few}: {100 * asked:.3g} % of new in-distribution samples are to be rejected, and it may be {interval}"
+        return f"{few}: the target is {100 * asked:.3g} % false alarms; with so few samples the true rate may be {interval}"
 
     def to_config(self) -> dict[str, object]:
         """What `from_state` needs besides ``state_dict()``, as JSON values."""

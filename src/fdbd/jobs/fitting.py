@@ -19,16 +19,19 @@ from fdbd.data.datasets import info
 from fdbd.data.features import Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
-from fdbd.data.labels import as_classes
 from fdbd.data.npz import array_names, read_array
 from fdbd.decision.guard import Guard
-from fdbd.decision.threshold import Target, check_target
+from fdbd.decision.threshold import FewSamplesWarning, Target, check_target
+from fdbd.jobs.classes import Matched, gap_caution, match_classes
 from fdbd.jobs.scoring import Engine, read_batches
 from fdbd.networks.by_name import NamedModel
 from fdbd.networks.checkpoint import read_weights
 
-HOLDOUT = 0.2  # share of the data that is kept for calibration where there are no other data for it
+HOLDOUT = 0.2
+"""Share of the data that is kept for calibration if there are no other data for it."""
 RULE = "calibration data are seen by neither the network's training nor the fit"
+MEMORISED = 0.995
+"""An accuracy that a network has on the data of its training, and hardly on others."""
 
 
 class Fitted(NamedTuple):
@@ -36,8 +39,10 @@ class Fitted(NamedTuple):
 
     guard: Guard
     training: Loader
-    calibrating: Loader  #: of the same rows, where a part of the data of the fit was held out
-    cautions: list[str]  #: what to know before the guard is trusted, a sentence each
+    calibrating: Loader
+    """Of the same rows, if a part of the data of the fit was held out."""
+    cautions: list[str]
+    """What to know before the guard is trusted, a sentence each."""
 
 
 def fit_files(
@@ -58,90 +63,199 @@ def fit_files(
     Args:
         source: a model, for images or for features of it; or a head alone, for features.
         data: images or features, as in `open_rows`.
-        calibration: other data of the same kind, which the network never saw; of a dataset by name,
-            the test part.
+        calibration: other data of the same kind, which the network never saw; of a dataset by
+            name, the test part.
         engine: where the network runs. The model is at `engine.home` already.
         holdout: without `calibration`, the share of `data` that is kept from the fit for the
-            threshold, the same rows in each run: the user's word that `data` are none of those that
-            the network was trained on. A held-out part of the network's own training data breaks
-            the promise of the threshold.
+            threshold, the same rows in each run. It confirms that the network was not trained on
+            `data`: a held-out part of the network's own training data breaks the promise of the
+            threshold.
         head, detector: as for `Guard`.
-        autocast: run the network in bfloat16 where it can, now and whenever the guard's file is
+        autocast: run the network in bfloat16 if it can, now and whenever the guard's file is
             opened.
         split: which part of a dataset by name the fit takes.
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))
+    guard = _new_guard(source, head, detector, autocast)
     rows = open_rows(data, split)
-    named = source if isinstance(source, NamedModel) else None
-    guard = Guard(source if isinstance(source, Head) else source.model, detector, head=head)
+    preprocess = _preprocess_for(source, rows, data)
+    other, held_out = _calibration_rows(rows, data, calibration, holdout)
+    is_held_out = held_out is not None
+
+    class_names = source.class_names if isinstance(source, NamedModel) else ()
+    num_classes = guard.head.num_classes
+    fit_match = _match(rows, num_classes, class_names, None)
+    calibration_match = fit_match
+    if not is_held_out:
+        calibration_match = _match(other, num_classes, class_names, fit_match)
+
+    training = Loader(rows, guard.head, preprocess, engine, fit_match.labels)
+    calibrating = Loader(other, guard.head, preprocess, engine, calibration_match.labels)
+    if held_out is not None:
+        training.choose(~held_out)
+        calibrating.choose(held_out)
+    _check_not_empty(training, "fit")
+    _check_not_empty(calibrating, "calibrate")
+    _check_labels(guard, training)
+    guard.about = {"class_names": class_names_of(class_names, fit_match, num_classes)}
+
+    _run(guard, training, calibrating, engine, **target)
+    _describe(guard, source, preprocess, calibrating, is_held_out)
+    cautions = list(fit_match.cautions)
+    if not is_held_out:
+        cautions += calibration_match.cautions
+    cautions += _cautions(guard, data, is_held_out)
+    return Fitted(guard, training, calibrating, cautions)
+
+
+def _new_guard(source: NamedModel | Head, head: str | None, detector: str, autocast: bool) -> Guard:
+    model = source if isinstance(source, Head) else source.model
+    guard = Guard(model, detector, head=head)
     if autocast and guard.classifier is not None:
         guard.classifier.autocast = torch.bfloat16
-    linear, names, preprocess = guard.head, named.class_names if named else (), None
-    if isinstance(rows, Images):
-        if named is None:
-            raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
-        preprocess = named.preprocess or _usual_preprocess(data)
-    other, held = rows, None
+    return guard
+
+
+def _preprocess_for(source: NamedModel | Head, rows: Rows, data: str) -> Preprocess | None:
+    """How images are prepared for the model; None for features."""
+    if not isinstance(rows, Images):
+        return None
+    if isinstance(source, Head):
+        raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
+    return source.preprocess or _usual_preprocess(data)
+
+
+def _usual_preprocess(data: str) -> Preprocess:
+    """The preprocessing that networks trained on this dataset usually have."""
+    try:
+        return Preprocess.preset(info(data).preprocess)
+    except ValueError:
+        raise ValueError(
+            "it is not known how to prepare images for this model: give --preprocess, a preset such as cifar10 or "
+            'imagenet, or fields as JSON such as {"size": 224, "mean": […], "std": […]}'
+        ) from None
+
+
+def _calibration_rows(
+    rows: Rows, data: str, calibration: str | None, holdout: float | None
+) -> tuple[Rows, NDArray[np.bool_] | None]:
+    """The rows to calibrate on; and which of them are held out, if they are the rows of the fit."""
     if calibration is not None:
-        other = open_rows(calibration, "test")
-    elif holdout is None:
+        return open_rows(calibration, "test"), None
+    if holdout is None:
         raise ValueError(
             f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
-            f"{data!r}, say so with --network-never-saw-data, and a part of them is kept for calibration"
+            f"{data!r}, confirm it with --network-never-saw-data, and a part of them is kept for calibration"
         )
-    elif not 0 < holdout < 1:
+    if not 0 < holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
-    else:
-        held = np.random.default_rng(0).permutation(len(rows)) < round(holdout * len(rows))
-    training = Loader(rows, linear, names, preprocess, engine, None if held is None else ~held)
-    calibrating = Loader(other, linear, names, preprocess, engine, held)
-    for loader, purpose in ((training, "fit"), (calibrating, "calibrate")):
-        if not loader.chosen.any():
-            raise ValueError(
-                f"{loader.rows.source} leaves no rows to {purpose} on: {len(loader.rows)} are too few"
-            )
-    if isinstance(rows, Images):
-        if guard.detector.needs.labels and training.labels is None:
-            raise ValueError(
-                f"{guard.detector.label} needs labels, and {rows.source} has none that are classes of the model: put "
-                f"the images in one folder per class, {linear.num_classes} in all"
-            )
-        if len(rows.classes) == linear.num_classes:
-            names = names or rows.classes
-    guard.about = {"class_names": list(names)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "only .* calibration samples")  # goes to `cautions`
-        if (pool := engine.cluster()) is not None:
-            from fdbd.jobs.ray.pool import fit_loaders
+    shuffled = np.random.default_rng(0).permutation(len(rows))
+    return rows, shuffled < round(holdout * len(rows))
 
-            fit_loaders(guard, training, calibrating, pool, **target)
-        else:
+
+def _match(
+    rows: Rows, num_classes: int, class_names: Sequence[str], fit: Matched | None
+) -> Matched:
+    """The labels of images as classes of the model. Files of features bring their own."""
+    if not isinstance(rows, Images):
+        return Matched(None, {}, [])
+    return match_classes(rows, num_classes, class_names, fit)
+
+
+def class_names_of(given: Sequence[str], match: Matched, num_classes: int) -> list[str]:
+    """A name for each class: the model's own, else those of the folders if each class has one."""
+    if given:
+        return list(given)
+    by_index = {index: name for name, index in match.names.items()}
+    if len(by_index) != num_classes:
+        return []
+    return [by_index[index] for index in range(num_classes)]
+
+
+def _check_not_empty(loader: Loader, purpose: str) -> None:
+    if not loader.chosen.any():
+        raise ValueError(
+            f"{loader.rows.source} leaves no rows to {purpose} on: {len(loader.rows)} are too few"
+        )
+
+
+def _check_labels(guard: Guard, training: Loader) -> None:
+    """An error if the detector learns from labels and the images have none."""
+    is_unlabelled = isinstance(training.rows, Images) and training.labels is None
+    if guard.detector.needs.labels and is_unlabelled:
+        raise ValueError(
+            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are classes of the model: "
+            f"put the images in one folder per class, {guard.head.num_classes} in all"
+        )
+
+
+def _run(
+    guard: Guard,
+    training: Loader,
+    calibrating: Loader,
+    engine: Engine,
+    **target: Unpack[Target],
+) -> None:
+    """Fit and calibrate, in this process or on a cluster."""
+    workers = engine.cluster()
+    with warnings.catch_warnings():
+        # `_cautions` says it, with what else there is to know.
+        warnings.simplefilter("ignore", FewSamplesWarning)
+        if workers is None:
             guard.fit(training, progress=engine.progress)
             guard.calibrate(calibrating, **target, progress=engine.progress)
+        else:
+            from fdbd.jobs.ray.pool import fit_loaders
+
+            fit_loaders(guard, training, calibrating, workers, **target)
+
+
+def _describe(
+    guard: Guard,
+    source: NamedModel | Head,
+    preprocess: Preprocess | None,
+    calibrating: Loader,
+    is_held_out: bool,
+) -> None:
+    """Note in the guard's file what the model is, and what the threshold was set on."""
     described: Any = guard.about["calibration"]
-    described |= {
-        "data": "data apart from the fit"
-        if held is None
-        else "a held-out part of the data of the fit",
-        "network_saw_them": "not stated" if held is None else "no, as the user says",
-        "rows": calibrating.num_given,
-    }
-    if named and (own := preprocess or named.preprocess) is not None:
-        guard.about |= {"model": named.origin, "preprocess": own.to_dict()}
-    cautions = [guard.threshold.caution] if guard.threshold and guard.threshold.caution else []
-    known = [
-        stage
-        for stage in guard.agreement.values()
-        if stage.count >= 100 and stage.right >= 0.995 * stage.count
-    ]
-    if held is not None and known:
-        cautions.append(
-            f"the model is right on {100 * known[0].right / known[0].count:.2f} % of {data!r}, as if it had been "
-            "trained on them; a threshold calibrated on a part of them then raises more false alarms than promised: "
-            "give --calibration DATA that the network never saw"
-        )
-    return Fitted(guard, training, calibrating, cautions)
+    if is_held_out:
+        described["data"] = "a held-out part of the data of the fit"
+        described["network_saw_them"] = "no, as the user says"
+    else:
+        described["data"] = "data apart from the fit"
+        described["network_saw_them"] = "not stated"
+    described["rows"] = calibrating.num_given
+    if isinstance(source, NamedModel):
+        own = preprocess or source.preprocess
+        if own is not None:
+            guard.about["model"] = source.origin
+            guard.about["preprocess"] = own.to_dict()
+
+
+def _cautions(guard: Guard, data: str, is_held_out: bool) -> list[str]:
+    """What to know before the guard is trusted, a sentence each."""
+    cautions = []
+    few = guard.calibrated.caution
+    if few is not None:
+        cautions.append(few)
+    class_names: Any = guard.about["class_names"]
+    fit = guard.agreement.get("fit")
+    gap = gap_caution(fit, guard.agreement.get("calibration"), class_names)
+    if gap is not None:
+        cautions.append(gap)
+    if is_held_out:
+        for agreement in guard.agreement.values():
+            accuracy = agreement.accuracy or 0.0
+            if agreement.count >= 100 and accuracy >= MEMORISED:
+                cautions.append(
+                    f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained on "
+                    "them; a threshold calibrated on a part of them then raises more false alarms than promised: "
+                    "give --calibration DATA that the network never saw"
+                )
+                break
+    return cautions
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:
@@ -150,21 +264,31 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no head at {str(path)!r}: no such file")
+    arrays: dict[str, torch.Tensor] = {}
     if path.suffix.lower() == ".npz":
-        wanted = {"weight", "bias"}.intersection(array_names(path))
-        arrays = {name: torch.from_numpy(read_array(path, name).copy()) for name in wanted}
+        for name in array_names(path):
+            if name in ("weight", "bias"):
+                arrays[name] = torch.from_numpy(read_array(path, name).copy())
     else:
-        arrays = read_weights(path)
+        arrays = dict(read_weights(path))
     if "weight" not in arrays:
         raise ValueError(f"{path} has no 'weight', expected a weight (C, P) and a bias (C,)")
     return Head(arrays["weight"], arrays.get("bias"))
 
 
 class Loader:
-    """What `Guard.fit` iterates over: the chosen rows in batches, with labels where they are
-    classes of the head.
+    """What `Guard.fit` iterates over: the chosen rows in batches, images with labels if there are
+    any.
+
+    Args:
+        rows: of a file or folder.
+        head: that the features suit.
+        preprocess: from an image to what the model takes; None for features.
+        engine: how many rows are a batch, and how many processes decode.
+        labels: (N,) class indices of images, or None. Features come with those of their file.
 
     Attributes:
+        chosen: (N,) which rows are given.
         spans: the work in pieces, each the rows of one or more batches.
         num_given: rows that the last iteration gave.
         errors: why it left rows out, a sentence each.
@@ -174,45 +298,50 @@ class Loader:
         self,
         rows: Rows,
         head: Head,
-        class_names: Sequence[str],
         preprocess: Preprocess | None,
         engine: Engine,
-        chosen: NDArray[np.bool_] | None = None,
+        labels: NDArray[np.int64] | None = None,
     ) -> None:
-        self.rows, self.chosen = rows, np.ones(len(rows), bool) if chosen is None else chosen
+        takes_images = preprocess is not None
+        if isinstance(rows, Images) and not takes_images:
+            raise ValueError(f"{rows.source} are images, expected features like those of the fit")
+        if not isinstance(rows, Images) and takes_images:
+            raise ValueError(f"{rows.source} are features, expected images like those of the fit")
+        self.rows = rows
         self.widths = Widths(head.num_features, head.num_classes)
-        self.preprocess, self.engine = preprocess, engine
+        self.preprocess = preprocess
+        self.engine = engine
+        self.labels = labels
         self.num_given = 0
         self.errors: list[str] = []
-        self.labels: NDArray[np.int64] | None = None
-        if isinstance(rows, Images) != (preprocess is not None):
-            kinds = ("images", "features") if preprocess is None else ("features", "images")
-            raise ValueError(
-                f"{rows.source} are {kinds[0]}, expected {kinds[1]} like those of the fit"
-            )
-        self.spans: list[Sequence[int]]
-        if isinstance(rows, Images):
-            self.labels = as_classes(rows.labels, rows.classes, head.num_classes, class_names)
-            # Of files only those that are chosen are decoded; of an array all rows are read.
-            numbers: Any = range(len(rows))
-            if isinstance(rows.images, Sequence):
-                numbers = tuple(np.flatnonzero(self.chosen).tolist())
-            self.spans = [*cut(numbers, engine.batch_size)]
-        else:
+        if not isinstance(rows, Images):
             rows.check(self.widths, labels=True)
-            self.spans = [*rows.spans(65_536)]
+        self.choose(np.ones(len(rows), bool))
+
+    def choose(self, chosen: NDArray[np.bool_]) -> None:
+        """Give these rows (N,) alone."""
+        self.chosen = chosen
+        self.spans: list[Sequence[int]]
+        if not isinstance(self.rows, Images):
+            self.spans = [*self.rows.spans(65_536)]
+            return
+        # Of files, only those that are chosen are decoded; of an array, all rows are read.
+        numbers: Any = range(len(self.rows))
+        if isinstance(self.rows.images, Sequence):
+            numbers = tuple(np.flatnonzero(chosen).tolist())
+        self.spans = [*cut(numbers, self.engine.batch_size)]
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def __iter__(self) -> Iterator[Any]:
-        """(images, labels) or `Batch`es of features. Where no row can be read, an error says why
-        the first cannot."""
+        """(images, labels) or `Batch`es of features. If no row can be read, an error says why the
+        first cannot."""
         yield from self.read(self.spans)
         self.check_given()
 
     def check_given(self) -> None:
-        """An error where the last iteration gave no row, and says why the first was left out."""
+        """An error if the last iteration gave no row; it says why the first was left out."""
         if self.errors and not self.num_given:
             raise ValueError(
                 f"{self.rows.source} has no row that can be read; the first: {self.errors[0]}"
@@ -221,33 +350,28 @@ class Loader:
     def read(self, spans: Sequence[Sequence[int]], processes: bool = True) -> Iterator[Any]:
         """The batches of some spans; images are decoded by `engine.workers` processes, or by a
         thread."""
-        self.num_given, self.errors = 0, []
-        names = self.rows.names if isinstance(self.rows, Images) else None
-        for numbers, inputs, errors in read_batches(
+        self.num_given = 0
+        self.errors = []
+        batches = read_batches(
             self.rows, spans, self.widths, self.preprocess, self.engine, processes, labels=True
-        ):
+        )
+        for numbers, inputs, errors in batches:
             for place, reason in errors.items():
-                name = f"row {numbers[place]}" if names is None else str(names[numbers[place]])
-                self.errors.append(reason if name in reason else f"{name}: {reason}")
-            kept = np.delete(np.asarray(numbers, np.int64), list(errors))
-            is_chosen = self.chosen[kept]
+                self.errors.append(self._error(numbers[place], reason))
+            readable = np.delete(np.asarray(numbers, np.int64), list(errors))
+            is_chosen = self.chosen[readable]
             self.num_given += int(is_chosen.sum())
             if not is_chosen.any():
                 continue
+            mask = torch.from_numpy(is_chosen)
             if isinstance(inputs, Batch):
-                yield inputs.rows(torch.from_numpy(is_chosen))
+                yield inputs.rows(mask)
+            elif self.labels is None:
+                yield inputs[mask], None
             else:
-                labels = (
-                    None if self.labels is None else torch.from_numpy(self.labels[kept[is_chosen]])
-                )
-                yield inputs[torch.from_numpy(is_chosen)], labels
+                yield inputs[mask], torch.from_numpy(self.labels[readable[is_chosen]])
 
-
-def _usual_preprocess(data: str) -> Preprocess:
-    try:
-        return Preprocess.preset(info(data).preprocess)
-    except ValueError:
-        raise ValueError(
-            "how are images to be prepared for this model? give --preprocess, a preset such as cifar10 or imagenet, or "
-            'fields as JSON such as {"size": 224, "mean": […], "std": […]}'
-        ) from None
+    def _error(self, row: int, reason: str) -> str:
+        """Why a row was left out, in a sentence that names it."""
+        name = str(self.rows.names[row]) if isinstance(self.rows, Images) else f"row {row}"
+        return reason if name in reason else f"{name}: {reason}"
