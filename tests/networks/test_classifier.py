@@ -141,7 +141,7 @@ def test_a_detection_model_is_no_classifier(head: str | None) -> None:
         weights=None, weights_backbone=None
     ).eval()
     with pytest.raises(
-        ValueError, match=r"FasterRCNN gives a list where.*detection and segmentation are not"
+        ValueError, match=r"FasterRCNN gives a list where.*detection models are not"
     ):
         Classifier(model, head)(images(2, 64))
 
@@ -424,19 +424,20 @@ def test_a_wrong_guess_lists_the_layers_to_choose_from() -> None:
 
     model = Backwards()
     with pytest.raises(
-        ValueError, match=r"not that of its linear layer 'into'.*name another.*out \(5 to 5\)"
+        ValueError,
+        match=r"not that of its linear layer 'into'; it is that of 'out': pass head='out'",
     ):
         Classifier(model)(torch.randn(3, 5))
     check_model(model, torch.randn(3, 5), head="out")
 
 
 def test_a_head_that_is_not_linear_as_it_stands_is_refused() -> None:
-    class Cosine(nn.Linear):
+    class Squashed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(nn.functional.normalize(x))
+            return super().forward(x.tanh())
 
     with pytest.raises(ValueError, match="not weight · input"):
-        Classifier(nn.Sequential(nn.Linear(6, 5), Cosine(5, 3)))(torch.randn(4, 6))
+        Classifier(nn.Sequential(nn.Linear(6, 5), Squashed(5, 3)))(torch.randn(4, 6))
 
 
 def test_bad_head_arguments_say_what_is_there() -> None:

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fdbd.core.grid import Grid
+
 Array: TypeAlias = Tensor | NDArray[np.generic]
 ArrayLike: TypeAlias = Array | Sequence[object]
 """Numbers: a tensor, an array, or a (nested) list."""
@@ -39,10 +41,15 @@ class Batch(NamedTuple):
     views: Tensor | None = (
         None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
     )
+    grid: Grid | None = (
+        None  #: how the rows lie in maps, if each is a position; None: one per sample
+    )
 
     def rows(self, which: slice | Tensor) -> Batch:
         """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,)."""
-        return self._map(lambda part: part[which], lambda views: views[:, which])
+        some = self._map(lambda part: part[which], lambda views: views[:, which])
+        # Some positions of a map are a map no more.
+        return some._replace(grid=None)
 
     def without(self, rows: Collection[int]) -> Batch:
         """All rows but these."""
@@ -69,13 +76,14 @@ class Batch(NamedTuple):
     def _map(
         self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None
     ) -> Batch:
-        features, logits, labels, layers, views = self
+        features, logits, labels, layers, views, grid = self
         return Batch(
             change(as_tensor(features)),
             None if logits is None else change(as_tensor(logits)),
             None if labels is None else change(as_tensor(labels)),
             layers and {name: change(as_tensor(part)) for name, part in layers.items()},
             None if views is None else (of_views or change)(as_tensor(views)),
+            grid,
         )
 
 

@@ -4,8 +4,10 @@ from fdbd.core.preprocessing import Preprocess
 from fdbd.networks.architectures import Network, count_parameters
 from fdbd.networks.by_name import ZooCard, create, list_models, list_zoo, zoo, zoo_card
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, save_weights
+from fdbd.networks.sphere import CosineHead
 
 __all__ = [
+    "CosineHead",
     "Network",
     "Preprocess",
     "ZooCard",

@@ -1,6 +1,9 @@
 """Classifier: any torch model, split into backbone and linear head (found in `find_head`): a
 loader's item becomes what the model takes, the model runs once per call, and what its head saw
-comes back as a Batch."""
+comes back as a Batch of rows.
+
+This is the one place that turns a model's output into rows: one per sample; or one per position of
+a map, if the head is a 1×1 convolution over a map (`Batch.grid` says how these lie)."""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head, Inputs, as_tensor, two_rows
+from fdbd.core.grid import Grid
 from fdbd.networks.find_head import (
+    FoundHead,
     HeadName,
-    check_head,
     describe_linear_layers,
     find_heads,
     get_layer,
-    logits_of,
-    merged_head,
 )
+from fdbd.networks.head_check import FirstCall, check_head, output_logits
 from fdbd.networks.wrapped import unwrapped
 from fdbd.util.devices import device_of
 
@@ -48,6 +51,13 @@ class Classifier(nn.Module):
       are then the head's output.
     - Averaged heads (distilled DeiT, CrossViT) are one linear head on their inputs side by side. A head on every token
       of which the model keeps one (GPT-2 and others) yields the features of that token.
+    - A head that is a 1×1 convolution over a map (torchvision's DeepLabV3, FCN and LR-ASPP, Hugging Face's SegFormer
+      and UperNet) gives one row per position: features (N·H·W, P), logits (N·H·W, C), and
+      ``Batch.grid``, which turns rows into maps at the head's resolution and back. Labels are then
+      maps (N, h, w) of any resolution and come out as one per row.
+    - A head of scaled cosines (ArcFace, `fdbd.networks.CosineHead` with class prompts) is linear in normalised
+      features, so these are the features, and `head` holds the scale. It is recognised by what it
+      computes.
     - Calls run in eval mode: a model in training mode is switched for the call and restored, submodule by submodule,
       once no call is under way. Only ``model.training`` is asked, so dropout that is switched on
       below an eval model stays on. A model in training mode can be neither compiled nor exported.
@@ -97,10 +107,13 @@ class Classifier(nn.Module):
         self.training = self.model.training
         self.autocast = autocast
         self.layer_names = (layers,) if isinstance(layers, str) else tuple(layers)
-        heads = find_heads(self.model, head)
-        self.head_name, self._heads = "+".join(heads), tuple(heads)
+        self._found = FoundHead(find_heads(self.model, head))
+        self.head_name = self._found.name
         # In a plain dict, so that modules are not registered twice.
-        self._watched = heads | {name: get_layer(self.model, name) for name in self.layer_names}
+        self._watched = dict(self._found.layers)
+        for name in self.layer_names:
+            self._watched[name] = get_layer(self.model, name)
+        self._first_layer = next(iter(self._found.layers.values()))
         self._channels_last = {
             name for name in self.layer_names if _is_channels_last(self.model, name)
         }
@@ -117,7 +130,7 @@ class Classifier(nn.Module):
     @property
     def head(self) -> Head:
         """The linear head with its present weights."""
-        return merged_head([self._watched[name] for name in self._heads])
+        return self._found.linear()
 
     def fingerprint(self) -> str:
         """The head's fingerprint."""
@@ -128,38 +141,57 @@ class Classifier(nn.Module):
         loader's item with labels (see `split_batch`) goes in as it is, and its labels come out.
         Inputs are moved to the model's device."""
         inputs, labels = split_batch(inputs)
-        weight: Any = self._watched[self._heads[0]].weight
-        if not isinstance(inputs, Tensor) or inputs.device != weight.device:
+        device = next(self._first_layer.parameters()).device
+        if not isinstance(inputs, Tensor) or inputs.device != device:
             inputs = _move(inputs, device_of(self.model))
         calls: list[Call] = []
         if torch.compiler.is_compiling():
-            if self.model.training:
-                raise RuntimeError(
-                    "the model is in training mode; call model.eval() before it is compiled or exported"
-                )
-            self._recorder.traced = calls
-            try:
-                with self._precision():
-                    output = call_model(self.model, inputs)
-            finally:
-                self._recorder.traced = None
+            output = self._run_traced(inputs, calls)
         else:
-            run = self._run
-            if (
-                "torch._dynamo" in sys.modules
-            ):  # whose import takes seconds, and without which nothing is compiled
-                # A graph break in the model leaves this method to Python, but would compile the
-                # hooks away.
-                run = torch.compiler.disable(run)
-            output = run(inputs, calls)
+            output = self._run_uncompiled(inputs, calls)
         batch = self._collect(calls, output, labels)
-        is_checked = self._is_checked or torch.compiler.is_compiling() or batch.features.is_meta
-        if not is_checked and len(batch.features):
-            count = next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
-            self._is_checked = check_head(
-                self.model, self.head_name, self.head, batch, output, count, self._is_explicit
-            )
+        self._check_once(batch, output, inputs)
         return batch if self.autocast is None else batch.to(dtype=torch.float32)
+
+    def _check_once(self, batch: Batch, output: Any, inputs: Any) -> None:
+        """Compares the head with the model's output, at the first call that can tell."""
+        if self._is_checked or torch.compiler.is_compiling():
+            return
+        if batch.features.is_meta or not len(batch.features):
+            return
+        samples = next((tensor.shape[0] for _, tensor in _tensors(inputs) if tensor.ndim), None)
+        call = FirstCall(
+            model=self.model,
+            head_name=self.head_name,
+            is_named=self._is_explicit,
+            head=self.head,
+            batch=batch,
+            output=output,
+            samples=samples,
+            run_again=lambda: self._run(inputs, []),
+        )
+        self._is_checked = check_head(call)
+
+    def _run_traced(self, inputs: Any, calls: list[Call]) -> Any:
+        """Runs the model inside a trace of torch.compile or torch.export."""
+        if self.model.training:
+            raise RuntimeError(
+                "the model is in training mode; call model.eval() before it is compiled or exported"
+            )
+        self._recorder.traced = calls
+        try:
+            with self._precision():
+                return call_model(self.model, inputs)
+        finally:
+            self._recorder.traced = None
+
+    def _run_uncompiled(self, inputs: Any, calls: list[Call]) -> Any:
+        run = self._run
+        # A graph break in the model leaves this method to Python, but would compile the hooks away.
+        # Nothing is compiled without torch._dynamo, whose import takes seconds.
+        if "torch._dynamo" in sys.modules:
+            run = torch.compiler.disable(run)
+        return run(inputs, calls)
 
     def _run(self, inputs: Any, calls: list[Call]) -> Any:
         """Runs the model in eval mode; what the hooks of this thread see goes to `calls`."""
@@ -183,47 +215,67 @@ class Classifier(nn.Module):
         return torch.autocast(device_of(self.model).type, self.autocast)
 
     def _collect(self, calls: list[Call], output: Any, labels: Tensor | None) -> Batch:
-        for name in self._watched if len(calls) != len(self._watched) else ():
-            count = sum(name == called for called, _, _ in calls)
-            if count != 1:
-                what = f"the model called {name!r} {count} times in one forward pass, expected once"
-                advice = "name a module that it calls once (if the model is compiled, compile the Classifier instead)"
-                raise ValueError(f"{what}; {advice}; {describe_linear_layers(self.model)}")
+        """The Batch of what the watched modules saw and gave in one call."""
+        if len(calls) != len(self._watched):
+            self._refuse_repeated(calls)
         seen = {name: (given, result) for name, given, result in calls}
-        heads = [self._flat(name, *seen[name], output) for name in self._heads]
-        features, logits = heads[0]
-        if len(heads) > 1:
-            features = torch.cat([each for each, _ in heads], dim=1)
-            logits = torch.stack([each for _, each in heads]).mean(0)
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        grid = None
+        for name in self._found.layers:
+            given, result = seen[name]
+            inputs[name], outputs[name], grid = self._rows(name, given, result, output)
+        features = self._found.features(inputs)
+        logits = self._found.logits(outputs)
         if self._is_binary:
             logits = two_rows(logits)
+        if labels is not None:
+            labels = _labels_of_rows(labels.to(features.device), grid)
         layers = {name: self._pool(name, seen[name][1]) for name in self.layer_names}
-        return Batch(
-            features, logits, None if labels is None else labels.to(features.device), layers or None
-        )
+        if layers and grid is not None:
+            raise ValueError(
+                f"layers are pooled per sample, and the head {self.head_name!r} gives a row per "
+                "position: leave layers out"
+            )
+        return Batch(features, logits, labels, layers or None, grid=grid)
 
-    def _flat(
+    def _refuse_repeated(self, calls: list[Call]) -> None:
+        """ValueError for a watched module that did not run exactly once."""
+        for name in self._watched:
+            count = sum(name == called for called, _, _ in calls)
+            if count != 1:
+                raise ValueError(
+                    f"the model called {name!r} {count} times in one forward pass, expected once; "
+                    "name a module that it calls once (if the model is compiled, compile the "
+                    f"Classifier instead); {describe_linear_layers(self.model)}"
+                )
+
+    def _rows(
         self, name: str, features: Tensor, logits: Tensor, output: Any
-    ) -> tuple[Tensor, Tensor]:
-        """(N, P) and (N, C) from what a head saw and gave: (N, P, 1, 1), (N, 1, P), or the token
-        that was kept."""
+    ) -> tuple[Tensor, Tensor, Grid | None]:
+        """Rows (N, P) and (N, C) from what a layer of the head was given and gave: per sample, from
+        (N, P), (N, P, 1, 1) or (N, 1, P), or of the token that the model kept; or per position of a
+        map (N, P, H, W), with the map's grid."""
         if features.ndim == 2:
-            return features, logits
-        weight: Any = self._watched[name].weight
-        num_classes, num_features = weight.shape[:2]
+            return features, logits, None
+        num_classes, num_features = self._found.size(name)
         if features.ndim > 2 and features.shape[1:].numel() == num_features:
-            return features.flatten(1), logits.flatten(1)
-        output = logits_of(output)
-        if (
-            features.ndim == 3
-            and output is not None
-            and output.shape == (features.shape[0], num_classes)
-        ):
-            return _kept_token(features, logits, output), output
-        expected = f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after pooling"
+            return features.flatten(1), logits.flatten(1), None
+        given = output_logits(output)
+        keeps_token = given is not None and given.shape == (features.shape[0], num_classes)
+        if features.ndim == 3 and given is not None and keeps_token:
+            return _kept_token(features, logits, given), given, None
+        is_map = isinstance(self._found.layers[name], nn.Conv2d) and features.ndim == 4
+        # A model that pools after its head gives a matrix; one that ends in masks names its head.
+        ends_in_maps = given is not None and given.ndim > 2
+        if is_map and (ends_in_maps or (given is None and self._is_explicit)):
+            grid = Grid.from_maps(features)
+            return grid.to_rows(features), grid.to_rows(logits), grid
         raise ValueError(
-            f"the head {name!r} saw an input of shape {tuple(features.shape)}, expected {expected}; dense "
-            "and token classifiers, and heads that stand before the pooling, are not supported"
+            f"the head {name!r} saw an input of shape {tuple(features.shape)}, expected "
+            f"(N, {num_features}) or (N, {num_features}, 1, 1): one prediction per sample, after "
+            "pooling; or a 1×1 convolution that ends in maps; token classifiers, and heads that "
+            "stand before the pooling, are not supported"
         )
 
     def _pool(self, name: str, output: Any) -> Tensor:
@@ -310,6 +362,18 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
                         module.training = module in training
 
 
+def _labels_of_rows(labels: Tensor, grid: Grid | None) -> Tensor:
+    """Labels as they belong to the rows of a head: one per sample, or the pixels of its maps."""
+    if grid is not None:
+        return grid.label_rows(labels)
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)}, and the model gives one prediction per "
+            "sample, expected class indices (N,)"
+        )
+    return labels
+
+
 def _kept_token(features: Tensor, logits: Tensor, output: Tensor) -> Tensor:
     """(N, P) features of the token whose logits (N, T, C) are the model's output (N, C); NaN where
     none is."""
@@ -335,8 +399,8 @@ def _is_channels_last(model: nn.Module, name: str) -> bool:
 
 
 def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
-    """Splits what a loader yields into what the model takes and class indices (N,), or None where
-    there are none.
+    """Splits what a loader yields into what the model takes and class indices, (N,) or maps
+    (N, h, w); None if there are none.
 
     A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a
     second element that is no array (None, file names) is not taken for labels. A dict holds keyword
@@ -444,12 +508,12 @@ def _as_labels(labels: Any) -> Tensor | None:
     indices = as_tensor(labels)
     if indices.ndim == 2 and indices.shape[1] == 1:
         indices = indices[:, 0]
-    if indices.ndim != 1 or (
-        indices.is_floating_point() and bool((indices != indices.round()).any())
-    ):
+    is_whole = not indices.is_floating_point() or not bool((indices != indices.round()).any())
+    if indices.ndim not in (1, 3) or not is_whole:
         raise ValueError(
-            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class indices (N,): turn "
-            "one-hot labels into indices with labels.argmax(1), or give a loader of dicts when the model takes several "
-            "inputs; models that give a sample several labels at once are not supported"
+            f"labels have shape {tuple(indices.shape)} and dtype {indices.dtype}, expected class "
+            "indices (N,), or maps (N, h, w) for a model of pixels: turn one-hot labels into indices "
+            "with labels.argmax(1), or give a loader of dicts when the model takes several inputs; "
+            "models that give a sample several labels at once are not supported"
         )
     return indices.long()

@@ -1,0 +1,209 @@
+"""The check at a Classifier's first call: the linear head that was found by structure is the one
+whose output the model gives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, Head, two_rows
+from fdbd.core.grid import Grid
+from fdbd.networks.find_head import is_linear, refuse_head
+
+# Keys and attributes under which models return their logits: Hugging Face's and torchvision's
+# segmentation models'.
+_OUTPUT_NAMES = ("logits", "out")
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """What a model showed when it ran for the first time."""
+
+    model: nn.Module
+    head_name: str
+    is_named: bool  #: whether the user named the head
+    head: Head
+    batch: Batch  #: the head's input and output
+    output: Any  #: the model's
+    samples: int | None  #: how many went in; None: not known
+    run_again: Callable[[], object]  #: runs the model on the same inputs
+
+    @property
+    def model_name(self) -> str:
+        """What errors call the model."""
+        return type(self.model).__name__
+
+
+def output_logits(output: Any) -> Tensor | None:
+    """The logits in what a model returned: a tensor, ``.logits``, ``["logits"]``, ``["out"]`` or the
+    first of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, (tuple, list)):
+        found = output[0] if output else None
+    elif isinstance(output, Mapping):
+        found = next((output[name] for name in _OUTPUT_NAMES if name in output), None)
+    else:
+        found = getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) else None
+
+
+@torch.no_grad()
+def check_head(call: FirstCall) -> bool:
+    """ValueError unless the head maps the batch's features to its logits and these are the model's
+    output. A head that the user named may be followed by more, but not by another number of
+    classes. False: this batch is not finite, and cannot tell."""
+    logits = call.batch.logits
+    assert logits is not None
+    output = output_logits(call.output)
+    given = _as_rows(output, call)
+    if given is None or given.shape != logits.shape:
+        _refuse_unless_named(output, call)
+    elif not torch.isfinite(logits).all():
+        return False
+    elif not call.is_named and not _is_close(given, logits):
+        _refuse_other_logits(given, logits, call)
+    _check_linear(call)
+    return True
+
+
+def _as_rows(output: Tensor | None, call: FirstCall) -> Tensor | None:
+    """The model's output in the form of the head's logits, (N, C); as it is if it has another
+    size."""
+    logits, grid = call.batch.logits, call.batch.grid
+    assert logits is not None
+    if output is None:
+        return None
+    if grid is not None:
+        return _map_as_rows(output, logits, grid, call.head)
+    classes = 1 if call.head.is_binary else call.head.num_classes
+    if output.numel() != len(logits) * classes:
+        return output
+    rows = output.reshape(len(logits), -1)
+    return two_rows(rows) if call.head.is_binary else rows
+
+
+def _map_as_rows(output: Tensor, logits: Tensor, grid: Grid, head: Head) -> Tensor | None:
+    """Maps of the head's own resolution as rows. Maps of another one, which most models give, are
+    the head's if they are its maps resized; then these are returned."""
+    classes = 1 if head.is_binary else head.num_classes
+    if output.ndim != 4 or output.shape[:2] != (grid.samples, classes):
+        return None
+    if output.shape[2:] == (grid.height, grid.width):
+        rows = grid.to_rows(output)
+        return two_rows(rows) if head.is_binary else rows
+    maps = grid.to_maps(logits)
+    if head.is_binary:
+        # Of d/2 and −d/2, what the model gives is d.
+        maps = maps[:, 1:] - maps[:, :1]
+    for align_corners in (False, True):
+        resized = F.interpolate(
+            maps.float(), output.shape[2:], mode="bilinear", align_corners=align_corners
+        )
+        if _is_close(resized, output):
+            return logits
+    return None
+
+
+def _refuse_unless_named(output: Tensor | None, call: FirstCall) -> None:
+    """ValueError if the model's output cannot be the head's: for a named head, if it is a matrix of
+    another number of classes, or if samples and rows do not match."""
+    logits = call.batch.logits
+    assert logits is not None
+    samples = len(logits) if call.batch.grid is None else call.batch.grid.samples
+    if output is None:
+        is_fine = call.is_named and call.samples in (None, samples)
+    else:
+        is_fine = call.is_named and output.ndim != 2
+    if is_fine:
+        return
+    found = f"a {type(call.output).__name__}" if output is None else str(tuple(output.shape))
+    ours = _shape(call.batch)
+    refuse_head(
+        call.model,
+        f"{call.model_name} gives {found} where its linear layer {call.head_name!r} gives {ours}; "
+        "pass head= to name the layer that holds the logits; detection models are not supported",
+    )
+
+
+def _shape(batch: Batch) -> tuple[int, ...]:
+    """The shape of a head's output, as the model gave it."""
+    assert batch.logits is not None
+    if batch.grid is None:
+        return tuple(batch.logits.shape)
+    samples, height, width = batch.grid
+    return samples, batch.logits.shape[1], height, width
+
+
+def _refuse_other_logits(given: Tensor, logits: Tensor, call: FirstCall) -> None:
+    name = call.head_name
+    if not call.head.is_binary and _is_close(given, logits.sigmoid()):
+        raise ValueError(
+            f"{call.model_name} ends in a sigmoid for each of its {call.head.num_classes} classes, "
+            "so a sample may have several at once: such classes have no boundaries between them, "
+            f"and multi-label models are not supported; pass head={name!r} if each sample has one "
+            "class all the same"
+        )
+    behind = _layer_behind(given, call)
+    if behind is None:
+        hint = (
+            "something follows it, such as a softmax, a ReLU, a scaling or a second head: pass "
+            f"head={name!r} to take this layer's output as logits all the same, or name another "
+            "layer"
+        )
+    else:
+        hint = f"it is that of {behind!r}: pass head={behind!r}"
+    refuse_head(call.model, f"the model's output is not that of its linear layer {name!r}; {hint}")
+
+
+def _layer_behind(target: Tensor, call: FirstCall) -> str | None:
+    """The linear layer whose output is the model's; only looked for after a wrong first guess."""
+    found: list[str] = []
+
+    def compare(name: str, module: nn.Module, args: object, output: Tensor) -> None:
+        is_candidate = output.numel() == target.numel()
+        if is_candidate and _is_close(output.reshape(target.shape), target):
+            found.append(name)
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in call.model.named_modules():
+            if is_linear(module):
+                hook = module.register_forward_hook(partial(compare, name))
+                hooks.callback(hook.remove)
+        call.run_again()
+    return found[-1] if found else None
+
+
+def _check_linear(call: FirstCall) -> None:
+    """ValueError unless logits are weight · features + bias."""
+    features, logits = call.batch.features, call.batch.logits
+    assert logits is not None
+    if not torch.isfinite(features).all():
+        refuse_head(
+            call.model,
+            f"the head {call.head_name!r} is applied to every token and the model does not keep "
+            "one of them, expected one prediction per sample",
+        )
+    if not _is_close(call.head(features.float()), logits):
+        refuse_head(
+            call.model,
+            f"the output of {call.head_name!r} is not weight · input + bias: its module computes "
+            "something else, or the output is changed in place after it; a linear head is needed",
+        )
+
+
+def _is_close(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the rounding of their dtype; TensorFloat-32 counts as float32."""
+    is_single = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
+    tolerance = 1e-3 if is_single else 2e-2
+    # Not every device has float64.
+    a = a.cpu().double()
+    b = b.cpu().double()
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
