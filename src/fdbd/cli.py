@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fdbd.commands import options
 from fdbd.commands.bench import bench, compare
 from fdbd.commands.data import cache, data
 from fdbd.commands.doctor import doctor
@@ -16,6 +17,7 @@ from fdbd.commands.export import export
 from fdbd.commands.fit import fit
 from fdbd.commands.options import note
 from fdbd.commands.paper import paper
+from fdbd.commands.safety import checked
 from fdbd.commands.score import gallery, score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
@@ -72,7 +74,7 @@ def _options(
 
 
 for _command in COMMANDS:
-    app.command(_command.__name__)(_command)
+    app.command(_command.__name__, cls=options.Command)(checked(_command))
 
 
 def main(arguments: list[str] | None = None) -> None:

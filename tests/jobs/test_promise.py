@@ -76,7 +76,7 @@ def test_a_split_takes_the_users_word_and_is_recorded(files, tmp_path, run, resu
 
     assert fdbd.load(tmp_path / "g.safetensors").about["calibration"] == found["calibration"]
     code, out, err = run(*arguments, "--network-never-saw-data")
-    assert "held out, which the network never saw by your word" in out
+    assert "held out, which you confirmed the network never saw" in out
     assert "The model's accuracy: " in out
     assert not err
     code, _, err = run(*arguments, "--calibration", files / "fresh.npz", "--holdout", 0.3)

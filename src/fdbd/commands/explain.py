@@ -1,11 +1,17 @@
 """fdbd explain: the boundaries around images."""
 
+from __future__ import annotations
+
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fdbd.commands import options
 from fdbd.commands.options import answer, arg, opt, print_table, say
 from fdbd.util.terminal import printable
+
+if TYPE_CHECKING:
+    from fdbd.pages.explanation import Sample
 
 
 def explain(
@@ -37,35 +43,41 @@ def explain(
         raise ValueError(
             f"{str(guard)!r} was fitted on features without a model, and cannot look at an image"
         )
-    found = []
+    found: list[dict[str, Any]] = []
     for image, picture in zip(images, pictures):
         pixels = decode(image)
         sample = sample_of(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
         if picture is not None:
             picture.parent.mkdir(exist_ok=True)
             draw(sample, pixels, printable(image.name), picture)
-        found.append({"image": str(image), **sample.to_dict(), "picture": picture and str(picture)})
-        if as_json:
-            continue
-        titles = ["boundary to", "distance", "share of the score"]
-        rows = [
-            [each["name"], f"{each['distance']:.4g}", f"{each['share']:.1%}"]
-            for each in sample.boundaries
-        ]
-        print_table(titles, rows, right=titles[1:], title=str(image))
-        if sample.others:
-            say(f"and {sample.others} more, farther away")
-        verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
-        above = f"is above {sample.standing:.1%} of the calibration scores"
-        say(
-            f"predicted {sample.predicted}: {verdict}. "
-            f"Score {sample.score:.4g} {above if math.isfinite(sample.score) else 'is not finite'} "
-            f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
-        )
-        if picture is not None:
-            say(str(picture))
+        written = None if picture is None else str(picture)
+        found.append({"image": str(image), **sample.to_dict(), "picture": written})
+        if not as_json:
+            _print(sample, str(image))
+            if written is not None:
+                say(written)
     if as_json:
         answer(found[0] if len(found) == 1 else found, as_json)
+
+
+def _print(sample: Sample, title: str) -> None:
+    """The boundaries around one image as a table, and the verdict in a sentence."""
+    titles = ["boundary to", "distance", "share of the score"]
+    rows = []
+    for boundary in sample.boundaries:
+        name, distance, share = boundary["name"], boundary["distance"], boundary["share"]
+        rows.append([name, f"{distance:.4g}", f"{share:.1%}"])
+    print_table(titles, rows, right=titles[1:], title=title)
+    if sample.others:
+        say(f"and {sample.others} more, farther away")
+    verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
+    standing = "is not finite"
+    if math.isfinite(sample.score):
+        standing = f"is above {sample.standing:.1%} of the calibration scores"
+    say(
+        f"predicted {sample.predicted}: {verdict}. Score {sample.score:.4g} {standing} "
+        f"(threshold {sample.threshold:.4g}, p-value {sample.p_value:.3g})."
+    )
 
 
 def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | None]:
@@ -77,7 +89,6 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
     if out is None:
         return [None] * len(images)
     require("matplotlib", "report")
-    refuse_overlap(out, [guard, *images])
     if len(images) == 1:
         if out.suffix.lower() not in FORMATS:
             raise ValueError(
@@ -89,4 +100,9 @@ def _pictures(out: Path | None, images: list[Path], guard: Path) -> list[Path | 
         raise ValueError(
             f"--out is {str(out)!r}; for {len(images)} images give a folder, without an ending"
         )
-    return [out / f"{number:03d}-{image.stem}.png" for number, image in enumerate(images, start=1)]
+    pictures: list[Path | None] = []
+    for number, image in enumerate(images, start=1):
+        picture = out / f"{number:03d}-{image.stem}.png"
+        refuse_overlap(picture, [guard, *images])
+        pictures.append(picture)
+    return pictures

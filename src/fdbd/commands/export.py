@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fdbd.commands import options
 from fdbd.commands.options import opt
 
-ROWS = 4  # that the graph is verified on
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdbd.decision.guard_file import OpenedGuard
+    from fdbd.jobs.fitting import Loader
+
+ROWS = 4
+"""Rows that the graph is verified on."""
 
 
 def export(
@@ -33,32 +41,22 @@ def export(
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before
     it appears.
 
-    The graph is written on the CPU and in full precision unless told otherwise; where it runs later
-    is up to ONNX Runtime.
+    The graph is written on the CPU and in full precision unless told otherwise; ONNX Runtime decides
+    where it runs later.
 
     Examples: `fdbd export guard.safetensors --out guard.onnx --example photo.png`, `fdbd export
     guard.safetensors --int8 --calibration fresh`, `fdbd export guard.safetensors --out guard.xml`
     """
-    import numpy as np
-    import torch
-
-    from fdbd.core.batch import Batch
-    from fdbd.data.images import Images
-    from fdbd.data.inputs import open_rows
     from fdbd.decision.guard_file import open_guard
     from fdbd.export import find_export
-    from fdbd.export.onnx import OPSET, metadata
-    from fdbd.jobs.classes import match_classes
-    from fdbd.jobs.fitting import Loader
-    from fdbd.jobs.scoring import Engine
-    from fdbd.util.files import check_place, refuse_overlap
+    from fdbd.export.onnx import OPSET
+    from fdbd.util.files import check_place
 
     check_place(out)
-    refuse_overlap(out, [guard, example, checkpoint, model, calibration])
-    if int8 != (calibration is not None):
-        raise ValueError(
-            "--int8 and --calibration DATA go together: the graph in 8 bits is calibrated on these data"
-        )
+    if int8 and calibration is None:
+        raise ValueError("--int8 calibrates the graph in 8 bits: give --calibration DATA with it")
+    if calibration is not None and not int8:
+        raise ValueError("--calibration is for a graph in 8 bits: give --int8 with it")
     if int8 and features:
         raise ValueError("--int8 is about the network: leave --features out")
     write = find_export(out, int8)
@@ -72,41 +70,75 @@ def export(
     )
     if opened.guard.classifier is not None:
         opened.guard.classifier.autocast = None
-    head, preprocess = opened.guard.detector.head, opened.preprocess
-
-    def load(data: str, workers: int | None = None) -> Loader:
-        rows = open_rows(data, "test")
-        labels = None
-        if isinstance(rows, Images):
-            labels = match_classes(rows, head.num_classes, opened.class_names).labels
-        return Loader(rows, head, preprocess, Engine(workers=workers), labels)
-
-    if example is not None:
-        first = next(iter(load(str(example), workers=1)), None)
-        if first is None:
-            raise ValueError(f"{str(example)!r} holds nothing to verify the graph on")
-        given = first.features if isinstance(first, Batch) else first[0]
-    elif preprocess is not None:
-        noise = np.random.default_rng(0).integers(
-            0, 256, (ROWS, preprocess.size, preprocess.size, 3), np.uint8
-        )
-        given = preprocess(noise)
-    else:
-        given = torch.randn(
-            ROWS, head.num_features, generator=torch.Generator().manual_seed(0)
-        ).abs()
+    inputs = _noise(opened) if example is None else _first_rows(opened, example)
     asked: dict[str, object] = {
         "class_names": opened.class_names or None,
         "opset": OPSET if opset is None else opset,
     }
     if calibration is not None:
-        asked |= {"data": load(calibration), "disagreement": max_disagreement}
-    result = write(opened.guard, out, given[:ROWS].clone(), **asked)
-    about = metadata(out) if out.suffix.lower() == ".onnx" else {}
-    files = [out, out.with_suffix(".bin")] if out.suffix.lower() == ".xml" else [out]
-    size = f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB" + (
-        f", opset {about['opset']}" if about else ""
-    )
-    verified = "agrees with torch to 1e-4" if isinstance(result, Path) else str(result)
-    line = f"{' and '.join(map(str, files))}: {size}, {opened.guard.detector.label}, {verified}"
+        asked["data"] = _loader(opened, calibration)
+        asked["disagreement"] = max_disagreement
+    result = write(opened.guard, out, inputs, **asked)
+    _report(opened, out, result, as_json)
+
+
+def _loader(opened: OpenedGuard, data: str, workers: int | None = None) -> Loader:
+    """Data for this guard, images with labels if they have any."""
+    from fdbd.data.images import Images
+    from fdbd.data.inputs import open_rows
+    from fdbd.jobs.classes import match_classes
+    from fdbd.jobs.fitting import Loader
+    from fdbd.jobs.scoring import Engine
+
+    rows = open_rows(data, "test")
+    head = opened.guard.detector.head
+    labels = None
+    if isinstance(rows, Images):
+        labels = match_classes(rows, head.num_classes, opened.class_names).labels
+    return Loader(rows, head, opened.preprocess, Engine(workers=workers), labels)
+
+
+def _first_rows(opened: OpenedGuard, example: Path) -> Tensor:
+    """The first rows of the user's example, as the guard takes them."""
+    from fdbd.core.batch import Batch
+
+    first: Any = next(iter(_loader(opened, str(example), workers=1)), None)
+    if first is None:
+        raise ValueError(f"{str(example)!r} holds nothing to verify the graph on")
+    inputs: Tensor = first.features if isinstance(first, Batch) else first[0]
+    return inputs[:ROWS].clone()
+
+
+def _noise(opened: OpenedGuard) -> Tensor:
+    """Images of noise, or positive random features, as the guard takes them."""
+    import numpy as np
+    import torch
+
+    if opened.preprocess is None:
+        generator = torch.Generator().manual_seed(0)
+        width = opened.guard.detector.head.num_features
+        return torch.randn(ROWS, width, generator=generator).abs()
+    size = opened.preprocess.size
+    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, size, size, 3), np.uint8)
+    return opened.preprocess(pixels).clone()
+
+
+def _report(opened: OpenedGuard, out: Path, result: object, as_json: bool) -> None:
+    """What was written, how large it is, and how far it was verified."""
+    from fdbd.export.onnx import metadata
+
+    about: dict[str, Any] = {}
+    if out.suffix.lower() == ".onnx":
+        about = metadata(out)
+    files = [out]
+    if out.suffix.lower() == ".xml":
+        files.append(out.with_suffix(".bin"))
+    size = f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
+    if about:
+        size += f", opset {about['opset']}"
+    verified = str(result)
+    if isinstance(result, Path):
+        verified = "agrees with torch to 1e-4"
+    names = " and ".join(str(file) for file in files)
+    line = f"{names}: {size}, {opened.guard.detector.label}, {verified}"
     options.answer({"out": str(out), **about}, as_json, line)

@@ -1,32 +1,41 @@
 """fdbd fit: fit and calibrate a guard."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import arg, opt
 
-MODEL = "A zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; left out with --head FILE."
-DATA = (
-    "Data to fit on, best the network's training data: a folder of images (one folder per class), an .npz of images, "
-    "the name of a dataset, or a .parquet or .npz of features."
+if TYPE_CHECKING:
+    from fdbd.core.batch import Head
+    from fdbd.jobs.fitting import Fitted
+    from fdbd.networks.by_name import NamedModel
+
+SOURCES = (
+    "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it is "
+    "left out with --head FILE. DATA to fit on, best the network's training data: a folder of images "
+    "(one folder per class), an .npz of images, the name of a dataset, or a .parquet or .npz of "
+    "features."
 )
 HEAD = (
-    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With a model: the name of "
-    "its last linear layer, where it is not found."
+    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With a "
+    "model: the name of its last linear layer, if it is not found."
 )
-NEVER_SAW = "Your word that no network was trained on DATA; without --calibration, a part of them sets the threshold."
+NEVER_SAW = (
+    "Confirm that the network was not trained on DATA; without --calibration, a part of DATA then "
+    "sets the threshold."
+)
 
 
 def fit(
-    model: str = arg(..., MODEL),
-    data: str | None = arg(None, DATA),
+    sources: list[str] = arg(..., SOURCES, metavar="[MODEL] DATA"),
     out: Path = opt(Path("guard.safetensors"), "The guard's file."),
     checkpoint: Path | None = opt(
         None, "The model's weights: .safetensors, or a state dict by torch.save."
     ),
-    num_classes: int | None = opt(
-        None, "Classes of the model, where the checkpoint does not tell."
-    ),
+    num_classes: int | None = opt(None, "Classes of the model, if the checkpoint does not tell."),
     head: str | None = opt(None, HEAD),
     preprocess: str | None = opt(
         None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
@@ -61,12 +70,11 @@ def fit(
     `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
     `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`
     """
-    from fdbd.core.batch import Head
     from fdbd.decision.threshold import Target
-    from fdbd.jobs.fitting import HOLDOUT, RULE, fit_files, read_head
+    from fdbd.jobs.fitting import fit_files, read_head
     from fdbd.jobs.scoring import Engine
-    from fdbd.networks.by_name import NamedModel, model_by_name
-    from fdbd.util.files import check_place, refuse_overlap
+    from fdbd.networks.by_name import model_by_name
+    from fdbd.util.files import check_place
 
     if ":" in detector:
         raise ValueError(
@@ -74,24 +82,14 @@ def fit(
             f"fdbd bench --detectors {detector}, and fitted in Python with fdbd.Guard(model, detector)"
         )
     check_place(out)
-    refuse_overlap(out, [model, data, calibration, checkpoint, head])
-    if holdout is not None and (calibration is not None or not network_never_saw_data):
-        raise ValueError(
-            "--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone"
-        )
-    if network_never_saw_data and calibration is None and holdout is None:
-        holdout = HOLDOUT
+    share = _holdout(holdout, network_never_saw_data, calibration)
     where = Engine(engine.value, address, device, batch_size, workers)
+    model, data = _model_and_data(sources, head)
     source: NamedModel | Head
-    if head is not None and head.lower().endswith((".npz", ".safetensors")):
-        if data is not None:
-            raise ValueError(f"with --head {head} there is no model: leave {model!r} or --head out")
-        source, data, head = read_head(head), model, None
+    if model is None:
+        assert head is not None
+        source = read_head(head)
     else:
-        if data is None:
-            raise ValueError(
-                f"fdbd fit {model} is given no data: fdbd fit MODEL DATA, or fdbd fit DATA --head FILE"
-            )
         source = model_by_name(
             model,
             checkpoint,
@@ -100,39 +98,73 @@ def fit(
             trust=trust_model,
             device=where.home,
         )
-    detector = f"{shaping}+{detector}" if shaping else detector
-    target = Target(tpr=tpr, alpha=alpha, per_class=per_class)
     fitted = fit_files(
         source,
         data,
         calibration,
         where,
-        holdout=holdout,
-        head=head,
-        detector=detector,
+        holdout=share,
+        head=None if model is None else head,
+        detector=f"{shaping}+{detector}" if shaping else detector,
         autocast=autocast,
-        **target,
+        **Target(tpr=tpr, alpha=alpha, per_class=per_class),
     )
-    guard, threshold = fitted.guard, fitted.guard.threshold
-    assert threshold is not None
-    guard.save(out)
+    fitted.guard.save(out)
+    _report(fitted, out, calibration, as_json)
+
+
+def _holdout(
+    holdout: float | None, network_never_saw_data: bool, calibration: str | None
+) -> float | None:
+    """The share of DATA to calibrate on; None if other data are given, or none may be taken."""
+    from fdbd.jobs.fitting import HOLDOUT
+
+    may_hold_out = network_never_saw_data and calibration is None
+    if holdout is not None and not may_hold_out:
+        raise ValueError(
+            "--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone"
+        )
+    if may_hold_out and holdout is None:
+        return HOLDOUT
+    return holdout
+
+
+def _model_and_data(sources: list[str], head: str | None) -> tuple[str | None, str]:
+    """The model, or None if a file holds the head; and the data."""
+    is_head_file = head is not None and head.lower().endswith((".npz", ".safetensors"))
+    if len(sources) > 2:
+        raise ValueError(
+            f"fdbd fit takes a model and data, and is given {len(sources)} names: {', '.join(sources)}"
+        )
+    if is_head_file:
+        if len(sources) == 2:
+            raise ValueError(
+                f"with --head {head} there is no model: leave {sources[0]!r} or --head out"
+            )
+        return None, sources[0]
+    if len(sources) == 1:
+        raise ValueError(
+            f"fdbd fit {sources[0]} names a model and no data, or data and no head: say fdbd fit MODEL DATA, or "
+            "fdbd fit DATA --head FILE"
+        )
+    return sources[0], sources[1]
+
+
+def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -> None:
+    """What was fitted and calibrated, and what to know of it."""
+    from fdbd.jobs.fitting import RULE
+
+    guard = fitted.guard
+    threshold = guard.calibrated
     accuracy = {stage: found.accuracy for stage, found in guard.agreement.items()}
-    fit_rows, calibration_rows = fitted.training.num_given, fitted.calibrating.num_given
     errors = [*fitted.training.errors, *fitted.calibrating.errors]
-    where_from = (
-        "held out, which the network never saw by your word" if holdout else f"of {calibration}"
-    )
-    accuracies = [
-        f"{100 * value:.2f} % on the {stage} data"
-        for stage, value in accuracy.items()
-        if value is not None
-    ]
-    options.answer(
-        {
+    if as_json:
+        facts = {
             "guard": str(out),
+            "id": guard.id,
             "detector": guard.detector.label,
-            "fit_rows": fit_rows,
-            "calibration_rows": calibration_rows,
+            "fit_rows": fitted.training.num_given,
+            "calibration_rows": fitted.calibrating.num_given,
             "calibration": guard.about["calibration"],
             "fit_accuracy": accuracy.get("fit"),
             "calibration_accuracy": accuracy.get("calibration"),
@@ -140,12 +172,24 @@ def fit(
             "threshold": threshold.value.tolist(),
             "guarantee": threshold.guarantee,
             "cautions": fitted.cautions,
-        },
-        as_json,
-        f"{out}: {guard.detector.label} fitted on {fit_rows:,} rows, calibrated on {calibration_rows:,} {where_from}. "
-        f"{threshold.guarantee} What it promises for new data rests on this: {RULE}.",
-        *([f"The model's accuracy: {', '.join(accuracies)}."] if accuracies else []),
-    )
+        }
+        options.answer(facts, as_json)
+    else:
+        where_from = f"of {calibration}"
+        if calibration is None:
+            where_from = "held out, which you confirmed the network never saw"
+        options.say(
+            f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, calibrated on "
+            f"{fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} What it promises for new data rests "
+            f"on this: {RULE}."
+        )
+        known = [
+            f"{value:.2%} on the {stage} data"
+            for stage, value in accuracy.items()
+            if value is not None
+        ]
+        if known:
+            options.say(f"The model's accuracy: {', '.join(known)}.")
     for caution in fitted.cautions:
         options.note(f"caution: {caution}")
     if errors:

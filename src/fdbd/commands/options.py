@@ -9,29 +9,44 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 from fdbd.util.terminal import printable
 
 Engine = Enum("Engine", {"local": "local", "ray": "ray"}, type=str)
 
 
+class Command(TyperCommand):
+    """A command whose help shows no type for --help, which takes no value."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option --help of click."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
 def opt(default: Any, text: str, *names: str, **limits: Any) -> Any:
-    """An option with this default and help; with names, a flag."""
+    """An option with this default and help; with names and a default of True or False, a flag."""
+    if isinstance(default, bool):
+        # Without it, the help would show the type of a flag, which takes no value.
+        limits.setdefault("metavar", "")
     return typer.Option(default, *names, help=text, **limits)
 
 
-def arg(default: Any, text: str, show_default: bool = False) -> Any:
+def arg(default: Any, text: str, show_default: bool = False, **names: Any) -> Any:
     """An argument with this default (``...``: none) and help."""
-    return typer.Argument(default, help=text, show_default=show_default)
+    return typer.Argument(default, help=text, show_default=show_default, **names)
 
 
 GUARD = arg(..., "A guard's file, as fdbd fit writes it.")
-MODEL = opt(None, "The model, where the guard's file does not name it or names code.")
+MODEL = opt(None, "The model, if the guard's file does not name it or names code.")
 CHECKPOINT = opt(None, "Where the model's weights are now.")
 _TRUST = "Run code that a file holds or names: a .pt2 file, or package.module:function in a guard or a config."
 TRUST_MODEL = opt(False, _TRUST, "--trust-model")
-DEVICE = opt("auto", "Where the model runs: auto (a GPU where there is one), cpu, cuda:1, …")
-_AUTOCAST = "Run the network in bfloat16 where it can: faster on most GPUs, a little rounded."
+DEVICE = opt("auto", "Where the model runs: auto (a GPU if there is one), cpu, cuda:1, …")
+_AUTOCAST = "Run the network in bfloat16 if it can: faster on most GPUs, slightly rounded."
 AUTOCAST = opt(False, _AUTOCAST, "--autocast")
 BATCH_SIZE = opt(128, "Images that the model sees at once.")
 WORKERS = opt(
@@ -54,8 +69,11 @@ def note(line: str) -> None:
 
 def answer(found: Any, as_json: bool, *lines: str) -> None:
     """Print what was found: as JSON, or in these lines."""
-    for line in [json.dumps(found)] if as_json else map(printable, lines):
-        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for line in lines:
+        typer.echo(printable(line))
 
 
 def print_table(
@@ -67,10 +85,14 @@ def print_table(
 ) -> None:
     """A table on the terminal, the columns named in `right` aligned there; texts are printed as
     they are."""
-    above, below = (None if text is None else Text(printable(text)) for text in (title, caption))
-    table = Table(title=above, title_justify="left", caption=below, caption_justify="left")
+    table = Table(title_justify="left", caption_justify="left")
+    if title is not None:
+        table.title = Text(printable(title))
+    if caption is not None:
+        table.caption = Text(printable(caption))
     for name in titles:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in right)
+        is_number = name in right
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(table)

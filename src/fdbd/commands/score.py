@@ -1,12 +1,24 @@
 """fdbd score and fdbd gallery: decisions on files, and a page of them."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fdbd.commands import options
 from fdbd.commands.options import answer, arg, opt
 
-DATA = "A folder of images, one image, an .npz of images, the name of a dataset, or a .parquet or .npz of features."
-FDR = "Also write which rows are OOD at this false discovery rate, such as 0.1: the mean share of wrong ones."
+if TYPE_CHECKING:
+    from fdbd.jobs.scoring import Summary
+
+DATA = (
+    "A folder of images, one image, an .npz of images, the name of a dataset, or a .parquet or .npz "
+    "of features."
+)
+FDR = (
+    "Also write which rows are OOD at this false discovery rate, such as 0.1: the mean share of "
+    "wrong ones among them."
+)
 
 
 def score(
@@ -24,9 +36,9 @@ def score(
     checkpoint: Path | None = options.CHECKPOINT,
     device: str = options.DEVICE,
     trust_model: bool = options.TRUST_MODEL,
-    restart: bool = opt(False, "Throw unfinished scores of other data away.", "--restart"),
+    restart: bool = opt(False, "Discard partial results of another guard or dataset.", "--restart"),
     nearest: bool = opt(
-        False, "Also write the class beyond the nearest decision boundary of each row.", "--nearest"
+        False, "Also write the class behind the nearest decision boundary of each row.", "--nearest"
     ),
     fdr: float | None = opt(None, FDR),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
@@ -39,7 +51,6 @@ def score(
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors
     features.parquet --out scores.csv`
     """
-    from fdbd.data.images import describe_skipped
     from fdbd.jobs.scoring import Engine, score_files
 
     where = Engine(engine.value, address, device, batch_size, workers)
@@ -56,20 +67,25 @@ def score(
         nearest=nearest,
         fdr=fdr,
     )
-    rows = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
+    if as_json:
+        answer({"out": str(out), **summary.to_dict()}, as_json)
+    else:
+        options.say(f"{out}: {_in_words(summary, fdr)}")
+
+
+def _in_words(summary: Summary, fdr: float | None) -> str:
+    """What a run did, in one sentence."""
+    from fdbd.data.images import describe_skipped
+
+    words = f"{summary.rows:,} row{'' if summary.rows == 1 else 's'}"
     before = summary.rows - summary.computed
-    resumed = f", {before:,} of them by an earlier run" if before else ""
-    named = (
-        ""
-        if summary.discoveries is None
-        else f", {summary.discoveries:,} at a false discovery rate of {fdr}"
-    )
-    answer(
-        {"out": str(out), **summary.to_dict()},
-        as_json,
-        f"{out}: {rows}{resumed}, {summary.ood:,} OOD ({summary.ood_rate:.1%}){named}, "
-        f"{summary.unreadable:,} unreadable; {summary.rows_per_second:,.0f} rows/s{describe_skipped(summary.skipped)}",
-    )
+    if before:
+        words += f", {before:,} of them by an earlier run"
+    words += f", {summary.ood:,} OOD ({summary.ood_rate:.1%})"
+    if summary.discoveries is not None:
+        words += f", {summary.discoveries:,} at a false discovery rate of {fdr}"
+    words += f", {summary.unreadable:,} unreadable; {summary.rows_per_second:,.0f} rows/s"
+    return words + describe_skipped(summary.skipped)
 
 
 def gallery(
