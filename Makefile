@@ -10,7 +10,7 @@ endif
 BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
+.PHONY: help bench test slow faults crashes elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ slow: $(VENV)/.dev ## run the slow tests
 
 faults: $(VENV)/.dev ## try kills, forged files, full disks, clusters (20 minutes), write docs/reliability.md
 	$(BIN)/python benchmarks/faults.py
+
+crashes: $(VENV)/.dev ## let every call that changes a file fail or end the process (Linux, a C compiler)
+	$(BIN)/python -m pytest -m '' tests/crashes
 
 # The arithmetic of other machines: older instruction sets of torch, numpy (OpenBLAS) and numba, other numbers of threads.
 ELSEWHERE := "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic" \

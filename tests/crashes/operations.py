@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,9 +159,7 @@ def gallery() -> Operation:
 
     return Operation(
         prepare,
-        lambda folder: command(
-            "gallery", folder / "scores.csv", "--out", folder / "gallery.html"
-        ),
+        lambda folder: command("gallery", folder / "scores.csv", "--out", folder / "gallery.html"),
         lambda folder: digest(folder / "gallery.html"),
     )
 
@@ -242,9 +238,7 @@ def monitor() -> Operation:
         loaded = fdbd.Monitor.load(folder / "monitor.safetensors", guard)
         return loaded.snapshot()["samples"]
 
-    return Operation(
-        prepare, lambda folder: watched.save(folder / "monitor.safetensors"), state
-    )
+    return Operation(prepare, lambda folder: watched.save(folder / "monitor.safetensors"), state)
 
 
 def train() -> Operation:

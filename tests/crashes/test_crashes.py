@@ -18,7 +18,9 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(sys.platform != "linux", reason="the faults are preloaded, which is Linux's"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="the faults are preloaded, which is Linux's"
+    ),
     pytest.mark.skipif(COMPILER is None, reason="needs a C compiler for the preloaded library"),
 ]
 NEEDS = {
@@ -81,9 +83,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_output_and_the_next_run_e
 
 
 @pytest.mark.parametrize("operation", ["score_parquet", "score_csv"])
-def test_folders_may_be_emptied_in_any_order(
-    operation: str, library: Path, tmp_path: Path
-) -> None:
+def test_folders_may_be_emptied_in_any_order(operation: str, library: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     assert not findings(library, tmp_path, operation, "--backwards", "--modes", "kill,fail")
 

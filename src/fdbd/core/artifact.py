@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fdbd.util.files import beside, remove_drafts
+from fdbd.util.files import beside
 
 FORMAT = 1
 """Increased when older versions of the library could misread a new file."""
@@ -40,10 +40,8 @@ def write(
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
-        remove_drafts(Path(path))
-        temporary.write_bytes(
-            save(tensors, metadata)
-        )  # save_file would leave its own drafts when it is killed
+        # safetensors' save_file would leave its own drafts when it is killed.
+        temporary.write_bytes(save(tensors, metadata))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -57,9 +57,10 @@ def downloads_allowed() -> bool:
 def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file next to `path`, renamed to it when the block ends well and removed when it
     does not. It is on the disk before that, and its folder afterwards: a power cut leaves the old
-    file or the new one."""
+    file or the new one. Old drafts that killed runs left behind are removed."""
     target = Path(path)
     check_place(target)
+    remove_drafts(target)
     draft = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     draft.touch()
     usual = draft.stat().st_mode
