@@ -83,8 +83,8 @@ def peer_of(problem: Problem) -> Any:
 def detector_of(head: Head, folded: Folded) -> FDBD:
     """A fitted detector that does not fold the head a second time."""
     detector = FDBD()
-    detector.start(head)
-    detector.set(
+    detector._start_fit(head)
+    detector.set_buffers(
         normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor
     )
     return detector

@@ -40,7 +40,7 @@ class Network:
 
     @property
     def head(self) -> Head:
-        return Head.of(self.model[3])
+        return Head.from_linear(self.model[3])
 
     def __call__(self, inputs: Tensor) -> Batch:
         assert torch.is_inference_mode_enabled()

@@ -114,7 +114,7 @@ def test_a_row_too_large_for_float64_is_never_in_distribution(name: str) -> None
 def test_the_log_scale_keeps_certain_predictions_apart() -> None:
     logits = torch.tensor([[20.0, 0.0, 0.0], [30.0, 0.0, 0.0], [40.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     detector = fdbd.create("tempscale").fit(DATA, HEAD)
-    detector.set(temperature=torch.tensor(1.0))
+    detector.set_buffers(temperature=torch.tensor(1.0))
     scores = detector.score(Batch(torch.zeros(4, 4), logits))
     expected = -torch.log1p(2 * torch.exp(-logits[:, 0].double()))
     torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=0)

@@ -79,8 +79,8 @@ def test_perturbed_images_are_scored_apart_from_their_labels() -> None:
 
 def test_a_subclass_is_asked_for_its_own_score() -> None:
     class Flipped(FDBD):
-        def score(self, batch: Batch) -> torch.Tensor:
-            return -super().score(batch)
+        def formula(self, batch: Batch) -> torch.Tensor:
+            return -super().formula(batch)
 
     plain = fitted()
     batch = batch_of(plain, 20)

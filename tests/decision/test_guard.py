@@ -83,7 +83,7 @@ def test_decision_logits_are_the_models_own(guard: fdbd.Guard) -> None:
 def test_the_score_is_the_detectors_score_on_the_heads_input(guard: fdbd.Guard) -> None:
     model, images = make_model(), torch.randn(9, 3, 2, 2)
     train = torch.cat([x for x, _ in make_loader(200, 1)])
-    head = fdbd.Head.of(model[3])
+    head = fdbd.Head.from_linear(model[3])
     expected = (
         fdbd.FDBD().fit(fdbd.Batch(model[:3](train)), head).score(fdbd.Batch(model[:3](images)))
     )
@@ -134,7 +134,7 @@ def test_features_alone_give_the_same_decision(guard: fdbd.Guard) -> None:
 def test_fitting_on_batches_of_features_needs_no_network() -> None:
     model = make_model()
     batches = [fdbd.Batch(model[:3](images).detach()) for images, _ in make_loader(200, 1)]
-    by_features = fdbd.Guard(fdbd.Head.of(model[3])).fit(batches)
+    by_features = fdbd.Guard(fdbd.Head.from_linear(model[3])).fit(batches)
     by_images = fdbd.Guard(model).fit(make_loader(200, 1))
     torch.testing.assert_close(by_features.detector.center, by_images.detector.center)
 
@@ -148,7 +148,7 @@ def test_a_detector_of_several_passes_runs_the_network_once() -> None:
     features = torch.cat([make_model()[:3](images) for images, _ in loader]).detach()
     expected = (
         fdbd.create("vim")
-        .fit(fdbd.Batch(features), fdbd.Head.of(model[3]))
+        .fit(fdbd.Batch(features), fdbd.Head.from_linear(model[3]))
         .score(fdbd.Batch(features))
     )
     torch.testing.assert_close(guard.detector.score(fdbd.Batch(features)), expected)
@@ -256,7 +256,7 @@ def test_huge_but_finite_inputs_are_not_taken_for_infinite_ones() -> None:
 class Boundless(fdbd.Detector):
     """Has no name of its own, so that no list has it."""
 
-    def score(self, batch: fdbd.Batch) -> torch.Tensor:
+    def formula(self, batch: fdbd.Batch) -> torch.Tensor:
         return batch.features[:, 0] * torch.inf
 
 
@@ -420,8 +420,8 @@ def test_a_model_with_another_head_is_refused_with_both_fingerprints(
     other = make_model(seed=9)
     with pytest.raises(artifact.ArtifactError) as error:
         fdbd.load(tmp_path / "guard.safetensors", other)
-    assert fdbd.Head.of(make_model()[3]).fingerprint()[:16] in str(error.value)
-    assert fdbd.Head.of(other[3]).fingerprint()[:16] in str(error.value)
+    assert fdbd.Head.from_linear(make_model()[3]).fingerprint()[:16] in str(error.value)
+    assert fdbd.Head.from_linear(other[3]).fingerprint()[:16] in str(error.value)
 
 
 def test_every_truncation_of_the_file_is_refused(guard: fdbd.Guard, tmp_path) -> None:
@@ -730,8 +730,8 @@ def test_a_fit_of_several_passes_computes_logits_where_a_batch_has_none() -> Non
 
 def test_a_detector_without_a_name_of_its_own_is_not_saved(tmp_path) -> None:
     class Mine(fdbd.KNN):
-        def score(self, batch: fdbd.Batch) -> torch.Tensor:
-            return 2 * super().score(batch)
+        def formula(self, batch: fdbd.Batch) -> torch.Tensor:
+            return 2 * super().formula(batch)
 
     guard = fdbd.Guard(fdbd.Head(torch.randn(4, 6)), Mine(3)).fit([fdbd.Batch(torch.randn(50, 6))])
     with pytest.raises(ValueError, match=r"Mine has no name of its own.*name = 'mine'"):

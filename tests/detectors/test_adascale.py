@@ -42,7 +42,7 @@ def oodness_by_definition(
 def test_the_score_follows_the_formulas() -> None:
     model, train, images = make_model(), make_images(700), make_images(40, 2)
     settings = {"low": 60, "high": 90, "shift": 5, "level": 10, "weight": 3.0}
-    classifier, head = Classifier(model), Head.of(model[3])
+    classifier, head = Classifier(model), Head.from_linear(model[3])
     for variant in ("activation", "logit"):
         guard = Guard(model, Shaped(AdaSCALE(**settings, variant=variant), Energy())).fit([train])
         shaping = guard.detector.shaping

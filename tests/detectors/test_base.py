@@ -27,7 +27,7 @@ class Norm(Detector):
         super().__init__()
         self.power = power
 
-    def score(self, batch):
+    def formula(self, batch):
         return -batch.features.abs().pow(self.power).sum(dim=1)
 
 
@@ -37,16 +37,16 @@ class TwoPasses(Detector):
     def passes(self, head):
         mean = (yield Mean(head.num_features)).mean()
         moments = yield Moments(head.num_features)
-        self.set(mean=mean, spread=moments.covariance().trace())
+        self.set_buffers(mean=mean, spread=moments.covariance().trace())
 
-    def score(self, batch):
+    def formula(self, batch):
         return -(batch.features - self.mean).norm(dim=1) / self.spread
 
 
 class MaxLogit(Detector):
     needs = Needs(features=False, logits=True)
 
-    def score(self, batch):
+    def formula(self, batch):
         return batch.logits.amax(dim=1)
 
 
@@ -55,9 +55,9 @@ class ByClass(Detector):
 
     def passes(self, head):
         moments = yield ClassMoments(head.num_classes, head.num_features)
-        self.set(means=moments.means())
+        self.set_buffers(means=moments.means())
 
-    def score(self, batch):
+    def formula(self, batch):
         return -torch.cdist(batch.features, self.means).amin(dim=1)
 
 
@@ -72,7 +72,7 @@ class Pair(Detector):
     def passes(self, head):
         return self.inner.passes(head)
 
-    def score(self, batch):
+    def formula(self, batch):
         return batch.features.sum(dim=1)
 
 
@@ -310,7 +310,7 @@ def test_the_base_class_fails_closed_on_what_a_detector_reads_and_on_nothing_els
 
 def test_a_score_that_comes_out_as_nan_is_closed_too():
     class Odd(Detector):
-        def score(self, batch):
+        def formula(self, batch):
             return torch.where(batch.features[:, 0] > 0, torch.nan, 1.0)
 
     scores = Odd().fit(DATA, HEAD).score(DATA)
@@ -413,7 +413,7 @@ def test_a_configuration_rebuilds_the_detector_from_plain_values():
     assert isinstance(again, Pair)
     assert again.inner.power == 3
     assert again.to_config() == config
-    assert Configured.registry["test-norm"] is Norm
+    assert registered()["test-norm"] is Norm
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def plain(name: str) -> Detector:
 
 
 def is_ours(name: str) -> bool:  # other tests register detectors of their own
-    return Configured.registry[name].__module__.startswith("fdbd.")
+    return registered()[name].__module__.startswith("fdbd.")
 
 
 OURS = {name: plain(name) for name in filter(is_ours, fdbd.list_detectors())}
@@ -83,9 +83,9 @@ class Careless(Detector):
         )
         if self.fault == "passes":
             yield Mean(head.num_features)
-        self.set(center=mean.mean())
+        self.set_buffers(center=mean.mean())
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> torch.Tensor:
         if self.fault == "in place":
             batch.features.mul_(2)
         if self.fault == "batch":

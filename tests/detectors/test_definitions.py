@@ -226,7 +226,7 @@ def test_the_distance_of_each_layer_and_their_weighted_sum_equal_pytorch_ood():
         theirs = peer.MultiMahalanobis([model[:2], model[2:4]], alpha=alpha.flip(0)).fit(
             loader(COUNT, 1)
         )
-        detector.set(weights=alpha * detector.scale, intercept=alpha @ detector.shift)
+        detector.set_buffers(weights=alpha * detector.scale, intercept=alpha @ detector.shift)
         torch.testing.assert_close(
             guard.score(images), -2 * COUNT * theirs.predict(images), rtol=1e-5, atol=1e-5
         )

@@ -35,7 +35,7 @@ class Column(Detector):
         super().__init__()
         self.index = index
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> torch.Tensor:
         return batch.features[:, self.index]
 
 

@@ -310,7 +310,7 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
 
 def test_a_non_finite_layer_fails_closed_whatever_the_sign_of_its_weight() -> None:
     detector = MDS(["early", "middle"]).fit(layered(400, 0), Head(torch.eye(CLASSES, 6)))
-    detector.set(weights=torch.tensor([1.0, -1.0, -1.0]))
+    detector.set_buffers(weights=torch.tensor([1.0, -1.0, -1.0]))
     batch = layered(4, 1)
     batch.layers["early"][0, 0] = torch.inf
     batch.layers["middle"][1, 0] = torch.nan

@@ -62,7 +62,7 @@ def test_patterns_choose_names() -> None:
 def test_every_name_makes_a_detector_with_a_paper(name: str) -> None:
     detector = fdbd.create(name)
     assert isinstance(detector, fdbd.Detector)
-    paper = Configured.registry[name].paper
+    paper = registered()[name].paper
     assert paper is not None
     assert paper.year >= 2015
 

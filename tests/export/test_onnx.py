@@ -329,7 +329,7 @@ def test_a_model_in_bfloat16_is_refused_in_one_sentence(tmp_path):
 class Liar(Detector):
     """Scores one thing, exports another."""
 
-    def score(self, batch: Batch) -> torch.Tensor:
+    def formula(self, batch: Batch) -> torch.Tensor:
         return batch.features.sum(dim=1) + (0.01 if torch.compiler.is_compiling() else 0.0)
 
 

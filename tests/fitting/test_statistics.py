@@ -24,7 +24,7 @@ from fdbd.fitting.statistics import (
     Sum,
     Transformed,
     check_finite,
-    labels_of,
+    required_labels,
     row_hashes,
 )
 
@@ -169,7 +169,7 @@ def test_class_moments_are_those_of_each_class():
 
 def test_labels_are_asked_for_where_they_are_missing():
     with pytest.raises(ValueError, match="give labels in Batch"):
-        labels_of(Batch(torch.zeros(2, 2)))
+        required_labels(Batch(torch.zeros(2, 2)))
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])

@@ -19,6 +19,7 @@ from fdbd.bench.page import html
 from fdbd.bench.rows import Latency, Row, Setting
 from fdbd.bench.table import PathLike, ResultTable
 from fdbd.core.batch import Batch, Head
+from fdbd.core.configuration import registered
 from fdbd.data.features import FeatureSet
 from fdbd.detectors import (
     Configured,
@@ -29,7 +30,7 @@ from fdbd.detectors import (
     list_detectors,
     list_shapings,
 )
-from fdbd.detectors.mds import PartMoments
+from fdbd.detectors.mds import LayerMoments
 from fdbd.fitting.driver import fit_detector
 from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together, Transformed
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
@@ -49,7 +50,7 @@ def default_detectors() -> list[str]:
     True
     """
     plain, before = (
-        [name for name in names if not Configured.registry[name].needs.network]
+        [name for name in names if not registered()[name].needs.network]
         for names in (list_detectors(shapings=False), list_shapings())
     )
     combined = [f"{shaping}+{name}" for name in ("energy", "fdbd") for shaping in before]
@@ -288,7 +289,7 @@ class _FullStatistics:
         full = self.full
         if full is None or isinstance(statistic, Count):
             return statistic
-        if isinstance(statistic, PartMoments) and not statistic.layers:
+        if isinstance(statistic, LayerMoments) and not statistic.layers:
             statistic.parts = [full]
         elif type(statistic) is Together:
             statistic.parts = [self(part) for part in statistic.parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,24 +27,32 @@ and labels."""
 class Batch(NamedTuple):
     """A classifier's features and logits of N samples.
 
+    Attributes:
+        features: (N, P) input of the linear head.
+        logits: (N, C) output of the head. None: computed from the head when a detector reads them.
+        labels: (N,) class indices, or (N, C) zeros and ones for a head of many labels; only for
+            fitting.
+        layers: pooled earlier layers, name to (N, P_layer), for multi-layer MDS.
+        views: (V, N, P) features of V transformed copies of each sample, for CSI. None: the sample
+            itself is its only view.
+        perturbed: (N, P) features of the same samples after a small step of the input, for ODIN and
+            AdaSCALE.
+        adversarial: features and layers of adversarial copies of the samples, which multi-layer MDS
+            learns its weights from; only for fitting.
+        grid: how the rows lie in maps, if each is a position. None: one row per sample.
+
     >>> Batch(torch.eye(3), labels=torch.arange(3)).rows(slice(1, 3)).labels
     tensor([1, 2])
     """
 
-    features: Tensor  #: (N, P) input of the linear head
-    logits: Tensor | None = (
-        None  #: (N, C) output of the head; None: computed from the head when a detector reads them
-    )
-    labels: Tensor | None = None  #: (N,) class indices, only for fitting
-    layers: Mapping[str, Tensor] | None = (
-        None  #: pooled earlier layers, name to (N, P_layer), for multi-layer MDS
-    )
-    views: Tensor | None = (
-        None  #: (V, N, P) features of transformed copies, for CSI; None: the one view there is
-    )
-    grid: Grid | None = (
-        None  #: how the rows lie in maps, if each is a position; None: one per sample
-    )
+    features: Tensor
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+    layers: Mapping[str, Tensor] | None = None
+    views: Tensor | None = None
+    perturbed: Tensor | None = None
+    adversarial: Batch | None = None
+    grid: Grid | None = None
 
     def rows(self, which: slice | Tensor) -> Batch:
         """Some rows of every part: a slice, without a copy, or an index (M,) or mask (N,)."""
@@ -53,17 +62,24 @@ class Batch(NamedTuple):
 
     def without(self, rows: Collection[int]) -> Batch:
         """All rows but these."""
+        if not rows:
+            return self
         left = [row for row in range(len(self.features)) if row not in rows]
-        return self.rows(torch.tensor(left, dtype=torch.int64)) if rows else self
+        return self.rows(torch.tensor(left, dtype=torch.int64))
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Batch:
         """The same batch as tensors, on this device and (except for the labels) in this floating
         dtype. None leaves either as it is; arrays go to the CPU's memory."""
-        labels = None if self.labels is None else as_tensor(self.labels).to(device)
-        moved = self._map(lambda part: part.to(device) if dtype is None else part.to(device, dtype))
-        return moved._replace(labels=labels)
+
+        def move(part: Tensor) -> Tensor:
+            return part.to(device) if dtype is None else part.to(device, dtype)
+
+        moved = self._map(move)
+        if self.labels is None:
+            return moved
+        return moved._replace(labels=as_tensor(self.labels).to(device))
 
     def cpu(self) -> Batch:
         """The same batch in the CPU's memory."""
@@ -74,21 +90,34 @@ class Batch(NamedTuple):
         return self._map(Tensor.detach)
 
     def _map(
-        self, change: Callable[[Tensor], Tensor], of_views: Callable[[Tensor], Tensor] | None = None
+        self,
+        change: Callable[[Tensor], Tensor],
+        change_views: Callable[[Tensor], Tensor] | None = None,
     ) -> Batch:
-        features, logits, labels, layers, views, grid = self
-        return Batch(
-            change(as_tensor(features)),
-            None if logits is None else change(as_tensor(logits)),
-            None if labels is None else change(as_tensor(labels)),
-            layers and {name: change(as_tensor(part)) for name, part in layers.items()},
-            None if views is None else (of_views or change)(as_tensor(views)),
-            grid,
-        )
+        """The batch with `change` applied to every tensor, and `change_views`, if given, to the
+        views, whose rows are on the second axis."""
+        changed: dict[str, Any] = {}
+        for name in ("features", "logits", "labels", "perturbed"):
+            part = getattr(self, name)
+            if part is not None:
+                changed[name] = change(as_tensor(part))
+        if self.layers is not None:
+            changed["layers"] = {
+                name: change(as_tensor(part)) for name, part in self.layers.items()
+            }
+        if self.views is not None:
+            changed["views"] = (change_views or change)(as_tensor(self.views))
+        if self.adversarial is not None:
+            changed["adversarial"] = self.adversarial._map(change, change_views)
+        return self._replace(**changed)
 
 
 class Head:
     """The linear head of a classifier: ``logits = features @ weight.T + bias``.
+
+    A cosine head (`Head.cosine`) divides each feature vector by its norm first. Detectors then see
+    these unit vectors as the features: the geometry of the head is that of hyperplanes through the
+    unit sphere.
 
     Args:
         weight: (C, P) array or tensor. One row (a binary head with logit d) becomes two, with
@@ -102,33 +131,62 @@ class Head:
     2
     """
 
+    is_cosine: bool = False
+    """Whether features are divided by their norms before the linear map."""
+
     def __init__(self, weight: ArrayLike, bias: ArrayLike | None = None) -> None:
         weight = as_floats(weight, "head weights").detach()
         if weight.ndim != 2:
             raise ValueError(
                 f"head weight has shape {tuple(weight.shape)}, expected (classes, features)"
             )
-        bias = (
-            weight.new_zeros(len(weight))
-            if bias is None
-            else as_floats(bias, "head biases").detach()
-        )
-        bias = bias.to(weight.device, weight.dtype).reshape(-1)
+        if bias is None:
+            bias = weight.new_zeros(len(weight))
+        bias = as_floats(bias, "head biases").detach().to(weight.device, weight.dtype).reshape(-1)
         if len(bias) != len(weight):
             raise ValueError(
-                f"head bias has {len(bias)} entries, expected one for each of {len(weight)} weight rows"
+                f"head bias has {len(bias)} entries, expected one for each of the "
+                f"{len(weight)} weight rows"
             )
         if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
             raise ValueError(
                 "head holds NaN or infinite values; check the checkpoint that it came from"
             )
         self.is_binary = len(weight) == 1
-        self.weight, self.bias = (
-            (two_rows(weight.T).T, two_rows(bias[None])[0]) if self.is_binary else (weight, bias)
-        )
+        if self.is_binary:
+            weight = two_rows(weight.T).T
+            bias = two_rows(bias[None])[0]
+        self.weight = weight
+        self.bias = bias
 
     @classmethod
-    def of(cls, source: object) -> Head:
+    def cosine(cls, weight: ArrayLike, scale: float = 1.0) -> Head:
+        """A head whose logits are scaled cosines, as in CLIP, SigLIP, ArcFace and weight-normalised
+        layers: ``logits = scale · cos(features, weight_c)``.
+
+        Args:
+            weight: (C, P), one row per class; rows are divided by their norms.
+            scale: of the cosines; CLIP's is 100.
+
+        >>> Head.cosine([[2.0, 0.0], [0.0, 1.0]], scale=10)(torch.tensor([[3.0, 4.0]]))
+        tensor([[6., 8.]])
+        """
+        if not 0 < scale < float("inf"):
+            raise ValueError(f"scale is {scale!r}, expected a positive number")
+        rows = as_floats(weight, "head weights").detach()
+        if rows.ndim != 2 or len(rows) < 2:
+            raise ValueError(
+                f"weight of a cosine head has shape {tuple(rows.shape)}, expected (classes, "
+                "features) with at least two classes"
+            )
+        if not (rows != 0).any(dim=1).all():
+            raise ValueError("a class of a cosine head has the weight 0, which has no direction")
+        head = cls(scale * unit_rows(rows))
+        head.is_cosine = True
+        return head
+
+    @classmethod
+    def from_linear(cls, source: object) -> Head:
         """The head in an ``nn.Linear``, a 1×1 ``nn.Conv2d``, a pair of arrays or a fitted linear
         classifier of scikit-learn (``coef_``, ``intercept_``); a Head unchanged."""
         if isinstance(source, Head):
@@ -141,8 +199,30 @@ class Head:
             return cls(np.atleast_2d(source.coef_), np.atleast_1d(source.intercept_))
         if isinstance(source, (tuple, list)) and len(source) == 2:
             return cls(*source)
-        expected = "nn.Linear, a 1×1 nn.Conv2d, (weight, bias) or a fitted linear classifier with coef_ and intercept_"
-        raise TypeError(f"no linear head in a {type(source).__name__}; expected {expected}")
+        raise TypeError(
+            f"no linear head in a {type(source).__name__}; expected nn.Linear, a 1×1 nn.Conv2d, "
+            "(weight, bias) or a fitted linear classifier with coef_ and intercept_"
+        )
+
+    @classmethod
+    def of(cls, source: object) -> Head:
+        """Deprecated: use `Head.from_linear`."""
+        warnings.warn(
+            "Head.of is now Head.from_linear; the old name goes in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return cls.from_linear(source)
+
+    @classmethod
+    def _unchecked(cls, weight: Tensor, bias: Tensor, is_cosine: bool) -> Head:
+        """A head from tensors that were checked when they were kept: takes a microsecond."""
+        head = cls.__new__(cls)
+        head.weight = weight
+        head.bias = bias
+        head.is_binary = False
+        head.is_cosine = is_cosine
+        return head
 
     @property
     def num_classes(self) -> int:
@@ -157,7 +237,8 @@ class Head:
     def cpu(self) -> Head:
         """The same head in the CPU's memory."""
         head = copy.copy(self)
-        head.weight, head.bias = self.weight.cpu(), self.bias.cpu()
+        head.weight = self.weight.cpu()
+        head.bias = self.bias.cpu()
         return head
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -165,17 +246,31 @@ class Head:
         integers, in the head's."""
         if not features.is_floating_point():
             features = features.to(self.weight.dtype)
+        if self.is_cosine:
+            features = unit_rows(features)
         return nn.functional.linear(features, self.weight.to(features), self.bias.to(features))
 
     def fingerprint(self) -> str:
         """SHA-256 of shape and float32 values, the same on every device."""
-        digest = hashlib.sha256(f"{self.num_classes}x{self.num_features}".encode())
+        kind = "cosine " if self.is_cosine else ""
+        digest = hashlib.sha256(f"{kind}{self.num_classes}x{self.num_features}".encode())
         for tensor in (self.weight, self.bias):
             digest.update(tensor.to("cpu", torch.float32).contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def __repr__(self) -> str:
-        return f"Head({self.num_classes} classes, {self.num_features} features)"
+        kind = "cosine, " if self.is_cosine else ""
+        return f"Head({kind}{self.num_classes} classes, {self.num_features} features)"
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Rows (N, P) divided by their norms, whatever their size: the largest entry is divided out
+    first, so that no square overflows or underflows. A row of zeros stays zero."""
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    is_zero = largest == 0
+    scaled = rows / largest.masked_fill(is_zero, 1)
+    norms: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / norms.masked_fill(is_zero, 1)
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -193,7 +288,7 @@ def as_batch(value: object) -> Batch:
     return value
 
 
-def logits_of(batch: Batch) -> Tensor:
+def required_logits(batch: Batch) -> Tensor:
     """(N, C) logits; ValueError if there are none."""
     if batch.logits is None:
         raise ValueError(
@@ -202,7 +297,14 @@ def logits_of(batch: Batch) -> Tensor:
     return batch.logits
 
 
-def labels_of(batch: Batch) -> Tensor:
+def required_perturbed(batch: Batch) -> Tensor:
+    """(N, P) features of the perturbed samples; ValueError if there are none."""
+    if batch.perturbed is None:
+        raise ValueError("the batch has no features of perturbed images, which only a Guard takes")
+    return batch.perturbed
+
+
+def required_labels(batch: Batch) -> Tensor:
     """(N,) int64 labels on the CPU; ValueError if there are none."""
     if batch.labels is None:
         raise ValueError(
@@ -228,7 +330,9 @@ def as_floats(values: Any, what: str, dtype: torch.dtype | None = None) -> Tenso
     tensor = as_tensor(values)
     if tensor.is_complex():
         raise TypeError(f"{what} are complex, expected real numbers")
-    return tensor.to(dtype or (torch.float64 if tensor.dtype == torch.float64 else torch.float32))
+    if dtype is None:
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return tensor.to(dtype)
 
 
 def two_rows(logit: Tensor) -> Tensor:

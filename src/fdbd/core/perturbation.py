@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fdbd.core.batch import Batch, Inputs, as_tensor, logits_of
+from fdbd.core.batch import Batch, Inputs, as_tensor, required_logits
 from fdbd.core.configuration import expect, one_of, positive
 
 Network = Callable[[Tensor], Batch]
@@ -159,7 +159,7 @@ def _step(
 
 
 def _logits(batch: Batch) -> Tensor:
-    logits = logits_of(batch)
+    logits = required_logits(batch)
     return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -17,7 +17,7 @@ from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
 from fdbd.core.batch import Batch, Head, Inputs, as_batch
-from fdbd.core.configuration import NotFittedError
+from fdbd.core.configuration import NotFittedError, require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
@@ -405,7 +405,7 @@ class Guard(nn.Module):
         """Write detector, threshold and fingerprints of head and model as one safetensors file; the
         model is not in it."""
         self.require_fitted()
-        self.detector.require_name()
+        require_name(self.detector)
         tensors = self._tensors()
         if self.seen is not None:
             tensors["seen"] = self.seen.hashes

@@ -7,15 +7,26 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from fdbd import kernels
-from fdbd.core.batch import Batch, Head, Inputs, as_matrix, as_tensor, labels_of, logits_of
+from fdbd.core.batch import (
+    Batch,
+    Head,
+    Inputs,
+    as_matrix,
+    as_tensor,
+    required_labels,
+    required_logits,
+    required_perturbed,
+    unit_rows,
+)
 from fdbd.core.configuration import (
     Configured,
     Needs,
@@ -28,6 +39,7 @@ from fdbd.core.configuration import (
     positive,
 )
 from fdbd.fitting.driver import fit_detector
+from fdbd.kernels import survive_forks
 from fdbd.util.torch_compat import autocasts, full_precision, tracing
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
@@ -37,64 +49,38 @@ _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 class Detector(Configured):
     """Scores how in-distribution a sample is: higher is more in-distribution.
 
-    A subclass writes
+    Users call `fit` and `score`. An author writes
 
     - `needs`: what it reads and what its fit takes (`Needs`);
-    - `passes`: what to learn from the training data, kept as buffers by ``self.set(name=tensor)``;
-    - `score`: the formula, on a checked batch in the dtype of the fit with all that `needs` names. NaN means that a row
-      is not to be trusted.
+    - `passes`: what to learn from the training data, kept as buffers by
+      ``self.set_buffers(name=tensor)``;
+    - `formula`: the scores of a checked batch.
 
-    When the class is created, its `score` is replaced by a method that passes it to
-    `checked_score`, so a formula needs no checks. Two hooks are for the few detectors that need
-    them: `observe` and `example`. Detectors that it holds as submodules keep the head for it, and
-    forget what they had learnt when it is fitted.
+    Two hooks are for the few detectors that need them: `observe` and `example`. Detectors that it
+    holds as submodules keep the head for it, and forget what they had learnt when it is fitted.
 
     >>> import fdbd
     >>> class Largest(fdbd.Detector):
     ...     needs = Needs(passes=0)
-    ...     def score(self, batch):
+    ...     def formula(self, batch):
     ...         return batch.features.amax(dim=1)
     >>> Largest().fit(fdbd.Batch(torch.eye(2)), fdbd.Head(torch.eye(2))).score(fdbd.Batch(torch.tensor([[1.0, 5.0]])))
     tensor([5.])
     """
 
-    notices_bad_rows: bool = False
+    head_weight: Annotated[Tensor, "C P"]  #: weight of the head that it was fitted with
+    head_bias: Annotated[Tensor, "C"]  #: its bias
+
+    _notices_bad_rows: bool = False
     """Whether the formula itself gives NaN for every row with a number that is not finite or too
     large, so that the base class need not read the batch a second time to look for them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        kernels.survive_forks()
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if formula := cls.__dict__.get("score"):
-            checked = functools.wraps(formula)(
-                lambda self, batch: self.checked_score(formula, batch)
-            )
-            cls.score = checked  # type: ignore[method-assign]
+        if "score" in cls.__dict__:
+            _adopt_old_score(cls)
 
-    def passes(self, head: Head) -> Passes:
-        """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the
-        training data."""
-        return
-        yield
-
-    def score(self, batch: Batch) -> Tensor:
-        """(N,) scores of a batch; higher is more in-distribution."""
-        raise NotImplementedError(f"{type(self).__name__} defines no score")
-
-    def observe(
-        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
-    ) -> Batch:
-        """What a Guard scores and learns from: the untouched model's Batch of these images, with
-        whatever else the score rests on in ``Batch.views`` or ``Batch.layers``. `labels` (N,) are
-        there only while fitting."""
-        return classifier(images)
-
-    def example(self) -> Batch:
-        """Two rows of zeros with all that a score reads, to try a fitted detector on."""
-        return Batch(self.head.weight.new_zeros(2, self.head.num_features))
+    # For users
 
     def fit(self, batches: Batch | Iterable[Batch], head: Head) -> Self:
         """Learn from training data: one Batch, or an iterable of batches that can be iterated once
@@ -104,32 +90,13 @@ class Detector(Configured):
         fit_detector(self, batches, head)
         return self
 
-    def _through_a_guard(self, call: str) -> str:
-        lack = f"{self.label} looks at the images through the network, so features are not enough"
-        return f"{lack}: use it as guard = fdbd.Guard(model, {self.label!r}) and call {call}"
+    def score(self, batch: Batch) -> Tensor:
+        """(N,) scores of a batch; higher is more in-distribution. −inf for a row that cannot be
+        trusted. Not to be overridden: a detector's author writes `formula`."""
+        return self._checked_score(type(self).formula, batch)
 
-    def start(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
-        """Begin a fit: keep the head and return the running `passes`. Drivers call this, users call
-        `fit`."""
-        if head.num_classes < 2:
-            raise ValueError(
-                f"a detector needs at least two classes, the head has {head.num_classes}"
-            )
-        self.forget()
-        for module in self.modules():
-            if isinstance(module, Configured):
-                module.fit_dtype = torch.promote_types(
-                    head.weight.dtype, dtype or head.weight.dtype
-                )
-        for detector in innermost(self):
-            detector.set(head_weight=head.weight, head_bias=head.bias)
-        return self.passes(head)
-
-    def forget(self) -> None:
-        """Drop everything that was learnt."""
-        for module in self.modules():
-            if isinstance(module, Configured):
-                module._buffers.clear()
+    def forward(self, batch: Batch) -> Tensor:
+        return self.score(batch)
 
     @property
     def label(self) -> str:
@@ -144,118 +111,225 @@ class Detector(Configured):
     @property
     def head(self) -> Head:
         """The head that it was fitted with; NotFittedError if it was not."""
-        buffers: Any = (
-            self._buffers if "head_weight" in self._buffers else innermost(self)[0]._buffers
-        )
+        buffers: Any = self._buffers
         if "head_weight" not in buffers:
-            kind = type(self).__name__
+            buffers = innermost(self)[0]._buffers
+        if "head_weight" not in buffers:
             raise NotFittedError(
-                f"{kind} is not fitted: call fit(batches, head), or load a fitted one from a file"
+                f"{type(self).__name__} is not fitted: call fit(batches, head), or load a fitted "
+                "one from a file"
             )
-        head = Head.__new__(Head)  # checked when it was kept
-        head.weight, head.bias, head.is_binary = buffers["head_weight"], buffers["head_bias"], False
-        return head
+        return Head._unchecked(
+            buffers["head_weight"], buffers["head_bias"], "head_is_cosine" in buffers
+        )
 
-    @property
-    def head_weight(self) -> Tensor:
-        """(C, P) weight of the head that it was fitted with."""
-        return self.head.weight
+    # For authors
 
-    @property
-    def head_bias(self) -> Tensor:
-        """(C,) bias of the head that it was fitted with."""
-        return self.head.bias
+    def passes(self, head: Head) -> Passes:
+        """Ask for statistics: ``m = yield Moments(P)`` suspends until m holds the sum over the
+        training data."""
+        return
+        yield
 
-    def buffer_shape(self, name: str) -> str | None:
-        return {"head_weight": "C P", "head_bias": "C"}.get(name) or super().buffer_shape(name)
+    @abstractmethod
+    def formula(self, batch: Batch) -> Tensor:
+        """(N,) scores of a checked batch: right shapes, the dtype of the fit, logits if `needs`
+        names them. NaN means that a row is not to be trusted. `score` calls this."""
+        raise NotImplementedError(f"{type(self).__name__} defines no formula")
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.score(batch)
+    def observe(
+        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
+    ) -> Batch:
+        """What a Guard scores and learns from: the untouched model's Batch of these images, with
+        whatever else the score rests on in its other fields. `labels` (N,) are there only while
+        fitting."""
+        return classifier(images)
 
-    def checked_score(self, formula: Callable[[Self, Batch], Tensor], batch: Batch) -> Tensor:
-        """(N,) scores by a formula that is given a prepared batch, −inf for rows that cannot be
-        trusted.
+    def example(self) -> Batch:
+        """Two rows of zeros with all that a score reads, to try a fitted detector on."""
+        return Batch(self.head.weight.new_zeros(2, self.head.num_features))
 
-        Not trusted are rows with a number that is not finite, in what the detector reads and as it
-        was given, and rows whose score is not finite, in float64 where the dtype of the fit is too
-        narrow for them. This is the only place that decides so; autocast around it changes nothing.
-        """
-        if autocasts():
-            with full_precision():
-                return self.checked_score(formula, batch)
-        prepared = self.prepare(batch)
-        if not tracing() and not prepared.features.shape[0]:
-            return prepared.features.new_zeros(0)
-        scores = formula(self, prepared)
-        read = [] if self.notices_bad_rows else self._read(prepared)
-        limit = _LARGE[scores.dtype]
-        if tracing():  # a graph cannot inspect values, so no row can be scored again in float64
-            for values in read:
-                scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)
-            return torch.where(scores.abs() < torch.inf, scores, -torch.inf)
-        # No value exceeds the norm of all, which is found ten times as fast as the largest value of
-        # each row.
-        norms = (torch.linalg.vector_norm(values).item() for values in read)
-        if all(norm < limit for norm in norms) and math.isfinite(scores.sum().item()):
-            return scores
-        doubtful = ~torch.isfinite(scores.detach())
-        for values in read:
-            doubtful |= ~(
-                torch.maximum(values.amax(dim=1), -values.amin(dim=1)) < limit
-            )  # a NaN is not below
-        given = batch.to(prepared.features.device)
-        finite = torch.stack(
-            [torch.isfinite(values).all(dim=1) for values in self._read(given)]
-        ).all(dim=0)
-        rescued = (doubtful & finite).nonzero()[:, 0]
-        if prepared.features.dtype != torch.float64 and len(rescued):
-            # On the CPU, since this is rare and not every device has float64.
-            exact = (
-                copy.deepcopy(self)
-                .cpu()
-                .double()
-                .score(given.rows(rescued).cpu().to(dtype=torch.float64))
-            )
-            limits = torch.finfo(scores.dtype)
-            exact = torch.where(exact.isfinite(), exact.clamp(limits.min, limits.max), exact)
-            scores = scores.index_copy(0, rescued, exact.to(scores.dtype).to(scores.device))
-        return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
+    # For drivers of a fit, and for explanations
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch as the formula expects it: checked shapes, the dtype of the fit, logits where
-        it reads them."""
-        head, logits = self.head, batch.logits
-        if self.needs.network and batch.views is None:
-            raise ValueError(self._through_a_guard("guard(images)"))
+        """The batch as the formula gets it: checked shapes, the dtype of the fit, logits if the
+        formula reads them."""
+        needs = self.needs
+        head = self.head
         dtype = head.weight.dtype
+        logits = batch.logits
+        if needs.network and batch.views is None and batch.perturbed is None:
+            raise ValueError(self._through_a_guard("guard(images)"))
         features = as_matrix(
             batch.features, head.num_features, "features", "the head's input", dtype
         )
-        if self.needs.logits:
+        if head.is_cosine:
+            features = unit_rows(features)
+        if needs.logits:
             if logits is None:
-                logits = torch.nn.functional.linear(features, head.weight, head.bias)
-            logits = as_matrix(logits, head.num_classes, "logits", "the head's classes", dtype)
+                logits = nn.functional.linear(features, head.weight, head.bias)
+            else:
+                logits = as_matrix(logits, head.num_classes, "logits", "the head's classes", dtype)
         if isinstance(logits, Tensor) and logits.shape[0] != features.shape[0]:
             raise ValueError(
                 f"{features.shape[0]} rows of features but {logits.shape[0]} rows of logits"
             )
-        if batch.layers is not None or batch.views is not None:
-            batch = batch._replace(labels=None).to(dtype=dtype)
+        if batch.layers is not None or batch.views is not None or batch.perturbed is not None:
+            batch = self._other_parts(batch, head)
         if features is batch.features and logits is batch.logits:
             return batch
         return batch._replace(features=features, logits=logits)
 
+    def _other_parts(self, batch: Batch, head: Head) -> Batch:
+        """The batch with layers, views and perturbed features as the formula gets them."""
+        batch = batch._replace(labels=None, adversarial=None).to(dtype=head.weight.dtype)
+        if head.is_cosine and batch.views is not None:
+            batch = batch._replace(views=torch.stack([unit_rows(view) for view in batch.views]))
+        if head.is_cosine and batch.perturbed is not None:
+            batch = batch._replace(perturbed=unit_rows(batch.perturbed))
+        return batch
+
+    def _start_fit(self, head: Head, dtype: torch.dtype | None = None) -> Passes:
+        """Begin a fit: keep the head and return the running `passes`."""
+        if head.num_classes < 2:
+            raise ValueError(
+                f"a detector needs at least two classes, the head has {head.num_classes}"
+            )
+        self._forget()
+        fit_dtype = torch.promote_types(head.weight.dtype, dtype or head.weight.dtype)
+        for module in self.modules():
+            if isinstance(module, Configured):
+                module.fit_dtype = fit_dtype
+        for detector in innermost(self):
+            detector.set_buffers(head_weight=head.weight, head_bias=head.bias)
+            if head.is_cosine:
+                detector.set_buffers(head_is_cosine=torch.ones((), dtype=torch.bool))
+        return self.passes(head)
+
+    def _forget(self) -> None:
+        """Drop everything that was learnt."""
+        for module in self.modules():
+            if isinstance(module, Configured):
+                module._buffers.clear()
+
+    def _through_a_guard(self, call: str) -> str:
+        return (
+            f"{self.label} looks at the images through the network, so features are not enough: "
+            f"use it as guard = fdbd.Guard(model, {self.label!r}) and call {call}"
+        )
+
+    # Failing closed
+
+    def _checked_score(self, formula: Callable[[Any, Batch], Tensor], batch: Batch) -> Tensor:
+        """(N,) scores by a formula that is given a prepared batch, −inf for rows that cannot be
+        trusted.
+
+        Not trusted are rows with a number that is not finite, in what the detector reads and as it
+        was given, and rows whose score is not finite, in float64 if the dtype of the fit is too
+        narrow for them. This is the only place that decides so; autocast around it changes nothing.
+        """
+        if autocasts():
+            with full_precision():
+                return self._checked_score(formula, batch)
+        survive_forks()
+        prepared = self.prepare(batch)
+        is_traced = tracing()
+        if not is_traced and not prepared.features.shape[0]:
+            return prepared.features.new_zeros(0)
+        scores = formula(self, prepared)
+        read = [] if self._notices_bad_rows else self._read(prepared)
+        if is_traced:
+            return _closed_in_a_graph(scores, read)
+        if _all_are_plain(scores, read):
+            return scores
+        return self._closed(scores, read, batch)
+
+    def _closed(self, scores: Tensor, read: list[Tensor], batch: Batch) -> Tensor:
+        """The scores with doubtful rows decided one by one, in float64 if they can be trusted."""
+        limit = _LARGE[scores.dtype]
+        doubtful = ~torch.isfinite(scores.detach())
+        for values in read:
+            largest = torch.maximum(values.amax(dim=1), -values.amin(dim=1))
+            # A NaN is not below the limit either.
+            doubtful |= ~(largest < limit)
+        given = batch.to(scores.device)
+        finite = torch.ones_like(doubtful)
+        for values in self._read(given):
+            finite &= torch.isfinite(values).all(dim=1)
+        rescued = (doubtful & finite).nonzero()[:, 0]
+        if scores.dtype != torch.float64 and len(rescued):
+            scores = scores.index_copy(0, rescued, self._in_float64(given.rows(rescued), scores))
+        return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
+
+    def _in_float64(self, batch: Batch, like: Tensor) -> Tensor:
+        """(N,) scores computed in float64 and rounded to the dtype, and on the device, of `like`.
+        On the CPU, since this is rare and not every device has float64."""
+        wide = copy.deepcopy(self).cpu().double()
+        exact = wide.score(batch.cpu().to(dtype=torch.float64))
+        limits = torch.finfo(like.dtype)
+        exact = torch.where(exact.isfinite(), exact.clamp(limits.min, limits.max), exact)
+        return exact.to(like.dtype).to(like.device)
+
     def _read(self, batch: Batch) -> list[Tensor]:
         """(N, D) each: the parts of a batch that a score rests on."""
-        needs, logits = self.needs, batch.logits
-        parts = [batch.features] if needs.features or (needs.logits and logits is None) else []
-        parts += [logits] if needs.logits and logits is not None else []
+        needs = self.needs
+        parts = []
+        if needs.features or (needs.logits and batch.logits is None):
+            parts.append(batch.features)
+        if needs.logits and batch.logits is not None:
+            parts.append(batch.logits)
         if needs.views and batch.views is not None:
             parts.append(batch.views.transpose(0, 1).flatten(1))
-        return parts + [as_tensor((batch.layers or {})[name]) for name in needs.layers]
+        if needs.perturbed and batch.perturbed is not None:
+            parts.append(batch.perturbed)
+        for name in needs.layers:
+            parts.append(as_tensor((batch.layers or {})[name]))
+        return parts
+
+
+def _all_are_plain(scores: Tensor, read: list[Tensor]) -> bool:
+    """Whether all scores are finite, and all numbers that they rest on finite and of moderate size.
+    No value exceeds the norm of all, which is found ten times as fast as the largest value of each
+    row."""
+    limit = _LARGE[scores.dtype]
+    for values in read:
+        if not torch.linalg.vector_norm(values).item() < limit:
+            return False
+    return math.isfinite(scores.sum().item())
+
+
+def _closed_in_a_graph(scores: Tensor, read: list[Tensor]) -> Tensor:
+    """The same without looking at a number, which no graph can, so that no row is scored again in
+    float64."""
+    limit = _LARGE[scores.dtype]
+    for values in read:
+        scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)
+    return torch.where(scores.abs() < torch.inf, scores, -torch.inf)
+
+
+def _adopt_old_score(cls: type[Detector]) -> None:
+    """Until 0.2 an author wrote `score` where `formula` stands now: such a class still works, with
+    a warning."""
+    warnings.warn(
+        f"{cls.__qualname__} defines score(batch): rename it to formula(batch), which Detector's "
+        "score calls with a checked batch; the old name goes in the next release",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    formula: Any = cls.__dict__["score"]
+
+    @functools.wraps(formula)
+    def score(self: Detector, batch: Batch) -> Tensor:
+        return self._checked_score(formula, batch)
+
+    cls.score = score  # type: ignore[method-assign]
 
 
 def innermost(module: nn.Module) -> list[Detector]:
     """The detectors in a module that hold no others."""
-    inner = [detector for child in module.children() for detector in innermost(child)]
-    return inner if inner or not isinstance(module, Detector) else [module]
+    inner = []
+    for child in module.children():
+        inner += innermost(child)
+    if not inner and isinstance(module, Detector):
+        return [module]
+    return inner

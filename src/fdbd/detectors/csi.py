@@ -48,31 +48,40 @@ class CSI(Banked):
 
     def passes(self, head: Head) -> Passes:
         bank = yield Bank(self.alpha, views_as_rows)
-        if len({rows.shape[1] for rows in bank.rows}) > 1:
+        widths = {rows.shape[1] for rows in bank.rows}
+        if len(widths) > 1:
             raise ValueError(
                 "training batches differ in their number of views, expected the same number in each"
             )
-        views = bank.samples(self.fit_dtype).unflatten(1, (-1, head.num_features)).transpose(0, 1)
-        weights = torch.ones(1)
-        if len(views) > 1:
-            norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
-            weights = torch.where(norms > 0, 1 / norms, 0)
-        self.set(weights=weights)
+        rows = bank.samples(self.fit_dtype)
+        views = rows.unflatten(1, (-1, head.num_features)).transpose(0, 1)
+        self.set_buffers(weights=_view_weights(views))
         self.keep(unit(views).contiguous())
 
     def example(self) -> Batch:
         example = super().example()
         return example._replace(views=example.features.expand(len(self.bank), -1, -1))
 
-    def score(self, batch: Batch) -> Tensor:
-        views = (batch.features[None] if batch.views is None else batch.views).to(self.bank)
+    def formula(self, batch: Batch) -> Tensor:
+        views = batch.features[None] if batch.views is None else batch.views
         expected = (self.bank.shape[0], *batch.features.shape)
         if views.shape != expected:
             raise ValueError(
                 f"views have shape {tuple(views.shape)}, expected {expected}, as many as in training"
             )
-        nearest = [largest_products(view, bank, 1)[0][:, 0] for view, bank in zip(views, self.bank)]
+        nearest = []
+        for view, bank in zip(views.to(self.bank), self.bank):
+            products, _ = largest_products(view, bank, 1)
+            nearest.append(products[:, 0])
         return self.weights @ torch.stack(nearest)
+
+
+def _view_weights(views: Tensor) -> Tensor:
+    """(V,) λ_v, one over the mean norm of a view's training features; 1 for a single view."""
+    if len(views) == 1:
+        return torch.ones(1)
+    norms = torch.linalg.vector_norm(views.to(torch.float64), dim=2).mean(dim=1)
+    return torch.where(norms > 0, 1 / norms, 0)
 
 
 def views_as_rows(batch: Batch) -> Tensor:
@@ -80,7 +89,8 @@ def views_as_rows(batch: Batch) -> Tensor:
     if batch.views is None:
         return batch.features
     if batch.views.shape[1:] != batch.features.shape:
-        expected = f"(V, {', '.join(map(str, batch.features.shape))})"
+        expected = f"(V, {', '.join(str(size) for size in batch.features.shape)})"
         raise ValueError(f"views have shape {tuple(batch.views.shape)}, expected {expected}")
-    check_finite(batch.views.transpose(0, 1), "its views")
-    return batch.views.transpose(0, 1).flatten(1)
+    by_sample = batch.views.transpose(0, 1)
+    check_finite(by_sample, "its views")
+    return by_sample.flatten(1)

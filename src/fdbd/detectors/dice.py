@@ -51,9 +51,9 @@ class DICE(Detector):
         threshold = (
             np.percentile(contributions.numpy(), self.percentile) if self.percentile else -np.inf
         )
-        self.set(sparse_weight=torch.where(contributions > threshold, weight, 0))
+        self.set_buffers(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         return logsumexp(
             torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias)
         )

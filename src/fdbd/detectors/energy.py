@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of, positive
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, positive, required_logits
 from fdbd.detectors.softmax import logsumexp
 
 
@@ -29,8 +29,8 @@ class Energy(Detector):
         super().__init__()
         self.temperature = positive("temperature", temperature)
 
-    def score(self, batch: Batch) -> Tensor:
-        logits = logits_of(batch)
+    def formula(self, batch: Batch) -> Tensor:
+        logits = required_logits(batch)
         return (
             logsumexp(logits)
             if self.temperature == 1

@@ -50,8 +50,8 @@ class Ensemble(Detector):
     ``guard.calibrate``.
 
     Args:
-        detectors: two or more detectors, or their names as in `create`. None that needs the
-        network.
+        detectors: two or more detectors, or their names as in `create`; none that needs the
+            network.
         combine: how p-values are combined.
         weights: a positive number for each detector; only their ratios matter. None: all the same.
 
@@ -80,23 +80,7 @@ class Ensemble(Detector):
             )
         expect("the number of detectors", len(detectors), len(detectors) <= 100, "at most 100")
         members = [as_detector(detector) for detector in detectors]
-        if alone := next((member.label for member in members if member.needs.network), None):
-            raise ValueError(
-                f"{alone} needs the network and cannot be in an ensemble: guard it by itself"
-            )
-        needs, flags = (
-            [member.needs for member in members],
-            ("features", "logits", "views", "labels", "heldout"),
-        )
-        layers = tuple(dict.fromkeys(name for each in needs for name in each.layers))
-        if layers and any(each.views for each in needs):
-            raise ValueError(
-                "one member reads views and another layers, which cannot be fitted together: use one"
-            )
-        known = [each.passes for each in needs if each.passes is not None]
-        passes = max(known) if len(known) == len(needs) else None
-        shared = {flag: any(getattr(each, flag) for each in needs) for flag in flags}
-        self.needs = Needs(**shared, layers=layers, passes=passes, calibration=True)
+        self.needs = _needs_of_all(members)
         self.detectors = nn.ModuleList(members)
         self.combine = one_of("combine", combine, "harmonic", "fisher", "cauchy")
         self.weights = _checked_weights(weights, len(members))
@@ -138,36 +122,49 @@ class Ensemble(Detector):
         return classifier(images)
 
     def example(self) -> Batch:
-        example, *others = (member.example() for member in self.members)
-        for other in others:
-            layers = {**(example.layers or {}), **(other.layers or {})}
-            views = other.views if example.views is None else example.views
-            example = example._replace(layers=layers or None, views=views)
+        example = self.members[0].example()
+        for member in self.members[1:]:
+            other = member.example()
+            if other.layers is not None:
+                example = example._replace(layers={**(example.layers or {}), **other.layers})
+            if example.views is None:
+                example = example._replace(views=other.views)
         return example
 
     def calibrate(self, batches: Batch | Iterable[Batch]) -> Self:
         """Learn how each member scores in-distribution data; `batches` are one Batch or an iterable
         of them."""
+        given = [batches] if isinstance(batches, Batch) else batches
+        parts = [torch.zeros(len(self.detectors), 0)]
         with torch.no_grad(), undisturbed():
-            parts = [
-                self._member_scores(as_batch(b))
-                for b in ([batches] if isinstance(batches, Batch) else batches)
-            ]
-        scores = torch.cat(parts, dim=1) if parts else torch.zeros(len(self.detectors), 0)
+            for batch in given:
+                parts.append(self._member_scores(as_batch(batch)))
+        if len(parts) > 1:
+            # The scores' own dtype and device, not those of the empty start.
+            parts = parts[1:]
+        scores = torch.cat(parts, dim=1)
         count = scores.shape[1]
         if count < 2:
             raise ValueError(f"{count} calibration samples, expected at least 2, better hundreds")
-        for member, row in zip(self.members, scores):
-            if not torch.isfinite(row).all():
-                bad = int((~torch.isfinite(row)).nonzero()[0])
-                raise ValueError(
-                    f"{member.label} scores calibration sample {bad} {row[bad]}, expected a finite score"
-                )
+        self._require_finite(scores)
         with undisturbed():
-            ranks = _ranks(count).to(scores.device)  # 1 is the lowest score
-        self._set_buffer("knots", scores.sort(dim=1).values[:, ranks - 1].contiguous())
+            # 1 is the lowest score.
+            ranks = _ranks(count).to(scores.device)
+        ascending = scores.sort(dim=1).values
+        self._set_buffer("knots", ascending[:, ranks - 1].contiguous())
         self._set_buffer("levels", (ranks + 1).to(scores.dtype) / (count + 1))
         return self
+
+    def _require_finite(self, scores: Tensor) -> None:
+        """An error that names the member and the calibration sample whose score is not finite."""
+        for member, row in zip(self.members, scores):
+            bad = (~torch.isfinite(row)).nonzero()[:, 0]
+            if len(bad):
+                sample = int(bad[0])
+                raise ValueError(
+                    f"{member.label} scores calibration sample {sample} {row[sample]}, expected a "
+                    "finite score"
+                )
 
     def _member_scores(self, batch: Batch) -> Tensor:
         """(M, N)."""
@@ -182,20 +179,29 @@ class Ensemble(Detector):
                 f"the ensemble is not calibrated: call calibrate(batches) on {data}"
             )
         scores = self._member_scores(batch)
-        knots, levels = self.knots, self.levels
-        if torch.compiler.is_compiling():  # ONNX has no binary search
-            index = (scores.unsqueeze(2) >= knots.unsqueeze(1)).sum(dim=2)
-        else:
-            index = torch.searchsorted(knots, scores.contiguous(), right=True)
-        lower, upper = (index - 1).clamp_min(0), index.clamp_max(knots.shape[1] - 1)
-        left, right = knots.gather(1, lower), knots.gather(1, upper)
-        inside = (index > 0) & (index < knots.shape[1])
-        place = torch.where(inside, (scores - left) / torch.where(inside, right - left, 1), 0)
-        p = levels[lower] + (levels[upper] - levels[lower]) * place
-        p = torch.where(index == 0, levels[0] / 2, p)  # below all calibration scores: 1 / (n + 1)
+        # Each score lies between the calibration scores index − 1 and index.
+        index = self._places(scores)
+        count = self.knots.shape[1]
+        lower = (index - 1).clamp_min(0)
+        upper = index.clamp_max(count - 1)
+        left = self.knots.gather(1, lower)
+        right = self.knots.gather(1, upper)
+        is_between = (index > 0) & (index < count)
+        width = torch.where(is_between, right - left, 1)
+        share = torch.where(is_between, (scores - left) / width, 0)
+        p = torch.lerp(self.levels[lower], self.levels[upper], share)
+        # Below all calibration scores: 1 / (n + 1).
+        p = torch.where(index == 0, self.levels[0] / 2, p)
         return torch.where(scores == -torch.inf, 0, p)
 
-    def score(self, batch: Batch) -> Tensor:
+    def _places(self, scores: Tensor) -> Tensor:
+        """(M, N) how many of a member's calibration scores are at or below its score."""
+        # ONNX has no binary search.
+        if torch.compiler.is_compiling():
+            return (scores.unsqueeze(2) >= self.knots.unsqueeze(1)).sum(dim=2)
+        return torch.searchsorted(self.knots, scores.contiguous(), right=True)
+
+    def formula(self, batch: Batch) -> Tensor:
         p = self.p_values(batch)
         shares = p.new_tensor(self.shares).unsqueeze(1)
         if self.combine == "harmonic":
@@ -248,10 +254,44 @@ def _checked_weights(weights: Sequence[float] | None, num_members: int) -> tuple
     return tuple(checked)
 
 
+def _needs_of_all(members: Sequence[Detector]) -> Needs:
+    """What the members need together; an error for members that cannot be combined."""
+    layers: list[str] = []
+    reads_views = False
+    passes: int | None = 0
+    for member in members:
+        needs = member.needs
+        if needs.network:
+            raise ValueError(
+                f"{member.label} needs the network and cannot be in an ensemble: guard it by itself"
+            )
+        layers += [name for name in needs.layers if name not in layers]
+        reads_views = reads_views or needs.views
+        # The members share their passes, so that the longest fit decides.
+        passes = None if passes is None or needs.passes is None else max(passes, needs.passes)
+    if layers and reads_views:
+        raise ValueError(
+            "one member reads views and another layers, which cannot be fitted together: use one"
+        )
+    return Needs(
+        features=any(member.needs.features for member in members),
+        logits=any(member.needs.logits for member in members),
+        views=reads_views,
+        layers=tuple(layers),
+        labels=any(member.needs.labels for member in members),
+        heldout=any(member.needs.heldout for member in members),
+        passes=passes,
+        calibration=True,
+    )
+
+
 def _ranks(count: int, kept: int = 1024) -> Tensor:
-    """Ranks, from 1, of the calibration scores to keep: all where there are few, else the lowest,
-    where decisions are made, for one half of those kept, and an even spread over the rest for the
+    """Ranks, from 1, of the calibration scores to keep: all if they are few; else the lowest, where
+    decisions are made, for one half of those kept, and an even spread over the rest for the
     other."""
-    half = kept // 2 if count > kept else count
-    spread = torch.linspace(half + 1, count, half if count > kept else 0, dtype=torch.float64)
-    return torch.cat([torch.arange(1, half + 1), spread.round().to(torch.int64)])
+    if count <= kept:
+        return torch.arange(1, count + 1)
+    half = kept // 2
+    lowest = torch.arange(1, half + 1)
+    spread = torch.linspace(half + 1, count, half, dtype=torch.float64)
+    return torch.cat([lowest, spread.round().to(torch.int64)])

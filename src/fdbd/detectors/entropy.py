@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, required_logits
 
 
 class Entropy(Detector):
@@ -26,6 +26,6 @@ class Entropy(Detector):
     )
     needs = Needs(features=False, logits=True, passes=0)
 
-    def score(self, batch: Batch) -> Tensor:
-        log_p = logits_of(batch).log_softmax(dim=1)
+    def formula(self, batch: Batch) -> Tensor:
+        log_p = required_logits(batch).log_softmax(dim=1)
         return (log_p.exp() * log_p).sum(dim=1)

@@ -51,7 +51,7 @@ class FDBD(Detector):
         self.normalizer = one_of("normalizer", normalizer, "deviation", "norm", None)
         expected = "a number of distances, at least 1, or None for all"
         self.nearest = None if nearest is None else at_least_one("nearest", nearest, expected)
-        self.notices_bad_rows = nearest is None
+        self._notices_bad_rows = nearest is None
 
     def passes(self, head: Head) -> Passes:
         self.set_mean((yield Mean(head.num_features)).mean())
@@ -59,13 +59,13 @@ class FDBD(Detector):
     def set_mean(self, mean: Tensor) -> None:
         """Fold the head around a training mean (P,); `Shaped` gives a shaped one."""
         folded = geometry.Folded(self.head, mean, self.normalizer, self.fit_dtype)
-        self.set(
+        self.set_buffers(
             normals=folded.normals, offsets=folded.offsets, center=folded.center, floor=folded.floor
         )
         if self.nearest is not None:
-            self.set(norms=geometry.pairwise_norms(self.head))
+            self.set_buffers(norms=geometry.pairwise_norms(self.head))
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         if self.nearest is None:
             # As attributes of a module they would cost a microsecond each.
             folded: Any = tuple(
@@ -105,8 +105,8 @@ class Deviation(Detector):
     center: Annotated[Tensor, "P"]
 
     def passes(self, head: Head) -> Passes:
-        self.set(center=(yield Mean(head.num_features)).mean())
+        self.set_buffers(center=(yield Mean(head.num_features)).mean())
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         deviation: Tensor = torch.linalg.vector_norm(batch.features - self.center, dim=1)
         return deviation

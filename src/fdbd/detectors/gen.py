@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import largest
-from fdbd.detectors.base import Batch, Detector, Needs, Paper, at_least_one, logits_of, positive
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Needs,
+    Paper,
+    at_least_one,
+    positive,
+    required_logits,
+)
 from fdbd.detectors.softmax import bound_, gaps
 from fdbd.util.torch_compat import tracing
 
@@ -43,8 +51,8 @@ class GEN(Detector):
         self.gamma = positive("gamma", gamma)
         self.top = at_least_one("top", top, "a number of classes, at least 1")
 
-    def score(self, batch: Batch) -> Tensor:
-        gap = gaps(logits_of(batch))
+    def formula(self, batch: Batch) -> Tensor:
+        gap = gaps(required_logits(batch))
         weights = bound_(gap.clone()).exp_()
         # The power blows up 1 − p near p = 1, where float32 has no digits left: for the predicted
         # class, 1 − p is the sum over the others, which are below it or share the largest logit

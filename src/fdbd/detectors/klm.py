@@ -5,7 +5,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, logits_of
+from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, required_logits
 from fdbd.detectors.softmax import bound_, gaps
 from fdbd.fitting.statistics import ClassMeans, with_logits
 
@@ -41,12 +41,12 @@ class KLMatching(Detector):
         templates = means.means()[means.counts > 0]
         # A probability that underflowed is not impossible, only smaller than any number: keep its
         # logarithm finite.
-        self.set(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())
+        self.set_buffers(log_templates=templates.clamp_min(torch.finfo(self.fit_dtype).tiny).log())
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         # p = e^s / Σ e^s; dividing after the sums leaves out p and log p, each as large as the
         # logits.
-        exponents = bound_(gaps(logits_of(batch)))
+        exponents = bound_(gaps(required_logits(batch)))
         weights = exponents.exp()
         total = weights.sum(dim=1)
         match = (weights @ self.log_templates.T).amax(dim=1)
@@ -55,5 +55,5 @@ class KLMatching(Detector):
 
 def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Softmax (N, C) and predicted class (N,) of a batch."""
-    logits = logits_of(batch)
+    logits = required_logits(batch)
     return logits.softmax(dim=1), logits.argmax(dim=1)

@@ -1,7 +1,7 @@
 """The distance to the k-th nearest training feature."""
 
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,16 +39,19 @@ class Banked(Detector):
     def keep(self, bank: Tensor) -> None:
         """Keep a bank that nobody else holds, without a copy."""
         self._set_buffer("bank", bank)
-        self._check_size()
+        self._require_enough()
 
-    def check_buffers(self) -> None:
-        super().check_buffers()
-        self._check_size()
+    def _check_buffers(self) -> None:
+        super()._check_buffers()
+        self._require_enough()
 
-    def _check_size(self) -> None:
-        if (count := self.bank.shape[-2]) < self.k:
-            kept = f"only {count} training samples were kept (alpha={self.alpha})"
-            raise ValueError(f"k is {self.k}, but {kept}: lower k, raise alpha or give more data")
+    def _require_enough(self) -> None:
+        count = self.bank.shape[-2]
+        if count < self.k:
+            raise ValueError(
+                f"k is {self.k}, but only {count} training samples were kept (alpha={self.alpha}): "
+                "lower k, raise alpha or give more data"
+            )
 
 
 class KNN(Banked):
@@ -85,7 +88,7 @@ class KNN(Banked):
 
     def __init__(self, k: int = 50, alpha: float = 1.0, index: Index = "exact") -> None:
         super().__init__(k, alpha)
-        self.index = one_of("index", index, *get_args(Index))
+        self.index = one_of("index", index, "exact", "flat", "ivf", "hnsw")
         self._built: tuple[Tensor, Any] | None = None
 
     def passes(self, head: Head) -> Passes:
@@ -93,7 +96,7 @@ class KNN(Banked):
         bank = yield Bank(self.alpha, partial(_directions, self.fit_dtype))
         self.keep(bank.samples(self.fit_dtype))
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         rows = unit(batch.features)
         products, indices = self._search(rows)
         kth = indices.gather(1, products.argmin(dim=1, keepdim=True))[:, 0]
@@ -105,42 +108,51 @@ class KNN(Banked):
         """Fraction of the k exact nearest neighbours that the index finds, over the samples of a
         batch."""
         rows = unit(self.prepare(batch).features)
-        exact, found = largest_products(rows, self.bank, self.k)[1], self._search(rows)[1]
-        return sum(torch.isin(mine, true).sum().item() for mine, true in zip(found, exact)) / max(
-            exact.numel(), 1
-        )
+        _, exact = largest_products(rows, self.bank, self.k)
+        _, found = self._search(rows)
+        hits = 0
+        for mine, true in zip(found, exact):
+            hits += int(torch.isin(mine, true).sum())
+        return hits / max(exact.numel(), 1)
 
     def _search(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Inner products with the k nearest of the bank and their indices, (N, k) each."""
-        is_ready = (
-            not tracing() and rows.is_cpu and rows.dtype == torch.float32 and not rows.requires_grad
-        )
-        if (
-            is_ready
-            and self.index != "exact"
-            and (self._built is None or self._built[0] is not self.bank)
-        ):
-            self._built = (self.bank, build_index(self.bank, self.index, self.k))
-        index = self._built[1] if is_ready and self._built is not None else None
+        index = self._faiss_index(rows)
         if index is None:
             return largest_products(rows, self.bank, self.k)
-        found = index.search(rows.detach().contiguous().numpy(), self.k)
-        products, indices = (torch.from_numpy(part) for part in found)
+        found_products, found_indices = index.search(rows.detach().contiguous().numpy(), self.k)
+        products = torch.from_numpy(found_products)
+        indices = torch.from_numpy(found_indices)
         # An approximate index may look at fewer than k samples: those rows are searched exactly.
         short = (indices < 0).any(dim=1).nonzero()[:, 0]
         if len(short):
             products[short], indices[short] = largest_products(rows[short], self.bank, self.k)
         return products, indices
 
+    def _faiss_index(self, rows: Tensor) -> Any:
+        """The index of the bank, built at its first use; None if these rows are searched by the
+        exact product."""
+        if self.index == "exact" or tracing():
+            return None
+        if not rows.is_cpu or rows.dtype != torch.float32 or rows.requires_grad:
+            return None
+        if self._built is None or self._built[0] is not self.bank:
+            self._built = (self.bank, build_index(self.bank, self.index, self.k))
+        return self._built[1]
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_built": None}  # copies and pickles build their own
+        # Copies and pickles build their own index.
+        return {**self.__dict__, "_built": None}
 
 
 def _directions(dtype: torch.dtype, batch: Batch) -> Tensor:
+    """(M, P) normalised features of the samples that have a direction."""
     rows = batch.features.to(dtype)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     has_direction = (norms[:, 0] > SMALLEST_NORM) & torch.isfinite(norms[:, 0])
-    return rows / norms if has_direction.all() else rows[has_direction] / norms[has_direction]
+    if has_direction.all():
+        return rows / norms
+    return rows[has_direction] / norms[has_direction]
 
 
 def build_index(bank: Tensor, kind: Index, k: int) -> Any:
@@ -160,12 +172,10 @@ def build_index(bank: Tensor, kind: Index, k: int) -> Any:
         index = faiss.IndexHNSWFlat(width, 32, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efSearch = max(128, 2 * k)
     elif kind == "ivf":
-        cells = max(
-            1, min(round(4 * count**0.5), count // 39)
-        )  # faiss wants 39 samples per cell to train on
-        index = faiss.IndexIVFFlat(
-            faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT
-        )
+        # faiss wants 39 samples per cell to train on.
+        cells = max(1, min(round(4 * count**0.5), count // 39))
+        quantizer = faiss.IndexFlatIP(width)
+        index = faiss.IndexIVFFlat(quantizer, width, cells, faiss.METRIC_INNER_PRODUCT)
         index.nprobe = max(1, cells // 16)
         index.train(bank.numpy())
     else:

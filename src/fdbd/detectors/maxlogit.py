@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, required_logits
 from fdbd.detectors.softmax import by_class
 
 
@@ -25,5 +25,5 @@ class MaxLogit(Detector):
     )
     needs = Needs(features=False, logits=True, passes=0)
 
-    def score(self, batch: Batch) -> Tensor:
-        return by_class(logits_of(batch)).amax(dim=1)
+    def formula(self, batch: Batch) -> Tensor:
+        return by_class(required_logits(batch)).amax(dim=1)

@@ -1,8 +1,8 @@
-"""The Mahalanobis distance, at the penultimate layer or over several."""
+"""The Mahalanobis distance: at the penultimate layer, over several layers, and of normalised
+features."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from fdbd.core.linear_algebra import in_blocks
+from fdbd.core.linear_algebra import in_blocks, unit
 from fdbd.core.perturbation import adversarial, checked_std
 from fdbd.detectors.base import (
     Batch,
@@ -23,14 +23,44 @@ from fdbd.detectors.base import (
     as_matrix,
     expect,
 )
+from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import Bank, ClassMoments, Moments, Together, Transformed, check_finite
 from fdbd.geometry import nearest_squared_distance
 
-ADVERSARIAL_STEP = 0.05  # of the samples that weigh the layers, in [0, 1] pixel units
-_ADVERSARIAL = "adversarial:"  # before the names of adversarial copies' layers in Batch.layers; features are a view
+ADVERSARIAL_STEP = 0.05
+"""Step of the adversarial copies that weigh the layers, in [0, 1] pixel units."""
 
 
-class MDS(Detector):
+class SharedCovariance(Detector):
+    """What MDS, MDS++ and SSD have in common: distances to class means under one covariance, which
+    whitening makes Euclidean."""
+
+    center: Annotated[Tensor, "P"]
+    whitener: Annotated[Tensor, "P P"]
+    means: Annotated[Tensor, "M P"]
+
+    def set_shared_covariance(self, moments: ClassMoments, suffix: str = "") -> None:
+        """Keep the whitening of the covariance within classes, and the whitened class means.
+        `suffix` tells the buffers of several layers apart."""
+        whitener, means = moments.whitened()
+        width = whitener.shape[1]
+        warn_of_few_for_covariance(self.label, moments.count, width, len(means))
+        buffers = {"center": moments.mean(), "whitener": whitener, "means": means}
+        self.set_buffers(**{name + suffix: tensor for name, tensor in buffers.items()})
+
+    def shared_distance(self, rows: Tensor, suffix: str = "") -> Tensor:
+        """(N,) squared Mahalanobis distance of rows (N, P) to the nearest class mean."""
+        center = getattr(self, "center" + suffix)
+        whitener = getattr(self, "whitener" + suffix)
+        means = getattr(self, "means" + suffix)
+
+        def distance(block: Tensor) -> Tensor:
+            return nearest_squared_distance((block - center) @ whitener.T, means)
+
+        return in_blocks(distance, rows, means.shape[0])
+
+
+class MDS(SharedCovariance):
     """Mahalanobis distance to the nearest class mean, under one shared covariance (Lee et al.,
     2018).
 
@@ -38,15 +68,15 @@ class MDS(Detector):
 
     With Σ⁻¹ = WᵀW the distance is Euclidean after whitening by W, so all classes cost one matrix
     product: O(P² + CP) per sample instead of O(CP²). Σ is the covariance within classes, divided by
-    the number of samples; where it is singular its pseudo-inverse is taken, as in the authors'
-    code. Classes without samples leave the minimum.
+    the number of samples; if it is singular its pseudo-inverse is taken, as in the authors' code.
+    Classes without samples leave the minimum.
 
     Over several layers the score is Σ_l w_l (s_l − m_l)/σ_l + w_0, where s_l is the score above of
     layer l with its own means and covariance, and m_l and σ_l are its mean and deviation over the
     training data. A Guard that is fitted on images makes an adversarially perturbed copy of each,
     and the weights are those of a logistic regression of clean against perturbed samples: the score
-    is the log-odds of being clean. Fitted on features alone, all layers weigh the same. Where a
-    Guard adds input noise, that noise follows the combined score, so layers are weighed without it.
+    is the log-odds of being clean. Fitted on features alone, all layers weigh the same. If a Guard
+    adds input noise, that noise follows the combined score, so layers are weighed without it.
 
     Args:
         layers: names in ``Batch.layers`` that are used in addition to the penultimate features.
@@ -67,9 +97,6 @@ class MDS(Detector):
         2018,
     )
     needs = Needs(labels=True, passes=1)
-    center: Annotated[Tensor, "P"]
-    whitener: Annotated[Tensor, "P P"]
-    means: Annotated[Tensor, "M P"]
     shift: Annotated[Tensor, "L"]
     scale: Annotated[Tensor, "L"]
     weights: Annotated[Tensor, "L"]
@@ -86,33 +113,34 @@ class MDS(Detector):
             self.needs = Needs(labels=True, layers=self.layers)
 
     def passes(self, head: Head) -> Passes:
-        moments = yield PartMoments(head.num_classes, self.layers)
-        for part, of_part in enumerate(moments.parts):
-            whitening, means = of_part.whitened()
-            fitted = {"center": of_part.mean(), "whitener": whitening, "means": means}
-            self.set(**{buffer_name(name, part): tensor for name, tensor in fitted.items()})
-        if self.layers:
-            count = len(self.layers) + 1
-            summed = yield Transformed(Moments(count), self._with_scores)
-            spread = summed.statistic.covariance().diagonal().clamp_min(0).sqrt()
-            self.set(shift=summed.statistic.mean(), scale=torch.where(spread > 0, spread, 1))
-            self.set(
-                weights=torch.full((count,), 1 / count, dtype=torch.float64),
-                intercept=torch.zeros(()),
-            )
-            if moments.has_adversarial:
-                bank = yield Bank(value=self._clean_and_adversarial)
-                self._weigh(bank.samples().double().numpy())
+        moments = yield LayerMoments(head.num_classes, self.layers)
+        for index, of_layer in enumerate(moments.parts):
+            self.set_shared_covariance(of_layer, _suffix(index))
+        if not self.layers:
+            return
+        count = len(self.layers) + 1
+        summed = yield Transformed(Moments(count), self._with_scores)
+        spread = summed.statistic.covariance().diagonal().clamp_min(0).sqrt()
+        self.set_buffers(
+            shift=summed.statistic.mean(),
+            scale=torch.where(spread > 0, spread, 1),
+            weights=torch.full((count,), 1 / count, dtype=torch.float64),
+            intercept=torch.zeros(()),
+        )
+        if moments.has_adversarial:
+            bank = yield Bank(value=self._clean_and_adversarial)
+            self._weigh(bank.samples().double().numpy())
 
     def _weigh(self, scores: NDArray[np.float64]) -> None:
         """Weigh the layers by a logistic regression of clean against adversarially perturbed
         samples, (N, 2L + 2) of both side by side, with scikit-learn's default penalty."""
         from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-        is_clean = np.arange(2 * len(scores)) < len(scores)
+        clean, adversarial = np.split(scores, 2, axis=1)
+        is_clean = np.repeat([True, False], len(scores))
         regression = LogisticRegression(solver="newton-cholesky", tol=1e-8)
-        regression.fit(np.concatenate(np.split(scores, 2, axis=1)), is_clean)
-        self.set(
+        regression.fit(np.concatenate([clean, adversarial]), is_clean)
+        self.set_buffers(
             weights=torch.as_tensor(regression.coef_[0]),
             intercept=torch.as_tensor(regression.intercept_[0]),
         )
@@ -125,116 +153,155 @@ class MDS(Detector):
         batch = classifier(images)
         if not self.layers or labels is None:
             return batch
-        moved = classifier(adversarial(images, labels, classifier, ADVERSARIAL_STEP, self.std))
-        copies = {_ADVERSARIAL + name: part for name, part in (moved.layers or {}).items()}
-        return batch._replace(layers={**(batch.layers or {}), **copies}, views=moved.features[None])
+        moved = adversarial(images, labels, classifier, ADVERSARIAL_STEP, self.std)
+        return batch._replace(adversarial=classifier(moved))
 
     def example(self) -> Batch:
-        means = [
-            getattr(self, buffer_name("means", part)) for part in range(1, len(self.layers) + 1)
-        ]
-        layers = {name: part.new_zeros(2, part.shape[1]) for name, part in zip(self.layers, means)}
-        return super().example()._replace(layers=layers or None)
+        example = super().example()
+        if not self.layers:
+            return example
+        layers = {}
+        for index, name in enumerate(self.layers, start=1):
+            means = getattr(self, "means" + _suffix(index))
+            layers[name] = means.new_zeros(2, means.shape[1])
+        return example._replace(layers=layers)
 
     def buffer_shape(self, name: str) -> str | None:
-        of_part, _, part = name.partition("_")
-        if not part.isdigit():
+        kind, _, index = name.partition("_")
+        if not index.isdigit():
             return super().buffer_shape(name)
-        shape = super().buffer_shape(of_part)  # each layer has its own width and number of classes
-        return shape and " ".join(letter + part for letter in shape.split())
+        # Each layer has its own width and number of classes.
+        shape = super().buffer_shape(kind)
+        if shape is None:
+            return None
+        return " ".join(letter + index for letter in shape.split())
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         if not self.layers:
-            return in_blocks(partial(self._part_score, 0), batch.features, self.means.shape[0])
+            return -self.shared_distance(batch.features)
         scores = self.standardised(batch)
-        combined = (scores * self.weights).sum(
-            dim=1
-        ) + self.intercept  # ONNX Runtime multiplies no empty batch
+        # Not a matrix product: ONNX Runtime multiplies no empty batch.
+        combined = (scores * self.weights).sum(dim=1) + self.intercept
         # A weight may be negative: −inf in one layer must not become +inf in all.
         return torch.where(torch.isfinite(scores).all(dim=1), combined, torch.nan)
 
     def standardised(self, batch: Batch) -> Tensor:
         """(N, L + 1) score of each layer, the penultimate first, with mean 0 and deviation 1 over
         the training data."""
-        return (self._part_scores(batch) - self.shift) / self.scale
+        return (self._layer_scores(batch) - self.shift) / self.scale
 
     def _with_scores(self, batch: Batch) -> Batch:
-        return Batch(self._part_scores(batch._replace(features=batch.features.to(self.means))))
+        """The scores of the layers as features, for a statistic of them."""
+        return Batch(self._layer_scores(batch._replace(features=batch.features.to(self.means))))
 
     def _clean_and_adversarial(self, batch: Batch) -> Tensor:
         """(N, 2L + 2) standardised scores of each sample and of its adversarial copy."""
-        assert batch.layers is not None and batch.views is not None  # noqa: PT018
-        perturbed = Batch(
-            batch.views[0], layers={name: batch.layers[_ADVERSARIAL + name] for name in self.layers}
-        )
-        pair = [self.standardised(part.to(dtype=self.means.dtype)) for part in (batch, perturbed)]
-        for what, scores in zip(("clean", "perturbed"), pair):
-            check_finite(scores, f"its {what} samples")
-        return torch.cat(pair, dim=1)
+        if batch.adversarial is None:
+            raise ValueError(
+                "some training batches have adversarial copies and others none: fit on images alone"
+            )
+        dtype = self.means.dtype
+        clean = self.standardised(batch._replace(adversarial=None).to(dtype=dtype))
+        check_finite(clean, "its clean samples")
+        perturbed = self.standardised(batch.adversarial.to(dtype=dtype))
+        check_finite(perturbed, "its perturbed samples")
+        return torch.cat([clean, perturbed], dim=1)
 
-    def _part_scores(self, batch: Batch) -> Tensor:
+    def _layer_scores(self, batch: Batch) -> Tensor:
+        """(N, L + 1) negated distances in each layer, the penultimate first."""
         scores = []
-        for part, rows in enumerate(parts_of(batch, self.layers)):
-            means = getattr(self, buffer_name("means", part))
-            rows = as_matrix(
-                rows,
-                means.shape[1],
-                f"features of layer {self.layers[part - 1]!r}",
-                "those of the fit",
-            )
-            scores.append(
-                in_blocks(partial(self._part_score, part), rows.to(means), means.shape[0])
-            )
+        for index, rows in enumerate(parts_of(batch, self.layers)):
+            means = getattr(self, "means" + _suffix(index))
+            what = "features" if index == 0 else f"features of layer {self.layers[index - 1]!r}"
+            rows = as_matrix(rows, means.shape[1], what, "those of the fit")
+            scores.append(-self.shared_distance(rows.to(means), _suffix(index)))
         return torch.stack(scores, dim=1)
 
-    def _part_score(self, part: int, rows: Tensor) -> Tensor:
-        center, whitening, means = (
-            getattr(self, buffer_name(name, part)) for name in ("center", "whitener", "means")
-        )
-        return -nearest_squared_distance((rows - center) @ whitening.T, means)
+
+class MDSPlusPlus(SharedCovariance):
+    """Mahalanobis distance of the normalised feature to the nearest class mean (Müller & Hein,
+    2025).
+
+        score(z) = −min_c (ẑ − μ_c)ᵀ Σ⁻¹ (ẑ − μ_c),   ẑ = z/‖z‖
+
+    with class means and their shared covariance of the normalised training features. Norms of
+    features differ more between samples than Gaussians allow; without them, the distance is among
+    the strongest on modern networks. O(P² + CP) per sample, as `MDS`.
+
+    >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
+    >>> detector = MDSPlusPlus().fit(Batch(features, None, labels), Head(torch.eye(3)))
+    >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
+    tensor(0)
+    """
+
+    name = "mds++"
+    paper = Paper(
+        "Mahalanobis++: Improving OOD Detection via Feature Normalization",
+        "Müller and Hein",
+        "ICML",
+        2025,
+    )
+    needs = Needs(labels=True, passes=1)
+
+    def passes(self, head: Head) -> Passes:
+        moments = ClassMoments(head.num_classes, head.num_features)
+        summed = yield Transformed(moments, with_unit_features)
+        self.set_shared_covariance(summed.statistic)
+
+    def formula(self, batch: Batch) -> Tensor:
+        return -self.shared_distance(unit(batch.features))
 
 
-def buffer_name(name: str, part: int) -> str:
-    """Buffers of the penultimate features, part 0, have plain names."""
-    return f"{name}_{part}" if part else name
+def with_unit_features(batch: Batch) -> Batch:
+    """The batch with features divided by their norms."""
+    return batch._replace(features=unit(batch.features))
+
+
+def _suffix(index: int) -> str:
+    """The end of the names of a layer's buffers; those of the penultimate features, 0, have plain
+    names."""
+    return f"_{index}" if index else ""
 
 
 def parts_of(batch: Batch, layers: Sequence[str]) -> list[Tensor]:
     """The penultimate features, then each named layer, (N, P_l)."""
-    missing = [name for name in layers if name not in (batch.layers or {})]
+    given: Any = batch.layers or {}
+    missing = [name for name in layers if name not in given]
     if missing:
         raise ValueError(
-            f"the batch lacks the layers {missing}: give Batch(features, layers={{name: (N, P) tensor}}), or use "
-            "fdbd.Guard(model, detector), which takes them from the network"
+            f"the batch lacks the layers {missing}: give Batch(features, layers={{name: (N, P) "
+            "tensor}), or use fdbd.Guard(model, detector), which takes them from the network"
         )
-    parts = [batch.features, *((batch.layers or {})[name] for name in layers)]
-    for name, part in zip(layers, parts[1:]):
-        if (
-            part.ndim != 2 or part.shape[0] != batch.features.shape[0]
-        ):  # `len` would fix the batch size of a graph
-            expected = f"({batch.features.shape[0]}, P): one row per sample"
+    # `len` would fix the batch size of a graph.
+    rows = batch.features.shape[0]
+    parts = [batch.features]
+    for name in layers:
+        part = given[name]
+        if part.ndim != 2 or part.shape[0] != rows:
+            expected = f"({rows}, P): one row per sample"
             raise ValueError(f"layer {name!r} has shape {tuple(part.shape)}, expected {expected}")
+        parts.append(part)
     return parts
 
 
-class PartMoments(Together):
+class LayerMoments(Together):
     """ClassMoments of the penultimate features and of each named layer, whose width is known from
     the first batch; and whether batches came with adversarial copies."""
 
     def __init__(self, num_classes: int, layers: Sequence[str]) -> None:
         super().__init__(())
-        self.num_classes, self.layers, self.has_adversarial = num_classes, layers, False
+        self.num_classes = num_classes
+        self.layers = layers
+        self.has_adversarial = False
 
     def update(self, batch: Batch) -> None:
-        rows = parts_of(batch, self.layers)
-        self.has_adversarial |= any(
-            _ADVERSARIAL + name in (batch.layers or {}) for name in self.layers
-        )
+        parts = parts_of(batch, self.layers)
+        self.has_adversarial |= batch.adversarial is not None
         if not self.parts:
-            self.parts = [ClassMoments(self.num_classes, part.shape[1]) for part in rows]
-        for name, part in zip(self.layers, rows[1:]):
+            self.parts = [ClassMoments(self.num_classes, part.shape[1]) for part in parts]
+        for name, part in zip(self.layers, parts[1:]):
             check_finite(part, f"its layer {name!r}")
-        for moments, part in zip(self.parts, rows):
+        for moments, part in zip(self.parts, parts):
             moments.update(batch._replace(features=part))
 
     def merge(self, other: Self) -> None:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Needs, Paper, logits_of, positive
+from fdbd.detectors.base import Batch, Detector, Needs, Paper, positive, required_logits
 from fdbd.detectors.softmax import largest_probability
 
 
@@ -32,6 +32,6 @@ class MSP(Detector):
         super().__init__()
         self.temperature = positive("temperature", temperature)
 
-    def score(self, batch: Batch) -> Tensor:
-        logits = logits_of(batch)
+    def formula(self, batch: Batch) -> Tensor:
+        logits = required_logits(batch)
         return largest_probability(logits if self.temperature == 1 else logits / self.temperature)

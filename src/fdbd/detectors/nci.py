@@ -35,7 +35,7 @@ class NCI(Detector):
         2025,
     )
     needs = Needs(logits=True, passes=1)
-    notices_bad_rows = True
+    _notices_bad_rows = True
     center: Annotated[Tensor, "P"]
     floor: Annotated[Tensor, ""]
     offsets: Annotated[Tensor, "C"]
@@ -48,9 +48,9 @@ class NCI(Detector):
         mean = (yield Mean(head.num_features)).mean()
         # At z = μ the direction is undefined; the floor keeps the score finite, as in fDBD.
         floor = torch.finfo(self.fit_dtype).eps * torch.linalg.vector_norm(mean).clamp_min(1)
-        self.set(center=mean, floor=floor, offsets=mean.new_zeros(head.num_classes))
+        self.set_buffers(center=mean, floor=floor, offsets=mean.new_zeros(head.num_classes))
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         # fDBD's kernel with the weights in place of the folded normals: the same one read of the
         # features.
         folded = (self.head_weight, self.offsets, self.center, self.floor)

@@ -5,7 +5,17 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    at_least_one,
+    required_logits,
+)
+from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import Moments
 
 _NEGLIGIBLE = 1e-9  # a spread below this share of the largest is rounding, not variation
@@ -62,25 +72,33 @@ class NECO(Detector):
                 f"dimension is {dimension}, but features have only {width}: expected at most {width}"
             )
         moments = yield Moments(width)
-        covariance, mean = moments.covariance(), moments.mean()
-        deviation = covariance.diagonal().clamp_min(0).sqrt()
-        constant = deviation <= _NEGLIGIBLE * (deviation.amax() + mean.abs())
-        deviation = torch.where(constant | (not self.standardize), 1.0, deviation)
-        variances, directions = torch.linalg.eigh(covariance / torch.outer(deviation, deviation))
-        # Directions without variance are arbitrary, and so is every sign: neither may depend on how
-        # sums were rounded.
-        directions = torch.where(variances > _NEGLIGIBLE * variances[-1], directions, 0)[
-            :, -dimension:
-        ]
-        signs = directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
-        self.set(
-            center=mean, scale=deviation.reciprocal(), directions=(directions * signs).T.flip(0)
-        )
+        warn_of_few_for_covariance(self.label, moments.count, width)
+        covariance = moments.covariance()
+        deviation = self._deviations(covariance, moments.mean())
+        directions = _principal(covariance / torch.outer(deviation, deviation), dimension)
+        self.set_buffers(center=moments.mean(), scale=deviation.reciprocal(), directions=directions)
 
-    def score(self, batch: Batch) -> Tensor:
+    def _deviations(self, covariance: Tensor, mean: Tensor) -> Tensor:
+        """(P,) what each feature is divided by; 1 for one that is constant but for rounding."""
+        if not self.standardize:
+            return torch.ones_like(mean)
+        deviation = covariance.diagonal().clamp_min(0).sqrt()
+        is_constant = deviation <= _NEGLIGIBLE * (deviation.amax() + mean.abs())
+        return torch.where(is_constant, 1.0, deviation)
+
+    def formula(self, batch: Batch) -> Tensor:
         standard = (batch.features - self.center) * self.scale
-        whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(
-            torch.finfo(standard.dtype).tiny
-        )
+        tiny = torch.finfo(standard.dtype).tiny
+        whole = torch.linalg.vector_norm(standard, dim=1).clamp_min(tiny)
         share: Tensor = torch.linalg.vector_norm(standard @ self.directions.T, dim=1) / whole
-        return share * logits_of(batch).amax(dim=1) if self.times_logit else share
+        return share * required_logits(batch).amax(dim=1) if self.times_logit else share
+
+
+def _principal(covariance: Tensor, dimension: int) -> Tensor:
+    """(D, P) leading eigenvectors, the first first. Directions without variance are arbitrary, and
+    so is every sign: neither may depend on how sums were rounded."""
+    variances, directions = torch.linalg.eigh(covariance)
+    directions = torch.where(variances > _NEGLIGIBLE * variances[-1], directions, 0)
+    leading = directions[:, -dimension:]
+    largest = leading.gather(0, leading.abs().argmax(dim=0, keepdim=True))
+    return (leading * largest.sign()).T.flip(0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import largest_products, unit
-from fdbd.detectors.base import Batch, Head, Needs, Paper, Passes, logits_of
+from fdbd.detectors.base import Batch, Head, Needs, Paper, Passes, required_logits
 from fdbd.detectors.knn import Banked
 from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.statistics import Bank, with_logits
@@ -42,11 +42,11 @@ class NNGuide(Banked):
         bank = yield from with_logits(Bank(self.alpha, partial(_guides, self.fit_dtype)), head)
         self.keep(bank.samples(self.fit_dtype))
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         products, _ = largest_products(unit(batch.features), self.bank, self.k)
-        return logsumexp(logits_of(batch)) * products.mean(dim=1)
+        return logsumexp(required_logits(batch)) * products.mean(dim=1)
 
 
 def _guides(dtype: torch.dtype, batch: Batch) -> Tensor:
     """(N, P) directions of the samples, each times the sample's energy."""
-    return unit(batch.features.to(dtype)).mul_(logsumexp(logits_of(batch).to(dtype))[:, None])
+    return unit(batch.features.to(dtype)).mul_(logsumexp(required_logits(batch).to(dtype))[:, None])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.perturbation import InputPerturbation
-from fdbd.detectors.base import Batch, Inputs, Needs, Paper
+from fdbd.detectors.base import Batch, Inputs, Needs, Paper, required_perturbed
 from fdbd.detectors.msp import MSP
 from fdbd.detectors.softmax import largest_probability
 
@@ -40,7 +40,7 @@ class ODIN(MSP):
         "ICLR",
         2018,
     )
-    needs = Needs(features=False, views=True, network=True, passes=0)
+    needs = Needs(features=False, perturbed=True, network=True, passes=0)
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class ODIN(MSP):
     ) -> None:
         super().__init__(temperature)
         self._perturbation = InputPerturbation(epsilon, temperature=temperature, std=std)
-        self.epsilon, self.std = self._perturbation.epsilon, self._perturbation.std
+        self.epsilon = self._perturbation.epsilon
+        self.std = self._perturbation.std
 
     def observe(
         self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
     ) -> Batch:
-        """The model's batch of the images, and as its one view (1, N, P) the features of the moved
-        images."""
+        """The model's batch of the images, and the features of the moved images."""
         with torch.no_grad():
             plain, moved = self._perturbation.seen_and_moved(images, classifier)
-            return plain._replace(views=classifier(moved).features[None])
+            return plain._replace(perturbed=classifier(moved).features)
 
-    def score(self, batch: Batch) -> Tensor:
-        assert batch.views is not None
-        return largest_probability(self.head(batch.views[0]) / self.temperature)
+    def formula(self, batch: Batch) -> Tensor:
+        logits = self.head(required_perturbed(batch))
+        return largest_probability(logits / self.temperature)

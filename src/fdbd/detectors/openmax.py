@@ -14,10 +14,11 @@ from fdbd.detectors.base import (
     Paper,
     Passes,
     at_least_one,
-    labels_of,
-    logits_of,
+    required_labels,
+    required_logits,
 )
 from fdbd.detectors.softmax import logsumexp
+from fdbd.fitting.sample_size import warn_of_few_samples
 from fdbd.fitting.statistics import ClassMeans, in_float64, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
 from fdbd.geometry import squared_distances
@@ -68,40 +69,46 @@ class OpenMax(Detector):
         seen = means.counts > 0
         if not seen.any():
             raise ValueError(
-                "no training sample is predicted as its label, so OpenMax has no class to model: check that labels and "
-                "head count the classes in the same order"
+                "no training sample is predicted as its label, so OpenMax has no class to model: "
+                "check that labels and head count the classes in the same order"
             )
+        fewest = int(means.counts[seen].min())
+        tail = f"a tail of {self.tail} distances in each class"
+        warn_of_few_samples(f"{self.label}'s smallest class", tail, fewest, self.tail)
         centers = torch.where(seen[:, None], means.means(), 0)
-        tails = yield from with_logits(
-            Tails(classes, self.tail, partial(distances_to_own, centers=centers)), head
-        )
+        distances = partial(distances_to_own, centers=centers)
+        tails = yield from with_logits(Tails(classes, self.tail, distances), head)
         location, scale, shape = fit_weibull(tails.largest[seen])
         laws = torch.zeros(classes, 3, dtype=torch.float64)
         laws[seen] = torch.stack([location, scale.reciprocal(), shape], dim=1)
-        self.set(centers=centers, squares=centers.square().sum(dim=1), laws=laws, seen=seen)
+        self.set_buffers(centers=centers, squares=centers.square().sum(dim=1), laws=laws, seen=seen)
 
-    def score(self, batch: Batch) -> Tensor:
-        logits = logits_of(batch)
+    def formula(self, batch: Batch) -> Tensor:
+        logits = required_logits(batch)
         top = logits.topk(min(self.alpha, logits.shape[1]), dim=1)
-        squared = squared_distances(logits, self.centers, self.squares).gather(1, top.indices)
-        distance = squared.clamp_min(torch.finfo(logits.dtype).tiny).sqrt()
-        location, inverse_scale, shape = self.laws[top.indices].unbind(dim=2)
-        relative = ((distance - location) * inverse_scale).clamp(
-            torch.finfo(logits.dtype).eps - 1, 1e3
-        )
-        log = 2 * torch.atanh(
-            relative / (2 + relative)
-        )  # log(1 + relative), whose small values ONNX would round away
-        extreme = 1 - (-(shape * log).clamp_max(20).exp()).exp()  # exp(−exp(20)) is 0 in float64
-        extreme = torch.where(self.seen[top.indices], extreme, 1.0)
+        extreme = self._extreme(logits, top.indices)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
         moved = top.values * extreme * (1 - ranks / top.values.shape[1])
-        return logsumexp(logits.scatter(1, top.indices, top.values - moved)) - moved.sum(dim=1)
+        revised = logits.scatter(1, top.indices, top.values - moved)
+        return logsumexp(revised) - moved.sum(dim=1)
+
+    def _extreme(self, logits: Tensor, classes: Tensor) -> Tensor:
+        """(N, α) F_c(‖v − μ_c‖) for these classes (N, α): how extreme the distance from each is."""
+        finfo = torch.finfo(logits.dtype)
+        squared = squared_distances(logits, self.centers, self.squares).gather(1, classes)
+        distance = squared.clamp_min(finfo.tiny).sqrt()
+        location, inverse_scale, shape = self.laws[classes].unbind(dim=2)
+        relative = ((distance - location) * inverse_scale).clamp(finfo.eps - 1, 1e3)
+        # log(1 + relative), whose small values ONNX would round away.
+        log = 2 * torch.atanh(relative / (2 + relative))
+        # exp(−exp(20)) is 0 in float64.
+        extreme = 1 - (-(shape * log).clamp_max(20).exp()).exp()
+        return torch.where(self.seen[classes], extreme, 1.0)
 
 
 def right_logits(batch: Batch) -> tuple[Tensor, Tensor]:
     """Logits and classes of those samples of a batch whose predicted class is their label."""
-    logits, labels = logits_of(batch), labels_of(batch)
+    logits, labels = required_logits(batch), required_labels(batch)
     right = logits.argmax(dim=1).cpu() == labels
     return logits[right.to(logits.device)], labels[right]
 

@@ -3,8 +3,10 @@
 import difflib
 import fnmatch
 import inspect
+import re
 from typing import Any
 
+from fdbd.core.configuration import parameters_of, registered
 from fdbd.detectors.base import Configured, Detector
 from fdbd.detectors.energy import Energy
 from fdbd.detectors.fdbd import FDBD
@@ -33,13 +35,11 @@ def list_detectors(pattern: str | None = None, *, shapings: bool = True) -> list
     >>> "fdbd" in list_detectors(), "react" in list_detectors(), "react" in list_detectors(shapings=False)
     (True, True, False)
     """
-    kinds = [kind for kind in Configured.registry.values() if issubclass(kind, Detector)]
-    names = [
-        kind.name
-        for kind in kinds
-        if all(p.default is not p.empty for p in _parameters(kind).values())
-    ]
-    return _matching(names + (list_shapings() if shapings else []), pattern)
+    names = list_shapings() if shapings else []
+    for name, kind in registered().items():
+        if issubclass(kind, Detector) and _is_made_without_options(kind):
+            names.append(name)
+    return _matching(names, pattern)
 
 
 def list_shapings(pattern: str | None = None) -> list[str]:
@@ -48,9 +48,8 @@ def list_shapings(pattern: str | None = None) -> list[str]:
     >>> list_shapings("ash*")
     ['ash-b', 'ash-p', 'ash-s']
     """
-    return _matching(
-        [name for name, kind in Configured.registry.items() if issubclass(kind, Shaping)], pattern
-    )
+    names = [name for name, kind in registered().items() if issubclass(kind, Shaping)]
+    return _matching(names, pattern)
 
 
 def create(name: str, **options: object) -> Detector:
@@ -71,27 +70,17 @@ def create(name: str, **options: object) -> Detector:
       (detector): FDBD(normalizer='norm', nearest=None)
     )
     """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"name is a {type(name).__name__}, expected the name of a detector such as 'react+fdbd'"
-        )
-    if name.count("+") >= 16:
-        raise ValueError(f"{name[:40]!r}… has {name.count('+') + 1} parts, expected at most 16")
-    kinds = [_find(part) for part in name.split("+")]
-    if issubclass(kinds[-1], Shaping):
-        kinds.append(Energy)
-    for kind in kinds[:-1]:
-        if not issubclass(kind, Shaping):
-            raise ValueError(
-                f"{name!r} has {kind.name!r} before a +, expected a shaping: {', '.join(list_shapings())}"
-            )
-    *of_shapings, of_detector, of_shaped = _route(name, kinds, options)
-    detector: Any = kinds[-1](**of_detector)
-    for kind, given in zip(kinds[-2::-1], reversed(of_shapings)):
-        detector = Shaped(create_shaping(kind.name, kinds[-1], **given), detector, **of_shaped)
-        of_shaped = {}  # `mean` is about the detector, so it goes to the shaping next to it
-    assert isinstance(detector, Detector)
-    return detector
+    *shapings, detector_kind = _kinds(name)
+    kinds = [*shapings, detector_kind]
+    given = _options_by_part(name, kinds, options)
+    detector: Any = detector_kind(**given[len(shapings)])
+    of_shaped = given[-1]
+    for index in reversed(range(len(shapings))):
+        shaping = create_shaping(shapings[index].name, detector_kind, **given[index])
+        detector = Shaped(shaping, detector, **of_shaped)
+        # `mean` is about the detector, so it goes to the shaping next to it alone.
+        of_shaped = {}
+    return detector  # type: ignore[no-any-return]
 
 
 def create_shaping(
@@ -105,14 +94,16 @@ def create_shaping(
     """
     if isinstance(shaping, Shaping):
         return shaping
-    kind, given = _find(shaping), options
+    kind = _find(shaping)
     if not issubclass(kind, Shaping):
         raise ValueError(
             f"{shaping!r} is a detector, expected a shaping: {', '.join(list_shapings())}"
         )
+    given = dict(options)
     if before is not None and issubclass(before, FDBD) and kind.name in PERCENTILES_BEFORE_FDBD:
-        given = {"percentile": PERCENTILES_BEFORE_FDBD[kind.name], **options}
-    return kind(**_route(shaping, [kind], given)[0])
+        given.setdefault("percentile", PERCENTILES_BEFORE_FDBD[kind.name])
+    of_shaping, _ = _options_by_part(shaping, [kind], given)
+    return kind(**of_shaping)
 
 
 def as_detector(value: Detector | Shaping | str) -> Detector:
@@ -124,53 +115,79 @@ def as_detector(value: Detector | Shaping | str) -> Detector:
     if isinstance(value, Detector):
         return value
     raise TypeError(
-        f"a {type(value).__name__} is no detector; expected an fdbd detector or its name"
+        f"a {type(value).__name__} is not a detector; expected an fdbd detector or its name"
     )
+
+
+def parts_of_name(name: str) -> list[str]:
+    """The parts of a composed name, which a single + separates: "++" belongs to a name.
+
+    >>> parts_of_name("react+mds++")
+    ['react', 'mds++']
+    """
+    return re.split(r"(?<!\+)\+(?!\+)", name)
+
+
+def _kinds(name: str) -> list[type[Configured]]:
+    """The classes that a name stands for: shapings, and last a detector."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"name is a {type(name).__name__}, expected the name of a detector such as 'react+fdbd'"
+        )
+    parts = parts_of_name(name)
+    if len(parts) > 16:
+        raise ValueError(f"{name[:40]!r}… has {len(parts)} parts, expected at most 16")
+    kinds = [_find(part) for part in parts]
+    if issubclass(kinds[-1], Shaping):
+        kinds.append(Energy)
+    for kind in kinds[:-1]:
+        if not issubclass(kind, Shaping):
+            known = ", ".join(list_shapings())
+            raise ValueError(f"{name!r} has {kind.name!r} before a +, expected a shaping: {known}")
+    return kinds
 
 
 def _find(part: str) -> type[Configured]:
     part = part.strip().lower()
-    kind = Configured.registry.get(part)
-    if kind is None or not issubclass(kind, (Detector, Shaping)):
-        known = list_detectors()
-        close = difflib.get_close_matches(part, known)
-        hint = (
-            f"did you mean {' or '.join(map(repr, close))}?"
-            if close
-            else f"there are {', '.join(known)}"
-        )
-        raise ValueError(f"unknown detector {part!r}; {hint}")
-    return kind
+    kind = registered().get(part)
+    if kind is not None and issubclass(kind, (Detector, Shaping)):
+        return kind
+    known = list_detectors()
+    close = difflib.get_close_matches(part, known)
+    if close:
+        hint = f"did you mean {' or '.join(repr(name) for name in close)}?"
+    else:
+        hint = f"there are {', '.join(known)}"
+    raise ValueError(f"unknown detector {part!r}; {hint}")
 
 
-def _route(
+def _options_by_part(
     name: str, kinds: list[type[Configured]], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The options of each part, and last those of `Shaped` itself."""
-    given: list[dict[str, Any]] = [{} for _ in range(len(kinds) + 1)]
-    accepted = [set(_parameters(kind)) for kind in kinds] + [{"mean"} if len(kinds) > 1 else set()]
+    accepted = [set(parameters_of(kind)) for kind in kinds]
+    accepted.append({"mean"} if len(kinds) > 1 else set())
+    by_part: list[dict[str, Any]] = [{} for _ in accepted]
     for option, value in options.items():
         takers = [index for index, names in enumerate(accepted) if option in names]
         if not takers:
-            known = sorted(set().union(*accepted))
+            known = ", ".join(sorted(set().union(*accepted)))
             raise ValueError(
-                f"{name!r} has no option {option!r}; its options are {', '.join(known) or 'none'}"
+                f"{name!r} has no option {option!r}; its options are {known or 'none'}"
             )
         if len(takers) > 1:
-            who = (
-                f"{option!r} is an option of {' and '.join(kinds[index].name for index in takers)}"
-            )
+            who = " and ".join(kinds[index].name for index in takers)
             raise ValueError(
-                f"{who}: compose the classes instead, such as Shaped(ReAct(80), Energy())"
+                f"{option!r} is an option of {who}: compose the classes instead, such as "
+                "Shaped(ReAct(80), Energy())"
             )
-        given[takers[0]][option] = value
-    return given
+        by_part[takers[0]][option] = value
+    return by_part
 
 
-def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
-    """Parameters of its constructor, without *args and **kwargs: nn.Module's are never used."""
-    parameters = inspect.signature(kind).parameters.values()
-    return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+def _is_made_without_options(kind: type[Configured]) -> bool:
+    defaults = [parameter.default for parameter in parameters_of(kind).values()]
+    return inspect.Parameter.empty not in defaults
 
 
 def _matching(names: list[str], pattern: str | None) -> list[str]:

@@ -1,14 +1,13 @@
 """A detector that looks at shaped features."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fdbd.detectors.base import Batch, Detector, Head, Inputs, Passes, one_of
+from fdbd.detectors.base import Batch, Detector, Head, Inputs, Needs, Passes, one_of, unit_rows
 from fdbd.detectors.fdbd import FDBD
 from fdbd.detectors.shaping.base import Shaping
 from fdbd.fitting.statistics import Mean, Transformed, check_finite
@@ -24,7 +23,7 @@ class Shaped(Detector):
 
     Args:
         shaping: an activation shaping, such as ``ReAct(80)``.
-        detector: the detector behind it, itself `Shaped` where several shapings follow each other.
+        detector: the detector behind it, itself `Shaped` if several shapings follow each other.
         mean: which training mean fDBD measures the deviation from: "shaped", the mean of the raw
             features, shaped (the paper's), or "of_shaped", the mean of the shaped features. None:
             "shaped" directly before `FDBD`, "of_shaped" elsewhere. Which is better depends on the
@@ -54,50 +53,34 @@ class Shaped(Detector):
                 f"detector is a {type(detector).__name__}, expected an fdbd detector such as FDBD()"
             )
         if one_of("mean", mean, "of_shaped", "shaped", None) is None:
-            mean = (
-                "shaped"
-                if isinstance(detector, FDBD) and not shaping.needs.network
-                else "of_shaped"
-            )
-        first, second, on_logits, on_mean = (
-            shaping.needs,
-            detector.needs,
-            shaping.touches == "logits",
-            mean == "shaped",
-        )
-        of_mean, of_logits = "mean='shaped'", f"{shaping.name} changes logits, and {detector.label}"
-        no_mean = f"{of_mean} replaces the one training mean of FDBD, and {detector.label} has none: leave mean out"
-        no_images = (
-            f"{of_mean} shapes the mean alone, and {shaping.name} needs images: leave mean out"
-        )
-        for is_wrong, why in (
-            (on_mean and not isinstance(detector, FDBD), no_mean),
-            (on_mean and first.network, no_images),
-            (
-                on_logits and not second.logits,
-                f"{of_logits} reads features alone: it would change nothing",
-            ),
-            (
-                on_logits and second.network,
-                f"{of_logits} takes its own from the images: it would change nothing",
-            ),
-            (
-                first.network and second.network,
-                f"{shaping.name} and {detector.label} both perturb the images: use one",
-            ),
-            (
-                second.calibration,
-                f"shape the members instead: Ensemble([Shaped({type(shaping).__name__}(), …), …])",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(why)
-        self.shaping, self.detector, self.mean = shaping, detector, mean
-        behind = 1 if on_mean else second.passes
-        passes = None if first.passes is None or behind is None else first.passes + behind
-        network = first.network or second.network  # views are shaped like the features
-        self.needs = replace(
-            second, features=True, logits=first.logits, views=True, network=network, passes=passes
+            is_papers = isinstance(detector, FDBD) and not shaping.needs.network
+            mean = "shaped" if is_papers else "of_shaped"
+        if mean == "shaped":
+            _require_one_mean(shaping, detector)
+        _require_effect(shaping, detector)
+        self.shaping = shaping
+        self.detector = detector
+        self.mean = mean
+        self.needs = self._needs_of_both()
+
+    def _needs_of_both(self) -> Needs:
+        """What a score reads and a fit takes, of the shaping and the detector together."""
+        shaping = self.shaping.needs
+        detector = self.detector.needs
+        # The shaped mean takes one pass, whatever the detector would take by itself.
+        behind = 1 if self.mean == "shaped" else detector.passes
+        passes = None
+        if shaping.passes is not None and behind is not None:
+            passes = shaping.passes + behind
+        return replace(
+            detector,
+            features=True,
+            logits=shaping.logits,
+            # Views and perturbed features are shaped like the features.
+            views=True,
+            perturbed=shaping.perturbed or detector.perturbed,
+            network=shaping.network or detector.network,
+            passes=passes,
         )
 
     @property
@@ -108,37 +91,79 @@ class Shaped(Detector):
         yield from self.shaping.passes(head)
         if self.mean == "shaped":
             assert isinstance(self.detector, FDBD)
-            mean = yield Mean(head.num_features)
-            self.detector.set_mean(self.shaping(mean.mean().to(self.fit_dtype)[None])[0])
+            mean = (yield Mean(head.num_features)).mean()
+            self.detector.set_mean(self._shaped_mean(mean))
             return
-        program, statistic = self.detector.passes(head), None
-        with suppress(StopIteration):
-            while True:
-                statistic = (
-                    yield Transformed(program.send(statistic), self._shape_for_fit)
-                ).statistic
+        # The detector's own passes, each over shaped training data.
+        program = self.detector.passes(head)
+        summed: Any = None
+        while True:
+            try:
+                asked = program.send(summed)
+            except StopIteration:
+                return
+            transformed = yield Transformed(asked, self._shape_for_fit)
+            summed = transformed.statistic
+
+    def _shaped_mean(self, mean: Tensor) -> Tensor:
+        """(P,) a mean as the shaping makes it."""
+        shaped: Tensor = self.shaping(mean.to(self.fit_dtype)[None])
+        return shaped[0]
 
     def _shape_for_fit(self, batch: Batch) -> Batch:
         if batch.views is not None:
             check_finite(batch.views.transpose(0, 1), "its views")
+        if batch.perturbed is not None:
+            check_finite(batch.perturbed, "its perturbed features")
         return self.shape(batch._replace(features=batch.features.to(self.fit_dtype)))
 
     def shape(self, batch: Batch) -> Batch:
-        """The batch that the detector behind the shaping sees; its logits are None where it is to
+        """The batch that the detector behind the shaping sees; its logits are None if it is to
         compute them."""
+        head = self.head
         if self.shaping.needs.logits and batch.logits is None:
-            batch = batch._replace(logits=self.head(batch.features))
-        return self.shaping.shape(batch)
+            batch = batch._replace(logits=head(batch.features))
+        shaped = self.shaping.shape(batch)
+        if head.is_cosine:
+            shaped = shaped._replace(features=unit_rows(shaped.features))
+        return shaped
 
     def observe(
         self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
     ) -> Batch:
-        return self.shaping.observe(
-            images, partial(self.detector.observe, classifier=classifier, labels=labels)
-        )
+        behind = partial(self.detector.observe, classifier=classifier, labels=labels)
+        return self.shaping.observe(images, behind)
 
     def example(self) -> Batch:
         return self.detector.example()
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         return self.detector.score(self.shape(batch))
+
+
+def _require_one_mean(shaping: Shaping, detector: Detector) -> None:
+    """An error unless there is a training mean that can be shaped by itself."""
+    if not isinstance(detector, FDBD):
+        raise ValueError(
+            f"mean='shaped' replaces the one training mean of FDBD, and {detector.label} has none: "
+            "leave mean out"
+        )
+    if shaping.needs.network:
+        raise ValueError(
+            f"mean='shaped' shapes the mean alone, and {shaping.name} needs images: leave mean out"
+        )
+
+
+def _require_effect(shaping: Shaping, detector: Detector) -> None:
+    """An error if the detector would not see what the shaping does, or cannot stand behind it."""
+    if shaping.touches == "logits":
+        changes = f"{shaping.name} changes logits, and {detector.label}"
+        if not detector.needs.logits:
+            raise ValueError(f"{changes} reads features alone: it would change nothing")
+        if detector.needs.network:
+            raise ValueError(f"{changes} takes its own from the images: it would change nothing")
+    if shaping.needs.network and detector.needs.network:
+        raise ValueError(f"{shaping.name} and {detector.label} both perturb the images: use one")
+    if detector.needs.calibration:
+        kind = type(shaping).__name__
+        raise ValueError(f"shape the members instead: Ensemble([Shaped({kind}(), …), …])")

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from fdbd import kernels
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, labels_of, logits_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    required_labels,
+    required_logits,
+)
 from fdbd.fitting.statistics import ClassMeans, with_logits
 
 
@@ -32,7 +41,7 @@ class SHE(Detector):
         2023,
     )
     needs = Needs(logits=True, labels=True, passes=1)
-    notices_bad_rows = True
+    _notices_bad_rows = True
     patterns: Annotated[Tensor, "C P"]
     offsets: Annotated[Tensor, "C"]
     center: Annotated[Tensor, "P"]
@@ -51,14 +60,14 @@ class SHE(Detector):
             )
         patterns = torch.where(counts[:, None] > 0, means, 0)
         zeros = patterns.new_zeros
-        self.set(
+        self.set_buffers(
             patterns=patterns,
             offsets=zeros(head.num_classes),
             center=zeros(head.num_features),
             floor=zeros(()),
         )
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         # fDBD's kernel with the patterns in place of the folded normals and nothing to divide by.
         folded = (self.patterns, self.offsets, self.center, self.floor)
         return kernels.folded_score(batch.features, folded, False, logits=batch.logits)
@@ -67,7 +76,7 @@ class SHE(Detector):
 def features_by_class(batch: Batch) -> tuple[Tensor, Tensor]:
     """Features (N, P) and classes (N,) of a batch: the label where it is predicted, C where it is
     not."""
-    logits, labels = logits_of(batch), labels_of(batch)
+    logits, labels = required_logits(batch), required_labels(batch)
     return batch.features, torch.where(
         logits.argmax(dim=1).cpu() == labels, labels, logits.shape[1]
     )

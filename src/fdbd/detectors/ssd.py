@@ -11,33 +11,33 @@ from torch import Tensor
 from fdbd.core.linear_algebra import in_blocks, unit, whitener
 from fdbd.detectors.base import (
     Batch,
-    Detector,
     Head,
     Needs,
     Paper,
     Passes,
     at_least_one,
     expect,
-    labels_of,
+    required_labels,
 )
+from fdbd.detectors.mds import SharedCovariance, with_unit_features
 from fdbd.fitting.kmeans import kmeans, nearest
+from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import ClassMoments, Moments, Together, Transformed
-from fdbd.geometry import nearest_squared_distance
 
 LARGEST_TABLE = 1 << 27
 """Entries M·P² of all clusters' covariances above which they share one: 2 GB while fitting, 0.5 GB
 kept."""
 
 
-class SSD(Detector):
+class SSD(SharedCovariance):
     """Mahalanobis distance of the normalised feature to the nearest cluster (Sehwag et al., 2021).
 
         score(z) = −min_m (ẑ − μ_m)ᵀ Σ_m⁻¹ (ẑ − μ_m),   ẑ = z/‖z‖
 
     Clusters are the classes (SSD+, on contrastive features) or come from k-means. Each has its own
-    covariance, so a score costs O(MP²). Where the M·P² entries of the covariances are more than
-    2²⁷, all clusters share the covariance within clusters: O(P² + MP). `covariance` says which it
-    was. Clusters without samples are left out.
+    covariance, so a score costs O(MP²). If the M·P² entries of the covariances are more than 2²⁷,
+    all clusters share the covariance within clusters, as in `MDSPlusPlus`: O(P² + MP). `covariance`
+    says which it was. Clusters without samples are left out.
 
     Args:
         clusters: "class", or a number M of k-means clusters, for which no labels are needed.
@@ -63,9 +63,7 @@ class SSD(Detector):
         2021,
     )
     needs = Needs(labels=True, passes=1)
-    center: Annotated[Tensor, "P"]
-    whitener: Tensor  #: (P, P) where clusters share a covariance, else (M, P, P)
-    means: Annotated[Tensor, "M P"]
+    whitener: Tensor  #: (P, P) if clusters share a covariance, else (M, P, P)
     shrinkages: Annotated[Tensor, "M"]
 
     def __init__(
@@ -79,83 +77,91 @@ class SSD(Detector):
         self.shrinkage = expect("shrinkage", shrinkage, is_share, "a number from 0 to 1, or None")
         self.clusters = clusters
         if clusters != "class":
-            self.clusters = at_least_one(
-                "clusters", clusters, "'class' or a number of clusters, at least 1"
-            )
+            expected = "'class' or a number of clusters, at least 1"
+            self.clusters = at_least_one("clusters", clusters, expected)
         self.iterations = at_least_one("iterations", iterations, "a number of passes, at least 1")
-        self.needs = Needs(
-            labels=clusters == "class", passes=1 if clusters in ("class", 1) else None
-        )
+        one_pass = clusters in ("class", 1)
+        self.needs = Needs(labels=clusters == "class", passes=1 if one_pass else None)
 
     def passes(self, head: Head) -> Passes:
         width = head.num_features
         count = head.num_classes if self.clusters == "class" else int(self.clusters)
-        centers: Tensor | None = None
-        if self.clusters == 1:
-            centers = torch.zeros(1, width, dtype=torch.float64)
-        elif self.clusters != "class":
+        if self.clusters == "class":
+            prepare = with_unit_features
+        elif self.clusters == 1:
+            prepare = partial(in_clusters, torch.zeros(1, width, dtype=torch.float64))
+        else:
             centers = yield from kmeans(count, width, self.iterations)
-        shared = self.shrinkage == 1 or count * width**2 > LARGEST_TABLE
-        statistic = ClassMoments if shared else ClusterMoments
-        summed = yield Transformed(statistic(count, width), partial(normalised, centers))
-        (self._set_shared if shared else self._set_own)(summed.statistic)
+            prepare = partial(in_clusters, centers)
+        if self.shrinkage == 1 or count * width**2 > LARGEST_TABLE:
+            shared = yield Transformed(ClassMoments(count, width), prepare)
+            self.set_shared_covariance(shared.statistic)
+            self.set_buffers(shrinkages=torch.ones(len(self.means)))
+        else:
+            own = yield Transformed(ClusterMoments(count, width), prepare)
+            self._set_own_covariances(own.statistic)
 
-    def _set_shared(self, moments: ClassMoments) -> None:
-        whitening, means = moments.whitened()
-        self.set(
-            center=moments.mean(),
-            whitener=whitening,
-            means=means,
-            shrinkages=torch.ones(len(means)),
-        )
-
-    def _set_own(self, moments: ClusterMoments) -> None:
+    def _set_own_covariances(self, moments: ClusterMoments) -> None:
         seen = [part for part in moments.parts if part.count]
         counts = torch.tensor([part.count for part in seen], dtype=torch.float64)
         means = torch.stack([part.mean() for part in seen])
+        total = counts.sum()
         width = means.shape[1]
-        pooled = sum(part.scatter / counts.sum() for part in seen)
-        if self.shrinkage is not None:
-            shrinkages = torch.full_like(counts, self.shrinkage)
-        else:
-            shrinkages = (
-                torch.zeros_like(counts) if (counts > width).all() else width / (width + counts)
-            )
-        center = counts @ means / counts.sum()
+        warn_of_few_for_covariance(self.label, int(total), width, len(seen))
+        pooled = torch.zeros(width, width, dtype=torch.float64)
+        for part in seen:
+            pooled += part.scatter / total
+        center = counts @ means / total
+        shrinkages = self._shrinkages(counts, width)
         whiteners = torch.empty(len(seen), width, width, dtype=torch.float64)
         for place, part, share in zip(whiteners, seen, shrinkages):
             place.copy_(whitener((1 - share) * part.covariance() + share * pooled))
-        offsets = torch.einsum("mij,mj->mi", whiteners, means - center)
-        self.set(center=center, whitener=whiteners, means=offsets, shrinkages=shrinkages)
+        self.set_buffers(
+            center=center,
+            whitener=whiteners,
+            means=torch.einsum("mij,mj->mi", whiteners, means - center),
+            shrinkages=shrinkages,
+        )
+
+    def _shrinkages(self, counts: Tensor, width: int) -> Tensor:
+        """(M,) λ of clusters with these numbers of samples."""
+        if self.shrinkage is not None:
+            return torch.full_like(counts, self.shrinkage)
+        if (counts > width).all():
+            return torch.zeros_like(counts)
+        return width / (width + counts)
 
     def buffer_shape(self, name: str) -> str | None:
-        return (
-            ("M P P" if self.whitener.ndim == 3 else "P P")
-            if name == "whitener"
-            else super().buffer_shape(name)
-        )
+        if name != "whitener":
+            return super().buffer_shape(name)
+        return "M P P" if self.whitener.ndim == 3 else "P P"
 
     @property
     def covariance(self) -> str | None:
         """Once fitted, "own" for one covariance per cluster or "shared" for one in all."""
-        return None if not self.is_fitted else "own" if self.whitener.ndim == 3 else "shared"
+        if not self.is_fitted:
+            return None
+        return "own" if self.whitener.ndim == 3 else "shared"
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (
-            f", covariance={self.covariance!r}" if self.is_fitted else ""
-        )
+        shown = super().extra_repr()
+        if self.is_fitted:
+            shown += f", covariance={self.covariance!r}"
+        return shown
 
-    def score(self, batch: Batch) -> Tensor:
-        return in_blocks(self._score, batch.features, self.means.numel())
-
-    def _score(self, features: Tensor) -> Tensor:
-        x = unit(features) - self.center
+    def formula(self, batch: Batch) -> Tensor:
+        features = unit(batch.features)
         if self.whitener.ndim == 2:
-            return -nearest_squared_distance(x @ self.whitener.T, self.means)
+            return -self.shared_distance(features)
+        return -in_blocks(self._nearest_cluster, features, self.means.numel())
+
+    def _nearest_cluster(self, features: Tensor) -> Tensor:
+        """(N,) squared distance to the nearest cluster, each under its own covariance."""
         # One product for all clusters: rows of W_m x side by side, each cluster's mean subtracted
         # after whitening.
+        x = features - self.center
         whitened = torch.nn.functional.linear(x, self.whitener.flatten(0, 1), -self.means.flatten())
-        return -whitened.view(-1, *self.means.shape).square().sum(dim=2).amin(dim=1)
+        return whitened.view(-1, *self.means.shape).square().sum(dim=2).amin(dim=1)
 
 
 class ClusterMoments(Together):
@@ -165,17 +171,14 @@ class ClusterMoments(Together):
         super().__init__(Moments(num_features) for _ in range(num_classes))
 
     def update(self, batch: Batch) -> None:
-        labels = labels_of(batch)
+        labels = required_labels(batch)
         order = labels.argsort(stable=True)
         counts = torch.bincount(labels, minlength=len(self.parts)).tolist()
         for moments, rows in zip(self.parts, torch.split(order, counts)):
             moments.update(Batch(batch.features[rows.to(batch.features.device)]))
 
 
-def normalised(centers: Tensor | None, batch: Batch) -> Batch:
-    """The batch with normalised features, labelled by the nearest centre where there are
-    centres."""
-    if centers is None:
-        return batch._replace(features=unit(batch.features))
+def in_clusters(centers: Tensor, batch: Batch) -> Batch:
+    """The batch with normalised features, labelled by the nearest of the centres."""
     rows, clusters = nearest(centers, batch)
     return batch._replace(features=rows, labels=clusters)

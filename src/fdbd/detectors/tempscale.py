@@ -14,9 +14,9 @@ from fdbd.detectors.base import (
     Needs,
     Paper,
     Passes,
-    labels_of,
-    logits_of,
     one_of,
+    required_labels,
+    required_logits,
 )
 from fdbd.detectors.softmax import bound_, gaps, largest_probability
 from fdbd.fitting.statistics import Sum, in_float64, with_logits
@@ -53,7 +53,7 @@ class TemperatureScaling(Detector):
     name = "tempscale"
     paper = Paper("On Calibration of Modern Neural Networks", "Guo et al.", "ICML", 2017)
     needs = Needs(features=False, logits=True, labels=True, heldout=True)
-    earlier_options = {"scale": "probability"}
+    _earlier_options = {"scale": "probability"}
     temperature: Annotated[Tensor, ""]
 
     def __init__(self, scale: Literal["log", "probability"] = "log") -> None:
@@ -72,10 +72,10 @@ class TemperatureScaling(Detector):
             # Where a cubic describes the likelihood badly, the pass after looks around the end of
             # these.
             grid = (best / 1.05, best, best * 1.05)
-        self.set(temperature=torch.tensor(1 / best, dtype=torch.float64))
+        self.set_buffers(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
-    def score(self, batch: Batch) -> Tensor:
-        logits = logits_of(batch)
+    def formula(self, batch: Batch) -> Tensor:
+        logits = required_logits(batch)
         if self.scale == "probability":
             return largest_probability(logits / self.temperature)
         # log p = −log(1 + rest), with the sum over the other classes: next to 1, p itself has no
@@ -90,10 +90,10 @@ class TemperatureScaling(Detector):
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
     """(N, 2, G) negative log-likelihood of the labels at each inverse temperature b, and its slope
     over b: logsumexp(b·v) − b·v_y and E_p[v] − v_y."""
-    given = logits_of(batch)
+    given = required_logits(batch)
     rows = max(1, (1 << 19) // given.shape[1])  # 4 MB of float64 at once
     pieces = []
-    for logits, own in zip(in_float64(given, rows), torch.split(labels_of(batch), rows)):
+    for logits, own in zip(in_float64(given, rows), torch.split(required_labels(batch), rows)):
         logits = logits - logits.amax(dim=1, keepdim=True)
         target = logits.gather(1, own[:, None])[:, 0]
         piece = logits.new_empty(logits.shape[0], 2, len(inverse_temperatures))

@@ -6,8 +6,18 @@ import torch
 from torch import Tensor
 
 from fdbd.core.linear_algebra import VARIANCE_FLOOR, eigenvectors, in_blocks
-from fdbd.detectors.base import Batch, Detector, Head, Needs, Paper, Passes, at_least_one, logits_of
+from fdbd.detectors.base import (
+    Batch,
+    Detector,
+    Head,
+    Needs,
+    Paper,
+    Passes,
+    at_least_one,
+    required_logits,
+)
 from fdbd.detectors.softmax import logsumexp
+from fdbd.fitting.sample_size import warn_of_few_for_covariance
 from fdbd.fitting.statistics import Moments, Sum, check_finite
 
 VIM_PAPER = Paper(
@@ -22,7 +32,7 @@ class Residual(Detector):
         score(z) = −‖Rᵀ(z − o)‖,   o = −W⁺b
 
     From the origin o the head's bias vanishes; R spans the complement of the D leading eigenvectors
-    of the mean of (z − o)(z − o)ᵀ. A score costs O(P·min(P − D, 2D)): where D is small, the
+    of the mean of (z − o)(z − o)ᵀ. A score costs O(P·min(P − D, 2D)): if D is small, the
     principal part is subtracted instead.
 
     Args:
@@ -50,34 +60,37 @@ class Residual(Detector):
         self.dim = None if dim is None else at_least_one("dim", dim, expected)
 
     def passes(self, head: Head) -> Passes:
-        self._set_space(head, (yield Moments(head.num_features)))
+        moments = yield Moments(head.num_features)
+        self._set_space(head, moments)
 
     def _set_space(self, head: Head, moments: Moments) -> Tensor:
         """Set origin and basis; returns the mean of ‖z − o‖²."""
-        width, dim = head.num_features, self._dim(head.num_features)
+        width = head.num_features
+        dim = self._dim(width)
         if dim >= width:
             raise ValueError(
                 f"dim is {dim}, expected less than the {width} features, so that a residual is left"
             )
-        # Rows of a softmax head often sum to zero, and what is left of that direction is rounding:
-        # of its dtype, or of the solver that a float64 head comes from.
-        rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
-        weight, bias = (part.to("cpu", torch.float64) for part in (head.weight, head.bias))
-        origin = torch.linalg.lstsq(
-            weight, -bias[:, None], rcond=rounding, driver="gelsy"
-        ).solution[:, 0]
+        warn_of_few_for_covariance(self.label, moments.count, width)
+        origin = _origin(head)
         second = moments.second_moment(origin)
-        directions = eigenvectors(second)  # ascending: the residual comes first
-        basis = (
-            directions[:, width - dim :] if self._subtracts(width) else directions[:, : width - dim]
-        )
-        self.set(origin=origin, basis=basis, shift=-origin @ basis)
+        # By ascending eigenvalue: the residual comes first.
+        directions = eigenvectors(second)
+        if self._subtracts(width):
+            basis = directions[:, width - dim :]
+        else:
+            basis = directions[:, : width - dim]
+        self.set_buffers(origin=origin, basis=basis, shift=-origin @ basis)
         return second.trace()
 
     def _dim(self, width: int) -> int:
         if self.dim is not None:
             return self.dim
-        return 1000 if width >= 2048 else 512 if width >= 768 else max(1, width // 2)
+        if width >= 2048:
+            return 1000
+        if width >= 768:
+            return 512
+        return max(1, width // 2)
 
     def _subtracts(self, width: int) -> bool:
         """Whether x − QQᵀx with the principal basis Q is less work than Rᵀx with the residual
@@ -90,14 +103,16 @@ class Residual(Detector):
 
         def norms(rows: Tensor) -> Tensor:
             rest = torch.addmm(self.shift, rows, self.basis)
-            if subtracts:  # the principal part; vectors, not squared norms, which would cancel
+            if subtracts:
+                # That was the principal part. Vectors are subtracted: squared norms would cancel.
                 rest = rows - self.origin - rest @ self.basis.T
             found: Tensor = torch.linalg.vector_norm(rest, dim=1)
             return found
 
-        return in_blocks(norms, features, features.shape[1] if subtracts else len(self.shift))
+        width = features.shape[1] if subtracts else len(self.shift)
+        return in_blocks(norms, features, width)
 
-    def score(self, batch: Batch) -> Tensor:
+    def formula(self, batch: Batch) -> Tensor:
         return -self.residual_norms(batch.features)
 
 
@@ -125,16 +140,17 @@ class ViM(Residual):
     alpha: Annotated[Tensor, ""]
 
     def passes(self, head: Head) -> Passes:
-        square = self._set_space(head, (yield Moments(head.num_features)))
+        moments = yield Moments(head.num_features)
+        square = self._set_space(head, moments)
         sums = yield Sum(self._logit_and_residual)
         logit, residual = sums.sum()
         # Training data that lie in the principal space leave no residual but rounding errors, which
         # must not decide.
         floor = VARIANCE_FLOOR**0.5 * sums.count * square.sqrt()
-        self.set(alpha=logit / residual.clamp_min(floor))
+        self.set_buffers(alpha=logit / residual.clamp_min(floor))
 
-    def score(self, batch: Batch) -> Tensor:
-        return logsumexp(logits_of(batch)) - self.alpha * self.residual_norms(batch.features)
+    def formula(self, batch: Batch) -> Tensor:
+        return logsumexp(required_logits(batch)) - self.alpha * self.residual_norms(batch.features)
 
     def _logit_and_residual(self, batch: Batch) -> Tensor:
         """(N, 2): the largest logit and the residual's norm of each sample."""
@@ -146,3 +162,14 @@ class ViM(Residual):
             check_finite(batch.logits, "its logits")
             largest = batch.logits.amax(dim=1).to(features)
         return torch.stack([largest, self.residual_norms(features)], dim=1)
+
+
+def _origin(head: Head) -> Tensor:
+    """(P,) float64 o = −W⁺b, where the logits are smallest: there the head's bias vanishes."""
+    weight = head.weight.to("cpu", torch.float64)
+    bias = head.bias.to("cpu", torch.float64)
+    # Rows of a softmax head often sum to zero, and what is left of that direction is rounding: of
+    # its dtype, or of the solver that a float64 head comes from.
+    rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
+    solved = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsy")
+    return solved.solution[:, 0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fdbd import kernels
-from fdbd.core.batch import Batch, Head, labels_of
+from fdbd.core.batch import Batch, Head, required_labels
 from fdbd.core.linear_algebra import whitener
 
 ROWS_AT_A_TIME = (
@@ -137,7 +137,7 @@ def products(rows: Tensor, pivot: Tensor) -> Tensor:
 
 def features_by_label(batch: Batch) -> tuple[Tensor, Tensor]:
     """Features (N, P) and labels (N,)."""
-    return batch.features, labels_of(batch)
+    return batch.features, required_labels(batch)
 
 
 class ClassMeans(Additive):

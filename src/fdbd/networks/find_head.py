@@ -76,7 +76,7 @@ class FoundHead:
 
     def _linear_layer(self, name: str, layer: nn.Module) -> Head:
         if name not in self._on_sphere:
-            return Head.of(layer)
+            return Head.from_linear(layer)
         on_sphere = linear_on_sphere(layer)
         if on_sphere is None:
             raise ValueError(

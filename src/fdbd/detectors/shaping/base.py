@@ -19,8 +19,8 @@ class Shaping(Configured):
     """What is done to a sample's features before it is scored. Never in place, and each row by
     itself.
 
-    A subclass writes `forward` and, where it learns something from the training data, `passes` and
-    the number of passes in its `needs`.
+    A subclass writes `forward` and, if it learns something from the training data, `passes` and the
+    number of passes in its `needs`.
 
     >>> import fdbd
     >>> class Root(fdbd.Shaping):
@@ -44,10 +44,14 @@ class Shaping(Configured):
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     def shape(self, batch: Batch) -> Batch:
-        """The shaped batch. Its logits are None where features changed: the detector computes them
-        from the head."""
-        views = None if batch.views is None else torch.stack([self(view) for view in batch.views])
-        return batch._replace(features=self(batch.features), logits=None, views=views)
+        """The shaped batch. Its logits are None if features changed: the detector computes them from
+        the head."""
+        shaped = batch._replace(features=self(batch.features), logits=None)
+        if batch.views is not None:
+            shaped = shaped._replace(views=torch.stack([self(view) for view in batch.views]))
+        if batch.perturbed is not None:
+            shaped = shaped._replace(perturbed=self(batch.perturbed))
+        return shaped
 
     def observe(self, images: Inputs, classifier: Callable[[Inputs], Batch]) -> Batch:
         """What a Guard asks of a shaping that needs the network; see `Detector.observe`."""

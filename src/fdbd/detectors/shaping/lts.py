@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fdbd.core.batch import Batch, logits_of
+from fdbd.core.batch import Batch, required_logits
 from fdbd.core.configuration import Needs, Paper
 from fdbd.detectors.shaping.top_share import TopShare
 
@@ -39,4 +39,6 @@ class LTS(TopShare):
         return features
 
     def shape(self, batch: Batch) -> Batch:
-        return batch._replace(logits=logits_of(batch) * self.ratio(batch.features.relu()).square())
+        return batch._replace(
+            logits=required_logits(batch) * self.ratio(batch.features.relu()).square()
+        )

@@ -41,7 +41,7 @@ class ReAct(Shaping):
 
     def passes(self, head: Head) -> Passes:
         histogram = yield Histogram()
-        self.set(
+        self.set_buffers(
             threshold=torch.tensor(histogram.quantile(self.percentile / 100), dtype=torch.float64)
         )
 

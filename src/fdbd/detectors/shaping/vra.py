@@ -66,7 +66,7 @@ class VRA(Shaping):
             self.fit_dtype == torch.float64
         ):  # bins are float32's: what was rounded up to alpha is not below
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
-        self.set(alpha=alpha, beta=beta)
+        self.set_buffers(alpha=alpha, beta=beta)
 
     def forward(self, features: Tensor) -> Tensor:
         alpha, beta = (
