@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from fdbd.core.configuration import registered
 from fdbd.detectors.base import Configured, Detector
 
 PAGE = Path("docs/detectors.md")
@@ -52,9 +53,7 @@ def render() -> str:
 
 def _registered() -> dict[str, type[Configured]]:
     return {
-        name: kind
-        for name, kind in Configured.registry.items()
-        if kind.__module__.startswith("fdbd.")
+        name: kind for name, kind in registered().items() if kind.__module__.startswith("fdbd.")
     }
 
 

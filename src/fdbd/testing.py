@@ -1,20 +1,22 @@
 """Checks that every detector passes, ours and a user's:
 ``fdbd.testing.check_detector(MyDetector())``. Each fits copies on a small made-up problem and
-raises an AssertionError that says what was promised and what happened."""
+raises an AssertionError that names the check and says what was promised and what happened."""
 
 import copy
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Head
-from fdbd.core.configuration import Configured, NotFittedError, from_config
+from fdbd.core.configuration import Configured, NotFittedError, from_config, registered
 from fdbd.detectors import Detector, Ensemble, Shaped, as_detector
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import add_batches, fit_by, fit_detector
@@ -24,7 +26,7 @@ from fdbd.networks.classifier import Classifier
 CLASSES, WIDTH, SAMPLES, QUERIES = 4, 8, 120, 16
 
 
-class Problem(NamedTuple):
+class TrialData(NamedTuple):
     """What a detector is tried on."""
 
     train: Batch
@@ -34,19 +36,45 @@ class Problem(NamedTuple):
 
 def check_detector(detector: Detector | Shaping | str) -> None:
     """Run every check on copies of a detector, of a shaping (before Energy) or of what a name
-    stands for. An AssertionError says which promise was broken. `check_onnx` is separate: it takes
-    seconds and an optional extra.
+    stands for. An AssertionError names the check and says which promise was broken. `check_onnx` is
+    separate: it takes seconds and an optional extra.
 
     >>> from fdbd import MSP
     >>> check_detector(MSP())
     """
     for check in CHECKS:
-        check(as_detector(detector))
+        run_check(check, as_detector(detector))
 
 
-def make_problem(
+def run_check(check: Callable[[Detector], None], detector: Detector) -> None:
+    """Run one check; an AssertionError says its name, what it promises, and what happened instead,
+    also if the detector raised an error of its own."""
+    promise = " ".join((check.__doc__ or "").split())
+    try:
+        check(detector)
+    except AssertionError as error:
+        raise AssertionError(f"{check.__name__}: {error}\n  promised: {promise}") from error
+    except Exception as error:
+        happened = f"{type(error).__name__}: {error}"
+        place = _place_of(error, detector)
+        raise AssertionError(
+            f"{check.__name__}: {type(detector).__name__} raised {happened}{place}"
+            f"\n  promised: {promise}"
+        ) from error
+
+
+def _place_of(error: Exception, detector: Detector) -> str:
+    """Where in the detector's own file an error was raised, if it was there."""
+    file = getattr(sys.modules.get(type(detector).__module__), "__file__", None)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if file is not None and frame.filename == file:
+            return f" (line {frame.lineno}, in {frame.name}: {frame.line})"
+    return ""
+
+
+def trial_data(
     detector: Detector, dtype: torch.dtype = torch.float64, seed: int = 0, views: bool = True
-) -> Problem:
+) -> TrialData:
     """A problem that is learnable but not separable, with all that this detector reads: features
     that are not negative, as after a ReLU, and logits with mean 0. Half of the queries are unlike
     the training data."""
@@ -57,55 +85,63 @@ def make_problem(
 
     centers = 4 * nn.functional.normalize(normal(CLASSES, WIDTH).relu() + 1e-3)
     labels = torch.arange(SAMPLES) % CLASSES
-    rows = torch.cat(
-        [
-            centers[labels],
-            centers[labels[: QUERIES // 2]],
-            torch.zeros(QUERIES // 2, WIDTH).double(),
-        ]
-    )
+    known = centers[torch.cat([labels, labels[: QUERIES // 2]])]
+    unlike = torch.zeros(QUERIES // 2, WIDTH, dtype=torch.float64)
+    rows = torch.cat([known, unlike])
     features = (rows + 0.8 * normal(*rows.shape)).relu().to(dtype)
     head = Head((centers - centers.mean(dim=0)).to(dtype), (0.1 * normal(CLASSES)).to(dtype))
-    needs, batch = detector.needs, Batch(features)
+    needs = detector.needs
+    batch = Batch(features)
     if needs.network:
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)).to(
-            dtype
-        )
-        for parameter in model.parameters():
-            parameter.data = normal(*parameter.shape).to(dtype)
-        classifier = Classifier(model.eval())
+        classifier = _random_classifier(normal, dtype)
         head = classifier.head
         batch = detector.observe(features, classifier).detach()
     elif needs.views and views:
         batch = batch._replace(views=torch.stack([features, features.flip(1)]))
     if needs.layers:
-        batch = batch._replace(
-            layers={name: normal(len(rows), 5).to(dtype) for name in needs.layers}
-        )
-    train, queries = batch.rows(slice(0, SAMPLES)), batch.rows(slice(SAMPLES, None))
-    return Problem(train._replace(labels=labels), queries, head)
+        layers = {name: normal(len(rows), 5).to(dtype) for name in needs.layers}
+        batch = batch._replace(layers=layers)
+    train = batch.rows(slice(0, SAMPLES))._replace(labels=labels)
+    return TrialData(train, batch.rows(slice(SAMPLES, None)), head)
 
 
-def fitted(detector: Detector, problem: Problem, batches: Any = None) -> Detector:
-    """A copy of the detector, fitted, and calibrated where it needs that."""
+def _random_classifier(normal: Callable[..., Tensor], dtype: torch.dtype) -> Classifier:
+    """A small network for detectors that look through one."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)).to(dtype)
+    for parameter in model.parameters():
+        parameter.data = normal(*parameter.shape).to(dtype)
+    return Classifier(model.eval())
+
+
+def fitted(detector: Detector, data: TrialData, batches: Any = None) -> Detector:
+    """A copy of the detector, fitted, and calibrated if it needs that."""
     detector = copy.deepcopy(detector)
-    fit_detector(detector, [problem.train] if batches is None else batches, problem.head)
-    return detector.calibrate(problem.train) if isinstance(detector, Ensemble) else detector
+    fit_detector(detector, [data.train] if batches is None else batches, data.head)
+    return _calibrated(detector, data)
 
 
-def _solved(
+def _calibrated(detector: Detector, data: TrialData) -> Detector:
+    return detector.calibrate(data.train) if isinstance(detector, Ensemble) else detector
+
+
+def _fitted_on_trial(
     detector: Detector, dtype: torch.dtype = torch.float64, views: bool = True
-) -> tuple[Problem, Detector]:
-    problem = make_problem(detector, dtype, views=views)
-    return problem, fitted(detector, problem)
+) -> tuple[TrialData, Detector]:
+    data = trial_data(detector, dtype, views=views)
+    return data, fitted(detector, data)
 
 
 def _assert_close(found: Tensor, expected: Tensor, promise: str, tolerance: float = 1e-6) -> None:
     finite = expected[expected.isfinite()].abs()
-    scale = tolerance * max(1.0, float(finite.max()) if len(finite) else 1.0)
-    near = ((found.double() - expected.double()).abs() <= scale) | (found == expected)
-    if found.shape != expected.shape or not bool(near.all()):
-        raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
+    largest = float(finite.max()) if len(finite) else 1.0
+    allowed = tolerance * max(1.0, largest)
+    is_same_shape = found.shape == expected.shape
+    if is_same_shape:
+        differences = (found.double() - expected.double()).abs()
+        is_near = (differences <= allowed) | (found == expected)
+        if bool(is_near.all()):
+            return
+    raise AssertionError(f"{promise}: got {found.tolist()}, expected {expected.tolist()}")
 
 
 def _complaint(action: Callable[[], object], *kinds: type[Exception]) -> str:
@@ -124,245 +160,352 @@ def check_documentation(detector: Detector) -> None:
     assert (type(part).__doc__ or "").strip(), f"{kind} has no docstring"
     assert part.paper is None or part.paper.year > 1900, f"{kind} has a paper without a year"
     assert kind in repr(detector), f"the repr of {kind} does not name it"
-    if Configured.registry.get(detector.name) is type(detector):
+    if registered().get(detector.name) is type(detector):
         config = detector.to_config()
-        assert from_config(config).to_config() == config, (
-            f"{config} is not rebuilt from its options"
+        rebuilt = from_config(config).to_config()
+        assert rebuilt == config, f"{config} is not rebuilt from its options"
+
+
+def check_fit_and_score(detector: Detector) -> None:
+    """A fit takes what `needs` names and no more, and a score is one number per sample, (N,), in
+    the dtype of the fit; a good row has a finite score."""
+    data = trial_data(detector)
+    needs = detector.needs
+    batches = data.train if needs.labels else data.train._replace(labels=None)
+    try:
+        learner = fitted(detector, data, [batches])
+    except Exception as error:
+        if needs.labels or _complaint(lambda: fitted(detector, data), Exception):
+            raise
+        raise AssertionError(
+            "the fit reads labels, and needs does not say labels=True, so that it gets none "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    try:
+        scores = learner.score(data.queries)
+    except Exception as error:
+        given = data.queries._replace(logits=data.head(data.queries.features))
+        if needs.logits or _complaint(lambda: learner.score(given), Exception):
+            raise
+        raise AssertionError(
+            "the formula reads logits, and needs does not say logits=True, so that it may get none "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    assert isinstance(scores, Tensor), f"a score is a {type(scores).__name__}, expected a tensor"
+    shape = tuple(scores.shape)
+    assert shape == (QUERIES,), f"{QUERIES} samples have scores of shape {shape}, not ({QUERIES},)"
+    assert scores.dtype == torch.float64, (
+        f"after a fit in float64 the scores are {scores.dtype}: make new tensors in the dtype of "
+        "the features"
+    )
+    bad = (~torch.isfinite(scores)).nonzero()[:, 0].tolist()
+    assert not bad, (
+        f"samples {bad} have only finite numbers and the score −inf: the formula gives NaN or an "
+        "infinity for them"
+    )
+
+
+def check_inputs_are_left_alone(detector: Detector) -> None:
+    """Tensors that are given to a fit or a score do not change."""
+    data = trial_data(detector)
+    # Logits too, so that a formula which changes them is found.
+    queries = data.queries._replace(logits=data.head(data.queries.features))
+    data = data._replace(queries=queries)
+    kept = copy.deepcopy(data)
+    learner = fitted(detector, data)
+    _assert_unchanged(data.train, kept.train, "the fit")
+    learner.score(data.queries)
+    _assert_unchanged(data.queries, kept.queries, "the score")
+    assert torch.equal(data.head.weight, kept.head.weight), "the head that was given has changed"
+
+
+def _assert_unchanged(given: Batch, kept: Batch, stage: str) -> None:
+    for name in ("features", "logits", "labels", "views", "perturbed"):
+        part = getattr(given, name)
+        assert part is None or torch.equal(part, getattr(kept, name)), (
+            f"the {name} that were given have changed: {stage} writes to them in place; compute "
+            "new tensors"
         )
+
+
+def check_state_is_in_buffers(detector: Detector) -> None:
+    """All that a fit learns is in buffers, so that files, devices and exports have it."""
+    _, learner = _fitted_on_trial(detector)
+    for path, module in learner.named_modules():
+        before = vars(detector.get_submodule(path))
+        for name, value in vars(module).items():
+            if name in ("_buffers", "_modules", "_parameters", "fit_dtype", "training"):
+                continue
+            is_learnt = isinstance(value, (Tensor, np.ndarray)) or name not in before
+            assert not is_learnt or value is None, (
+                f"the fit keeps {name} as an attribute of {type(module).__name__}, which no file "
+                f"holds: call self.set_buffers({name}=tensor)"
+            )
+
+
+def check_direction(detector: Detector) -> None:
+    """Higher is more in-distribution: training data score above features of random
+    directions."""
+    if detector.needs.network or detector.needs.layers or _says_nothing_of_direction(detector):
+        return
+    data, learner = _fitted_on_trial(detector, views=False)
+    # Any direction, negative numbers too, and half the size.
+    size = torch.linalg.vector_norm(data.train.features, dim=1).mean()
+    noise = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(3)).double()
+    unlike = 0.5 * size * nn.functional.normalize(noise)
+    known = learner.score(Batch(data.train.features))
+    unknown = learner.score(Batch(unlike))
+    share = (known[:, None] > unknown).double().mean().item()
+    assert share > 0.5, (
+        f"only {share:.0%} of the pairs have the training sample above one of a random "
+        "direction: is the sign wrong? Higher means more in-distribution; or say "
+        "has_known_direction = False"
+    )
+
+
+def _says_nothing_of_direction(detector: Detector) -> bool:
+    return not all(
+        part.has_known_direction for part in detector.modules() if isinstance(part, Detector)
+    )
 
 
 def check_needs(detector: Detector) -> None:
     """`needs` is true: passes and labels of a fit, and what a score reads."""
-    problem, needs = make_problem(detector), detector.needs
-    passes = 0
-
-    class Counted:
-        def __iter__(self) -> Iterator[Batch]:
-            nonlocal passes
-            passes += 1  # once the first batch is asked for
-            yield problem.train if needs.labels else problem.train._replace(labels=None)
-
-    learner = fitted(detector, problem, Counted())
-    allowed = (
-        math.inf if needs.passes is None else max(needs.passes, 1)
-    )  # the first batch is looked at in any case
-    assert passes <= allowed, f"needs says {needs.passes} passes, the fit made {passes}"
-    scores = learner.score(problem.queries)
-    other = problem.queries._replace(
-        logits=problem.head(problem.queries.features) + torch.arange(CLASSES)
+    data = trial_data(detector)
+    needs = detector.needs
+    train = data.train if needs.labels else data.train._replace(labels=None)
+    counted = _Counted(train)
+    learner = fitted(detector, data, counted)
+    # The first batch is looked at in any case.
+    allowed = math.inf if needs.passes is None else max(needs.passes, 1)
+    assert counted.passes <= allowed, (
+        f"needs says {needs.passes} passes, the fit made {counted.passes}"
     )
+    scores = learner.score(data.queries)
+    logits = data.head(data.queries.features) + torch.arange(CLASSES)
+    other = data.queries._replace(logits=logits)
     if not needs.logits:
-        _assert_close(
-            learner.score(other),
-            scores,
-            "needs says that no logits are read, but they change the score",
-        )
+        promise = "needs says that no logits are read, but they change the score"
+        _assert_close(learner.score(other), scores, promise)
     elif not needs.features:
-        moved, promise = (
-            other._replace(features=other.features + 1),
-            "needs says that no features are read, but they",
-        )
-        _assert_close(learner.score(moved), learner.score(other), f"{promise} change the score")
+        promise = "needs says that no features are read, but they change the score"
+        moved = other._replace(features=other.features + 1)
+        _assert_close(learner.score(moved), learner.score(other), promise)
+
+
+class _Counted:
+    """One batch, again and again; counts how often it was asked for."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        yield self.batch
 
 
 def check_fit(detector: Detector) -> None:
-    """Neither the split nor the order of the training data nor an earlier fit changes a score, and
-    statistics travel as bytes and merge in any order. Tensors that are given to a fit or a score do
-    not change."""
-    problem = make_problem(detector)
-    kept, expected = copy.deepcopy(problem), fitted(detector, problem).score(problem.queries)
-    for given, same in zip(problem[:2], kept[:2]):
-        for name in ("features", "labels", "views"):
-            part = getattr(given, name)
-            assert part is None or torch.equal(part, getattr(same, name)), (
-                f"the {name} that were given have changed"
-            )
-    assert torch.equal(problem.head.weight, kept.head.weight), "the head that was given has changed"
+    """Neither the split nor the order of the training data nor an earlier fit changes a score."""
+    data = trial_data(detector)
+    expected = fitted(detector, data).score(data.queries)
     order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(1))
-    pieces = [problem.train.rows(piece) for piece in order.split(17)]
-    split = fitted(detector, problem, [pieces[0].rows(slice(0, 0)), *pieces])
-    _assert_close(
-        split.score(problem.queries), expected, "the split of the training data changes scores"
-    )
-    again = fitted(fitted(detector, make_problem(detector, seed=1)), problem)
-    _assert_close(again.score(problem.queries), expected, "a second fit remembers the first")
-    shards = [problem.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
+    pieces = [data.train.rows(piece) for piece in order.split(17)]
+    empty = pieces[0].rows(slice(0, 0))
+    split = fitted(detector, data, [empty, *pieces]).score(data.queries)
+    _assert_close(split, expected, "the split of the training data changes scores")
+    other = fitted(detector, trial_data(detector, seed=1))
+    again = fitted(other, data).score(data.queries)
+    _assert_close(again, expected, "a second fit remembers the first")
 
-    def sum_up(statistics: Together) -> Together:
-        sums: list[Together] = [pickle.loads(pickle.dumps(statistics)) for _ in shards]
-        for part, shard in zip(sums, shards):
-            add_batches(part, [shard], problem.head, detector)
-        for part in sums[1:]:
-            sums[0].merge(pickle.loads(pickle.dumps(part)))
-        return sums[0]
 
-    for _ in range(2):
+def check_merging(detector: Detector) -> None:
+    """Statistics travel as bytes and merge in any order, so that shards on other machines give the
+    scores of one pass."""
+    data = trial_data(detector)
+    expected = fitted(detector, data).score(data.queries)
+    shards = [data.train.rows(piece) for piece in torch.arange(SAMPLES).split(50)]
+    for ordered in (shards, shards[::-1]):
         merged = copy.deepcopy(detector)
-        fit_by(sum_up, merged, problem.head, torch.float64)
-        merged = merged.calibrate(problem.train) if isinstance(merged, Ensemble) else merged
-        _assert_close(
-            merged.score(problem.queries),
-            expected,
-            "merged statistics give other scores than one pass",
-        )
-        shards.reverse()
+        sum_up = partial(_summed_over_shards, shards=ordered, head=data.head, detector=detector)
+        fit_by(sum_up, merged, data.head, torch.float64)
+        scores = _calibrated(merged, data).score(data.queries)
+        _assert_close(scores, expected, "merged statistics give other scores than one pass")
+
+
+def _summed_over_shards(
+    statistics: Together, shards: Sequence[Batch], head: Head, detector: Detector
+) -> Together:
+    """The statistics of each shard, sent as bytes and merged."""
+    empty = pickle.dumps(statistics)
+    merged: Together | None = None
+    for shard in shards:
+        part: Together = pickle.loads(empty)
+        add_batches(part, [shard], head, detector)
+        received: Together = pickle.loads(pickle.dumps(part))
+        if merged is None:
+            merged = received
+        else:
+            merged.merge(received)
+    assert merged is not None
+    return merged
 
 
 def check_refuses_bad_training_data(detector: Detector) -> None:
     """A fit on a NaN is an error that names the batch and the row, and leaves the detector
     unfitted."""
-    problem, learner = _solved(detector)
-    if detector.needs.network or next(copy.deepcopy(detector).start(problem.head), None) is None:
-        return  # it learns nothing
-    broken = problem.train.features.clone()
-    broken[SAMPLES // 2 + 3, 1] = math.nan
-    halves = [
-        problem.train._replace(features=broken).rows(slice(*ends))
-        for ends in ((0, 60), (60, SAMPLES))
-    ]
-    complaint = _complaint(lambda: fit_detector(learner, halves, problem.head), ValueError)
+    data, learner = _fitted_on_trial(detector)
+    asks_for_nothing = next(copy.deepcopy(detector)._start_fit(data.head), None) is None
+    if detector.needs.network or asks_for_nothing:
+        return
+    features = data.train.features.clone()
+    features[SAMPLES // 2 + 3, 1] = math.nan
+    broken = data.train._replace(features=features)
+    halves = [broken.rows(slice(0, 60)), broken.rows(slice(60, SAMPLES))]
+    complaint = _complaint(lambda: fit_detector(learner, halves, data.head), ValueError)
     assert "batch 1, row 3" in complaint, (
         f"a NaN feature in batch 1, row 3 is reported as: {complaint or 'nothing'}"
     )
-    refused = _complaint(lambda: learner.score(problem.queries), NotFittedError)
+    refused = _complaint(lambda: learner.score(data.queries), NotFittedError)
     assert refused, "a detector whose fit failed still scores"
 
 
 def check_rows(detector: Detector) -> None:
     """A sample's score depends on that sample alone; an empty batch has no scores."""
-    problem, learner = _solved(detector)
-    together = learner.score(problem.queries)
-    assert together.shape == (QUERIES,), (
-        f"{QUERIES} samples have scores of shape {tuple(together.shape)}"
-    )
-    assert bool(torch.isfinite(together).all()), (
-        f"finite samples have the scores {together.tolist()}"
-    )
-    alone = torch.cat(
-        [learner.score(problem.queries.rows(slice(row, row + 1))) for row in range(QUERIES)]
-    )
-    _assert_close(alone, together, "a sample's score depends on the rest of its batch", 1e-5)
-    empty = learner.score(problem.queries.rows(slice(0, 0)))
+    data, learner = _fitted_on_trial(detector)
+    together = learner.score(data.queries)
+    alone = []
+    for row in range(QUERIES):
+        alone.append(learner.score(data.queries.rows(slice(row, row + 1))))
+    promise = "a sample's score depends on the rest of its batch"
+    _assert_close(torch.cat(alone), together, promise, 1e-5)
+    empty = learner.score(data.queries.rows(slice(0, 0)))
     assert empty.shape == (0,), f"an empty batch has scores of shape {tuple(empty.shape)}"
 
 
 def check_fails_closed(detector: Detector) -> None:
     """A NaN or an infinity in anything that a score reads gives −inf, and leaves the other rows
     alone."""
-    problem, learner = _solved(detector, torch.float32)
-    needs, queries = detector.needs, problem.queries._replace(logits=None)
-    is_read = {
-        "features": needs.features or needs.logits,
-        "logits": needs.logits,
-        "views": needs.views and queries.views is not None,
-        **dict.fromkeys(needs.layers, True),
-    }
-
-    def spoilt(name: str, bad: float) -> Batch:
-        """The queries with a number in place of one entry of each of the first three rows, in all
-        views."""
-        layers = dict(queries.layers or {})
-        part = layers.get(
-            name,
-            problem.head(queries.features) if name == "logits" else getattr(queries, name, None),
-        )
-        assert part is not None
-        part = part.clone()
-        part[..., [0, 1, 2], [0, part.shape[-1] // 2, -1]] = bad
-        return queries._replace(
-            **{"layers": {**layers, name: part}} if name in layers else {name: part}
-        )
-
-    for name in filter(is_read.get, is_read):
-        clean = learner.score(spoilt(name, 0.5))
+    data, learner = _fitted_on_trial(detector, torch.float32)
+    queries = data.queries._replace(logits=None)
+    for name in _parts_read(detector, queries):
+        clean = learner.score(_spoilt(queries, name, 0.5, data.head))
         for bad in (math.nan, math.inf, -math.inf):
-            scores = learner.score(spoilt(name, bad))
+            scores = learner.score(_spoilt(queries, name, bad, data.head))
             assert bool((scores[:3] == -math.inf).all()), (
                 f"{bad} in its {name} scores {scores[:3].tolist()}, not −inf"
             )
-            _assert_close(
-                scores[3:], clean[3:], f"{bad} in the {name} of a row changes other rows", 1e-5
-            )
+            promise = f"{bad} in the {name} of a row changes other rows"
+            _assert_close(scores[3:], clean[3:], promise, 1e-5)
+
+
+def _parts_read(detector: Detector, queries: Batch) -> list[str]:
+    """Names of the parts of a batch that a score rests on, and of its layers."""
+    needs = detector.needs
+    parts = []
+    if needs.features or needs.logits:
+        parts.append("features")
+    if needs.logits:
+        parts.append("logits")
+    if needs.views and queries.views is not None:
+        parts.append("views")
+    if needs.perturbed:
+        parts.append("perturbed")
+    return parts + list(needs.layers)
+
+
+def _spoilt(queries: Batch, name: str, bad: float, head: Head) -> Batch:
+    """The queries with a number in place of one entry of each of the first three rows of a part, in
+    all views."""
+    layers = dict(queries.layers or {})
+    if name in layers:
+        part = layers[name].clone()
+    elif name == "logits":
+        part = head(queries.features)
+    else:
+        part = getattr(queries, name).clone()
+    part[..., [0, 1, 2], [0, part.shape[-1] // 2, -1]] = bad
+    changed: dict[str, Any] = {name: part}
+    if name in layers:
+        changed = {"layers": {**layers, name: part}}
+    return queries._replace(**changed)
 
 
 def check_large_numbers(detector: Detector) -> None:
     """Finite numbers of any size have a score that is a number or −inf, never NaN or +inf."""
     for dtype, factor in ((torch.float32, 1e25), (torch.float32, 1e37), (torch.float64, 1e307)):
-        problem, learner = _solved(detector, dtype)
-        queries = problem.queries._replace(features=problem.queries.features * factor, logits=None)
+        data, learner = _fitted_on_trial(detector, dtype)
+        queries = data.queries._replace(features=data.queries.features * factor, logits=None)
         if queries.views is not None:
             queries = queries._replace(views=queries.views * factor)
+        if queries.perturbed is not None:
+            queries = queries._replace(perturbed=queries.perturbed * factor)
         scores = learner.score(queries)
         assert bool((scores < math.inf).all()), (
             f"features of size {factor:g} in {dtype} score {scores.tolist()}"
         )
 
 
-def check_dtypes_and_devices(detector: Detector) -> None:
+def check_dtypes(detector: Detector) -> None:
     """Half, bfloat16, integer and array inputs are scored in the dtype of the fit; float32 agrees
-    with float64. Scores stay where the detector is, whatever the default device; on an accelerator
-    where there is one."""
-    problem, learner = _solved(detector, torch.float32)
-    expected = learner.score(problem.queries)
+    with float64."""
+    data, learner = _fitted_on_trial(detector, torch.float32)
+    expected = learner.score(data.queries)
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64):
-        given = problem.queries.to(dtype=dtype)
+        given = data.queries.to(dtype=dtype)
         scores = learner.score(given)
         assert scores.dtype == torch.float32, (
             f"{dtype} features have scores of {scores.dtype}, expected torch.float32"
         )
-        _assert_close(
-            scores,
-            learner.score(given.to(dtype=torch.float32)),
-            f"{dtype} features score otherwise",
-            1e-4,
-        )
-    array: Any = problem.queries.features.numpy()
-    _assert_close(
-        learner.score(problem.queries._replace(features=array)), expected, "arrays score otherwise"
-    )
-    if not detector.needs.network:  # a step along a gradient's sign has no digits to agree in
-        exact_problem, exact = _solved(detector)
-        _assert_close(
-            expected,
-            exact.score(exact_problem.queries),
-            "float32 scores are not those of float64",
-            2e-3,
-        )
-    with torch.device("meta"):  # a tensor that the score makes without a device would land there
-        for one in (learner, fitted(detector, problem)):
-            _assert_close(
-                one.score(problem.queries), expected, "another default device changes scores", 1e-5
-            )
+        same = learner.score(given.to(dtype=torch.float32))
+        _assert_close(scores, same, f"{dtype} features score otherwise", 1e-4)
+    array: Any = data.queries.features.numpy()
+    of_array = learner.score(data.queries._replace(features=array))
+    _assert_close(of_array, expected, "arrays score otherwise")
+    # A step along a gradient's sign has no digits to agree in.
+    if not detector.needs.network:
+        exact_data, exact = _fitted_on_trial(detector)
+        promise = "float32 scores are not those of float64"
+        _assert_close(expected, exact.score(exact_data.queries), promise, 2e-3)
+
+
+def check_devices(detector: Detector) -> None:
+    """Scores stay where the detector is, whatever the default device; on an accelerator if there is
+    one."""
+    data, learner = _fitted_on_trial(detector, torch.float32)
+    expected = learner.score(data.queries)
+    # A tensor that the fit or the score makes without a device would land on the meta device.
+    with torch.device("meta"):
+        for one in (learner, fitted(detector, data)):
+            scores = one.score(data.queries)
+            _assert_close(scores, expected, "another default device changes scores", 1e-5)
     if torch.cuda.is_available():  # pragma: no cover - GPU
-        moved = learner.to("cuda").score(problem.queries.to("cuda"))
+        moved = learner.to("cuda").score(data.queries.to("cuda"))
         assert moved.is_cuda, "scores of a detector on the GPU are not on the GPU"
         _assert_close(moved.cpu(), expected, "the GPU gives other scores", 1e-3)
 
 
 def check_gradients(detector: Detector) -> None:
-    """Where a score has a gradient, it is that of finite differences, but for the few rows at a
+    """If a score has a gradient, it is that of finite differences, but for the few rows at a
     kink."""
     if detector.needs.network:
         return
-    problem, learner = _solved(detector, views=False)
-    inputs = (
-        problem.queries.features + 0.1
-    ).requires_grad_()  # away from the kink of features at 0
-    scores = learner.score(problem.queries._replace(features=inputs))
+    data, learner = _fitted_on_trial(detector, views=False)
+    # Away from the kink of features at 0.
+    inputs = (data.queries.features + 0.1).requires_grad_()
+    scores = learner.score(data.queries._replace(features=inputs))
     if not scores.requires_grad:
         return
     (gradient,) = torch.autograd.grad(scores.sum(), inputs)
-    step = 1e-6 * torch.randn(
-        inputs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(2)
+    step = 1e-6 * torch.randn(inputs.shape, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        ends = [
-            learner.score(problem.queries._replace(features=inputs + sign * step))
-            for sign in (1, -1)
-        ]
-    expected, found = (ends[0] - ends[1]) / 2, (gradient * step).sum(dim=1)
-    near = (found - expected).abs() <= 1e-3 * expected.abs() + 1e-4 * step.abs().max()
-    assert near.double().mean() >= 0.75, (
+        ahead = learner.score(data.queries._replace(features=inputs + step))
+        behind = learner.score(data.queries._replace(features=inputs - step))
+    expected = (ahead - behind) / 2
+    found = (gradient * step).sum(dim=1)
+    is_near = (found - expected).abs() <= 1e-3 * expected.abs() + 1e-4 * step.abs().max()
+    assert is_near.double().mean() >= 0.75, (
         f"gradients are {found.tolist()}, finite differences {expected.tolist()}"
     )
 
@@ -370,84 +513,101 @@ def check_gradients(detector: Detector) -> None:
 def check_saving(detector: Detector) -> None:
     """Copies, pickles and state dicts score the same; buffers that are not finite or do not fit are
     refused."""
-    problem, learner = _solved(detector, torch.float32)
-    expected, state = learner.score(problem.queries), learner.state_dict()
+    data, learner = _fitted_on_trial(detector, torch.float32)
+    expected = learner.score(data.queries)
+    state = learner.state_dict()
 
     def score_with(state: dict[str, Tensor]) -> Tensor:
         loaded = copy.deepcopy(detector)
         loaded.load_state_dict(state)
-        return loaded.score(problem.queries)
+        return loaded.score(data.queries)
 
-    found = [score_with(state), copy.deepcopy(learner).score(problem.queries)]
-    kinds = {type(module) for module in learner.modules()}
-    if all(
-        getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind for kind in kinds
-    ):  # can be imported
-        found.append(pickle.loads(pickle.dumps(learner)).score(problem.queries))
-    assert all(torch.equal(scores, expected) for scores in found), (
-        "a copy or a loaded state scores otherwise"
-    )
+    found = {
+        "a loaded state": score_with(state),
+        "a copy": copy.deepcopy(learner).score(data.queries),
+    }
+    if _can_be_imported(learner):
+        found["a pickle"] = pickle.loads(pickle.dumps(learner)).score(data.queries)
+    for what, scores in found.items():
+        assert torch.equal(scores, expected), f"{what} scores otherwise"
     for name, buffer in state.items():
-        forged = (
-            {f"{name} of infinities": torch.full_like(buffer, math.inf)}
-            if buffer.is_floating_point()
-            else {}
-        )
-        for axis in _bound_axes(learner, name, buffer):
-            forged[f"{name} that is too short on axis {axis}"] = buffer.narrow(
-                axis, 0, buffer.shape[axis] - 1
-            ).clone()
-        for what, broken in forged.items():
-            refused = _complaint(
-                partial(score_with, {**state, name: broken}), ValueError, RuntimeError, IndexError
+        for what, broken in _forged(learner, name, buffer).items():
+            load = partial(score_with, {**state, name: broken})
+            assert _complaint(load, ValueError, RuntimeError, IndexError), (
+                f"a file with {what} is not refused: state its shape, such as "
+                'Annotated[Tensor, "C P"]'
             )
-            assert refused, (
-                f'a file with {what} is not refused: state its shape, such as Annotated[Tensor, "C P"]'
-            )
+
+
+def _can_be_imported(detector: Detector) -> bool:
+    """Whether pickle finds the classes of a detector and its parts by their names."""
+    for module in detector.modules():
+        kind = type(module)
+        if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:
+            return False
+    return True
+
+
+def _forged(learner: Detector, name: str, buffer: Tensor) -> dict[str, Tensor]:
+    """Buffers that no fit would leave, by what is wrong with them."""
+    forged = {}
+    if buffer.is_floating_point():
+        forged[f"{name} of infinities"] = torch.full_like(buffer, math.inf)
+    for axis in _bound_axes(learner, name, buffer):
+        short = buffer.narrow(axis, 0, buffer.shape[axis] - 1).clone()
+        forged[f"{name} that is too short on axis {axis}"] = short
+    return forged
 
 
 def _bound_axes(detector: Detector, name: str, buffer: Tensor) -> list[int]:
     """Axes of a buffer whose length follows from other buffers: those with letters that others
     share, the last one of an undeclared buffer."""
-    path, _, own = name.rpartition(".")
+    path, _, own_name = name.rpartition(".")
     module = detector.get_submodule(path)
     assert isinstance(module, Configured)
-    if module.buffer_shape(own) is None:
+    shape = module.buffer_shape(own_name)
+    if shape is None:
         return [buffer.ndim - 1] if buffer.ndim > 1 else []
-    letters = [
-        letter for other in module._buffers for letter in (module.buffer_shape(other) or "").split()
-    ]
-    return [
-        axis
-        for axis, letter in enumerate((module.buffer_shape(own) or "").split())
-        if letters.count(letter) > 1
-    ]
+    letters = []
+    for other in module._buffers:
+        letters += (module.buffer_shape(other) or "").split()
+    return [axis for axis, letter in enumerate(shape.split()) if letters.count(letter) > 1]
 
 
-class _OnFeatures(nn.Sequential):
+class _OnFeatures(nn.Module):
     """A detector as a graph sees it: features in, scores out."""
 
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector = detector
+
     def forward(self, features: Tensor) -> Tensor:
-        scores: Tensor = self[0](Batch(features))
-        return scores
+        return self.detector.score(Batch(features))
 
 
-def _check_graph(
-    detector: Detector, record: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]], size: int
-) -> None:
+Recorder = Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]
+
+
+def _check_graph(detector: Detector, record: Recorder, size: int) -> None:
     """A recorded graph gives the same scores for another batch size too, and for a row with a
     NaN."""
     if detector.needs.network or detector.needs.layers:
         return
-    problem, learner = _solved(detector, torch.float32, views=False)
+    data, learner = _fitted_on_trial(detector, torch.float32, views=False)
     # No two equal features in a row: graphs break ties in an order of their own.
-    features = problem.queries.features + torch.linspace(0.01, 0.02, WIDTH)
+    features = data.queries.features + torch.linspace(0.01, 0.02, WIDTH)
     features[0, 0] = math.nan
-    graph = record(_OnFeatures(learner).eval(), features)
+    try:
+        graph = record(_OnFeatures(learner).eval(), features)
+    except Exception as error:
+        first_line = next(iter(str(error).strip().splitlines()), "")
+        raise AssertionError(
+            f"the formula cannot be recorded as a graph ({type(error).__name__}: {first_line}); "
+            "use tensor operations, without .item(), .tolist(), numpy or a branch on values"
+        ) from error
     for rows in (features, features[:size]):
-        _assert_close(
-            graph(rows), learner.score(Batch(rows)), "an exported graph scores otherwise", 1e-4
-        )
+        expected = learner.score(Batch(rows))
+        _assert_close(graph(rows), expected, "an exported graph scores otherwise", 1e-4)
 
 
 def check_export(detector: Detector) -> None:
@@ -477,10 +637,24 @@ def check_onnx(detector: Detector) -> None:
     _check_graph(detector, record, 1)
 
 
-_NAMES = [
-    name
-    for name in globals()
-    if name.startswith("check_") and name not in ("check_detector", "check_onnx")
-]
-CHECKS: tuple[Callable[[Detector], None], ...] = tuple(globals()[name] for name in _NAMES)
-"""All checks above but `check_onnx`, for a test that runs them one by one."""
+CHECKS: tuple[Callable[[Detector], None], ...] = (
+    check_documentation,
+    check_fit_and_score,
+    check_inputs_are_left_alone,
+    check_state_is_in_buffers,
+    check_needs,
+    check_direction,
+    check_rows,
+    check_fit,
+    check_merging,
+    check_refuses_bad_training_data,
+    check_fails_closed,
+    check_large_numbers,
+    check_dtypes,
+    check_devices,
+    check_gradients,
+    check_saving,
+    check_export,
+)
+"""All checks but `check_onnx`, for a test that runs them one by one; the most usual mistakes
+first."""

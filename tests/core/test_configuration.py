@@ -10,7 +10,8 @@ import torch
 
 import fdbd
 from fdbd import Batch, Detector, Head, Shaping
-from fdbd.core.configuration import Configured, from_config
+from fdbd.core import configuration
+from fdbd.core.configuration import from_config, registered
 
 HEAD = Head(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
 DATA = Batch(
@@ -29,12 +30,12 @@ def test_a_name_that_is_taken_is_refused(base: type, name: str) -> None:
 
 
 def test_the_same_class_defined_again_replaces_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Configured, "registry", dict(Configured.registry))
+    monkeypatch.setattr(configuration, "_REGISTRY", dict(registered()))
     first, second = (
         type("Mine", (Detector,), {"name": "mine", "__module__": "notebook"}) for _ in range(2)
     )
     assert first is not second
-    assert Configured.registry["mine"] is second
+    assert registered()["mine"] is second
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

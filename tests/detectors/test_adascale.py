@@ -50,7 +50,7 @@ def test_the_score_follows_the_formulas() -> None:
         values = [
             [
                 oodness_by_definition(z, m, 2, 4, 3.0)
-                for z, m in zip(b.features.tolist(), b.views[0].tolist())
+                for z, m in zip(b.features.tolist(), b.perturbed.tolist())
             ]
             for b in (known, new)
         ]
@@ -86,7 +86,7 @@ def test_only_the_pixels_that_matter_least_are_moved() -> None:
     with torch.no_grad():
         batch = AdaSCALE(pixels=25, step=0.3).observe(images, watched)
     torch.testing.assert_close(batch.logits, model(images).detach())
-    torch.testing.assert_close(batch.views[0], model[:3](seen[1]).detach())
+    torch.testing.assert_close(batch.perturbed, model[:3](seen[1]).detach())
     moved = (seen[1] - images).flatten(1)
     inputs = images.clone().requires_grad_()
     model(inputs).amax(dim=1).sum().backward()
@@ -105,12 +105,12 @@ def test_a_larger_shift_means_weaker_scaling() -> None:
     )
     head = Head(torch.randn(5, WIDTH, dtype=torch.float64))
     detector = Shaped(AdaSCALE(50, 95, level=100), Energy())
-    fit_detector(detector, Batch(features, views=moved[None]), head)
+    fit_detector(detector, Batch(features, perturbed=moved), head)
     same = features[:1].expand(200, -1)
     shaped = detector.shape(
-        Batch(same, head(same), views=(same + (moved - features).abs())[None])
+        Batch(same, head(same), perturbed=same + (moved - features).abs())
     ).features
-    order = detector.shaping.oodness(Batch(same, views=(same + (moved - features).abs())[None]))[
+    order = detector.shaping.oodness(Batch(same, perturbed=same + (moved - features).abs()))[
         :, 0
     ].argsort()
     factors = (shaped / same)[order, 0]
@@ -159,13 +159,13 @@ def test_a_broken_image_scores_minus_infinity() -> None:
 def test_moved_images_that_overflow_are_neither_scored_nor_learnt_from() -> None:
     guard = Guard(make_model(), "adascale").fit([make_images(64)])
     batch = guard.detector.observe(make_images(4, 2), guard.classifier)
-    broken = batch.views.clone()
-    broken[0, 1] = torch.nan
-    scores = guard.detector.score(batch._replace(views=broken))
+    broken = batch.perturbed.clone()
+    broken[1] = torch.nan
+    scores = guard.detector.score(batch._replace(perturbed=broken))
     assert scores[1] == -torch.inf
     assert torch.equal(scores[[0, 2, 3]], guard.detector.score(batch)[[0, 2, 3]])
     with pytest.raises(NonFiniteRow, match="row 1 of its features, or those of the moved images,"):
-        next(AdaSCALE().passes(guard.detector.head)).update(batch._replace(views=broken))
+        next(AdaSCALE().passes(guard.detector.head)).update(batch._replace(perturbed=broken))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import copy
 import json
 import math
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ import torch
 
 import fdbd
 from fdbd import Batch, Detector, Head
-from fdbd.core.configuration import from_config
-from fdbd.detectors import Configured, Needs, NotFittedError
+from fdbd.core.configuration import from_config, registered
+from fdbd.detectors import Needs, NotFittedError
 from fdbd.fitting import statistics
 from fdbd.fitting.statistics import ClassMoments, Mean, Moments
 
@@ -343,7 +345,7 @@ def test_a_detector_without_a_score_is_told_so():
     class Nothing(Detector):
         pass
 
-    with pytest.raises(NotImplementedError, match="Nothing defines no score"):
+    with pytest.raises(NotImplementedError, match="Nothing defines no formula"):
         Nothing().fit(DATA, HEAD).score(DATA)
 
 
@@ -451,3 +453,50 @@ def test_logits_of_a_large_batch_are_computed_piece_by_piece(
     if name not in ("gen", "nnguide"):  # which learn nothing, or from features
         with pytest.raises(ValueError, match="batch 0, row 2500: its logits"):
             fdbd.create(name).fit(batch._replace(logits=logits), head)
+
+
+def test_a_class_that_overrides_score_still_works_and_is_told_the_new_name() -> None:
+    with pytest.warns(DeprecationWarning, match=r"rename it to formula\(batch\)"):
+
+        class Old(fdbd.Energy):
+            def score(self, batch):
+                return -super().score(batch)
+
+    broken = DATA.features.clone()
+    broken[3, 0] = math.nan
+    scores = Old().fit(DATA, HEAD).score(Batch(broken))
+    expected = -fdbd.Energy().fit(DATA, HEAD).score(Batch(broken))
+    assert scores[3] == -math.inf
+    rest = torch.arange(len(broken)) != 3
+    assert torch.equal(scores[rest], expected[rest])
+
+
+def test_set_is_a_deprecated_name_of_set_buffers() -> None:
+    detector = Norm()
+    with pytest.warns(DeprecationWarning, match="set_buffers"):
+        detector.set(center=torch.ones(2))
+    assert detector.state_dict()["center"].tolist() == [1, 1]
+
+
+def test_a_detector_shows_what_users_and_authors_need_and_nothing_else() -> None:
+    for_users = {"name", "paper", "needs", "label", "options", "to_config", "fit", "score",
+                 "is_fitted", "head", "prepare"}  # fmt: skip
+    for_authors = {"passes", "formula", "observe", "example", "set_buffers", "buffer_shape",
+                   "fit_dtype", "has_known_direction"}  # fmt: skip
+    from_torch = set(dir(torch.nn.Module))
+    deprecated = {"set"}
+    own = {name for name in dir(Detector) if not name.startswith("_")} - from_torch
+    assert own == for_users | for_authors | deprecated
+
+
+def test_constructing_a_detector_changes_nothing_in_the_process(tmp_path) -> None:
+    code = (
+        "import os; seen = []\n"
+        "import fdbd, torch, fdbd.kernels\n"
+        "os.register_at_fork = lambda **hooks: seen.append(hooks)\n"
+        "detector = fdbd.FDBD()\n"
+        "assert not seen\n"
+        "detector.fit(fdbd.Batch(torch.eye(2)), fdbd.Head(torch.eye(2)))\n"
+        "assert len(seen) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 import fdbd
 from fdbd import Batch, Detector
-from fdbd.detectors.base import Configured, Needs, Passes
+from fdbd.core.configuration import registered
+from fdbd.detectors.base import Needs, Passes
 from fdbd.fitting.statistics import Mean
 from fdbd.testing import CHECKS, check_detector, check_onnx
 

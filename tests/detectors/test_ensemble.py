@@ -263,7 +263,7 @@ def test_bad_members_are_refused() -> None:
             Ensemble(members)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="odin needs the network"):
         Ensemble(["odin", "fdbd"])
-    with pytest.raises(TypeError, match="no detector"):
+    with pytest.raises(TypeError, match="not a detector"):
         Ensemble([3, 4])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="expected 'harmonic'"):
         Ensemble(["fdbd", "energy"], combine="mean")  # type: ignore[arg-type]

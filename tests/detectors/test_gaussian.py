@@ -285,8 +285,7 @@ def test_the_regression_weighs_the_layer_that_gives_perturbed_samples_away() -> 
         layered(400, 1),
         layered(400, 2, noise=1.0),
     )
-    copies = {f"adversarial:{name}": part for name, part in perturbed.layers.items()}
-    both = clean._replace(layers={**clean.layers, **copies}, views=perturbed.features[None])
+    both = clean._replace(adversarial=perturbed._replace(labels=None))
     detector = MDS(layers=["early", "middle"]).fit(
         [both.rows(slice(a, a + 90)) for a in range(0, 400, 90)], head
     )

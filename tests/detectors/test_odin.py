@@ -44,7 +44,7 @@ def test_the_step_raises_the_score_where_the_paper_s_printed_sign_would_lower_it
     assert (moved > still).all()
 
 
-def test_the_batch_is_the_untouched_model_s_with_the_moved_features_as_a_view() -> None:
+def test_the_batch_is_the_untouched_model_s_with_the_features_of_the_moved_images() -> None:
     model, images = make_model(), make_images(6)
     classifier = Classifier(model)
     with torch.inference_mode():
@@ -52,8 +52,8 @@ def test_the_batch_is_the_untouched_model_s_with_the_moved_features_as_a_view() 
     plain = classifier(images)
     torch.testing.assert_close(batch.features, plain.features)
     torch.testing.assert_close(batch.logits, plain.logits)
-    assert batch.views.shape == (1, 6, 16)
-    assert not torch.allclose(batch.views[0], batch.features)
+    assert batch.perturbed.shape == (6, 16)
+    assert not torch.allclose(batch.perturbed, batch.features)
     assert not batch.logits.requires_grad
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fdbd
-from fdbd.detectors import Configured, as_detector, create_shaping
+from fdbd.core.configuration import registered
+from fdbd.detectors import as_detector, create_shaping
 
 DETECTORS = [
     *(

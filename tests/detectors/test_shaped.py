@@ -130,10 +130,10 @@ def test_the_head_is_at_hand_however_deep_it_is_kept(make) -> None:
     features, labels, head = make_data()
     detector = make()
     with pytest.raises(fdbd.NotFittedError, match="not fitted"):
-        detector.head_weight  # noqa: B018
+        detector.head  # noqa: B018
     detector.fit(Batch(features, None, labels), head)
-    assert torch.equal(detector.head_weight, head.weight)
-    assert torch.equal(detector.head_bias, head.bias)
+    assert torch.equal(detector.head.weight, head.weight)
+    assert torch.equal(detector.head.bias, head.bias)
 
 
 def test_it_is_fitted_together_with_others() -> None:

@@ -6,7 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
-import fdbd.detectors
+import fdbd
+from fdbd.core.configuration import registered
 
 ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "catalog.py"))
@@ -20,12 +21,8 @@ def test_the_page_is_current() -> None:
 def test_every_name_has_a_row_with_a_paper_and_a_section() -> None:
     page = TOOL["render"]()
     headings = re.findall(r"^## (\S+): (\w+)$", page, flags=re.MULTILINE)
-    registry = fdbd.detectors.Configured.registry  # other tests add detectors of their own
-    ours = [
-        name
-        for name in fdbd.detectors.list_detectors()
-        if registry[name].__module__.startswith("fdbd.")
-    ]
+    registry = registered()  # other tests add detectors of their own
+    ours = [name for name in fdbd.list_detectors() if registry[name].__module__.startswith("fdbd.")]
     assert sorted(name for name, _ in headings) == ours
     for name, kind in headings:
         row = re.search(

@@ -10,7 +10,8 @@ import torch
 
 import fdbd
 from fdbd import Batch
-from fdbd.detectors import Configured
+from fdbd.core import configuration
+from fdbd.core.configuration import registered
 
 GUIDE = Path(__file__).parents[2] / "docs" / "new-detector.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
@@ -19,7 +20,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), r
 @pytest.fixture
 def names(tmp_path, monkeypatch) -> dict:
     """What the guide's code defines; its detectors leave the registry again."""
-    monkeypatch.setattr(Configured, "registry", dict(Configured.registry))
+    monkeypatch.setattr(configuration, "_REGISTRY", dict(registered()))
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "guide"}
     for block in BLOCKS:

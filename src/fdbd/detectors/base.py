@@ -71,6 +71,8 @@ class Detector(Configured):
     head_weight: Annotated[Tensor, "C P"]  #: weight of the head that it was fitted with
     head_bias: Annotated[Tensor, "C"]  #: its bias
 
+    has_known_direction: bool = True
+    """Whether a higher score is known to mean in-distribution, as everywhere but in ablations."""
     _notices_bad_rows: bool = False
     """Whether the formula itself gives NaN for every row with a number that is not finite or too
     large, so that the base class need not read the batch a second time to look for them."""
@@ -231,11 +233,12 @@ class Detector(Configured):
         if autocasts():
             with full_precision():
                 return self._checked_score(formula, batch)
-        survive_forks()
         prepared = self.prepare(batch)
         is_traced = tracing()
-        if not is_traced and not prepared.features.shape[0]:
-            return prepared.features.new_zeros(0)
+        if not is_traced:
+            survive_forks()
+            if not prepared.features.shape[0]:
+                return prepared.features.new_zeros(0)
         scores = formula(self, prepared)
         read = [] if self._notices_bad_rows else self._read(prepared)
         if is_traced:
@@ -257,7 +260,8 @@ class Detector(Configured):
         for values in self._read(given):
             finite &= torch.isfinite(values).all(dim=1)
         rescued = (doubtful & finite).nonzero()[:, 0]
-        if scores.dtype != torch.float64 and len(rescued):
+        is_wide = self.head.weight.dtype == torch.float64
+        if len(rescued) and not is_wide:
             scores = scores.index_copy(0, rescued, self._in_float64(given.rows(rescued), scores))
         return torch.where(finite & torch.isfinite(scores), scores, -torch.inf)
 

@@ -101,6 +101,7 @@ class Deviation(Detector):
 
     name = "deviation"
     paper = FDBD_PAPER
+    has_known_direction = False
     needs = Needs(passes=1)
     center: Annotated[Tensor, "P"]
 

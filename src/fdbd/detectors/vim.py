@@ -172,4 +172,5 @@ def _origin(head: Head) -> Tensor:
     # its dtype, or of the solver that a float64 head comes from.
     rounding = max(1e-10, max(head.weight.shape) * torch.finfo(head.weight.dtype).eps)
     solved = torch.linalg.lstsq(weight, -bias[:, None], rcond=rounding, driver="gelsy")
-    return solved.solution[:, 0]
+    origin: Tensor = solved.solution[:, 0]
+    return origin
