@@ -19,8 +19,9 @@ import fdbd
 from fdbd.bench import benchmark_of
 from fdbd.bench.cache import FeatureCache
 from fdbd.bench.config import Config
-from fdbd.paper.detector_tables import image_results
+from fdbd.paper.image_detectors import image_results
 from fdbd.paper.models import EvaluatedModel
+from fdbd.paper.settings import ModelEntry
 from fdbd.util.devices import choose_device
 
 DEVICE = torch.device("privateuseone:0")
@@ -237,7 +238,7 @@ def test_a_benchmark_and_an_experiment_run_their_network_on_the_device(
     def run(where: torch.device) -> tuple[Tensor, list[float]]:
         cache = FeatureCache(tmp_path / where.type)
         benchmark = benchmark_of(config, cache, lambda line: None, device=where)
-        model = EvaluatedModel("tiny", benchmark, {}, config, str(where))
+        model = EvaluatedModel("tiny", benchmark, ModelEntry(title="tiny"), config, str(where))
         assert all(part.device == where for part in model.network[0].parameters())
         results = image_results(model, ["csi"], limit=20)
         assert benchmark.forward is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fdbd.paper import find
-from fdbd.paper.result import Result
+from fdbd.paper.finding import Finding
 from fdbd.paper.runner import PROGRAMS
 
 
@@ -16,12 +16,12 @@ from fdbd.paper.runner import PROGRAMS
 def tiny():
     """Run an experiment with some settings changed."""
 
-    def run(name: str, **changes: Any) -> Result:
+    def run(name: str, **changes: Any) -> Finding:
         experiment = find(name)
-        changed = replace(experiment, settings={**experiment.settings, **changes})
-        result = Result(changed)
-        PROGRAMS[experiment.kind](result)
-        return result
+        settings = replace(experiment.settings, **changes)
+        finding = Finding(replace(experiment, settings=settings))
+        PROGRAMS[experiment.kind](finding, settings)
+        return finding
 
     return run
 
@@ -36,9 +36,9 @@ def nowhere(monkeypatch, tmp_path):
 
 @pytest.fixture
 def verdicts():
-    """The verdict of each statement of a result."""
+    """The verdict of each statement of a finding."""
 
-    def of(result: Result) -> dict[str, str]:
-        return {item.statement: item.verdict for item in result.checks}
+    def of(finding: Finding) -> dict[str, str]:
+        return {item.statement: item.verdict for item in finding.statements}
 
     return of

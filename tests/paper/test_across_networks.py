@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,8 @@ from fdbd.core.batch import Head
 from fdbd.paper import across_networks, models
 from fdbd.paper.across_networks import collapse
 from fdbd.paper.experiment import Experiment
-from fdbd.paper.result import Result
+from fdbd.paper.finding import Finding
+from fdbd.paper.settings import ModelEntry, ModelSettings, Percentiles, Sweep
 
 
 def classes(per_class: int, within: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,33 +70,73 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "list_bundles", lambda: ["a bundle"])
 
 
-def experiment(**settings: object) -> Experiment:
-    entries = [{"title": title, "bundle": "a bundle"} for title in ("one", "two", "three")]
-    return Experiment(
-        "own", "percentiles", "a title", "", "a claim", "small", {"models": entries, **settings}, ""
+MODELS = tuple(ModelEntry(title=title, bundle="a bundle") for title in ("one", "two", "three"))
+
+
+def finding(settings: ModelSettings) -> Finding:
+    return Finding(
+        Experiment("own", "percentiles", "a title", "", "a claim", "small", settings, "")
     )
 
 
 def test_a_sweep_has_a_row_for_each_network_and_shaping_and_names_the_best_percentile(
     small_model: None,
 ) -> None:
-    settings = {"percentiles": [80, 90], "shapings": {"react": 80, "scale": 90}}
-    result = Result(experiment(**settings))
-    across_networks.percentiles(result)
-    assert len(result.tables[0].rows) == len(result.checks) == 6
+    settings = Percentiles(models=MODELS, percentiles=(80, 90), shapings={"react": 80, "scale": 90})
+    result = finding(settings)
+    across_networks.percentiles(result, settings)
+    assert len(result.tables[0].rows) == len(result.statements) == 6
     curves = result.data["one"]["curves"]["react"]
     best = max(zip(curves["shaped"], (80, 90)))
     assert result.tables[0].rows[0][4] == f"{100 * best[0]:.2f} ({best[1]})"
 
 
 def test_the_gain_is_set_against_dispersion_and_collapse(small_model: None) -> None:
-    result = Result(experiment())
-    across_networks.regularization_gain(result)
+    settings = ModelSettings(models=MODELS)
+    result = finding(settings)
+    across_networks.regularization_gain(result, settings)
     found = result.data["networks"]["one"]
     assert found["gain"] == pytest.approx(found["regDistDB"] - found["avgDistDB"])
     assert 0 < found["dispersion"] < 1
     assert found["collapse"] > 0
-    assert [item.verdict for item in result.checks[-2:]] == [
-        "undecided",
-        "undecided",
-    ]  # all networks are the same
+    # All networks are the same.
+    assert [item.verdict for item in result.statements[-2:]] == ["undecided", "undecided"]
+    assert all(item.ours for item in result.statements[-2:])
+
+
+@pytest.mark.parametrize(("size", "chance"), [(3, 1 / 3), (4, 2 / 24), (5, 2 / 120)])
+def test_a_perfect_rank_correlation_of_few_networks_has_the_p_value_of_its_permutations(
+    size: int, chance: float
+) -> None:
+    gains = [float(number**2) for number in range(size)]
+    for sign in (1, -1):
+        correlation, p_value = across_networks.rank_correlation(
+            [sign * number for number in range(size)], gains
+        )
+        assert correlation == pytest.approx(sign)
+        assert p_value == pytest.approx(chance)
+
+
+def test_the_p_value_of_a_rank_correlation_counts_all_orders() -> None:
+    first, second = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 4.0, 3.0, 5.0]
+    correlation, p_value = across_networks.rank_correlation(first, second)
+    orders = list(itertools.permutations(first))
+    values = [np.corrcoef(order, second)[0, 1] for order in orders]
+    expected = np.mean(np.abs(values) >= correlation - 1e-9)
+    assert correlation == pytest.approx(np.corrcoef(first, second)[0, 1])
+    assert p_value == pytest.approx(expected)
+
+
+def test_a_sweep_over_an_option_has_the_value_of_the_detectors_paper_and_the_best(
+    small_model: None,
+) -> None:
+    sweep = Sweep(detector="dice", option="percentile", values=(50.0, 90.0), paper=90.0)
+    settings = Percentiles(
+        models=MODELS, percentiles=(80,), shapings={"react": 80}, sweeps=(sweep,)
+    )
+    result = finding(settings)
+    across_networks.percentiles(result, settings)
+    row = result.tables[1].rows[0]
+    values = result.data["sweeps"]["one"]["dice"]
+    assert row[2] == f"{100 * values[1]:.2f} (90)"
+    assert row[3].startswith(f"{100 * max(values):.2f}")

@@ -7,6 +7,7 @@ import torch
 
 from fdbd import Head, geometry
 from fdbd.paper.closed_form import CarliniWagner, relative_gaps
+from fdbd.paper.settings import Attack
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_the_gap_is_zero_with_two_classes_and_positive_with_many(pairs) -> None:
 
 
 def test_distance_quality_orders_the_three_and_reports_the_gap(tiny, verdicts) -> None:
-    attack = {"initial_constant": 2.0, "rate": 0.02, "steps": 60, "searches": 2}
+    attack = Attack(initial_constant=2.0, rate=0.02, steps=60, searches=2)
     result = tiny("distance-quality", samples=60, attacked=30, one_by_one=1, attack=attack)
     assert verdicts(result)["closed form ≤ exact distance ≤ attack, for every pair"] == "holds"
     gaps = result.data["gap"]["cross-entropy"]["cifar10"]

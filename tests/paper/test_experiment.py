@@ -7,6 +7,7 @@ import pytest
 
 from fdbd.paper import find, list_experiments, run
 from fdbd.paper.experiment import SCALES
+from fdbd.paper.settings import Attack
 
 NAMES = {
     *(
@@ -36,6 +37,16 @@ NAMES = {
 }
 
 
+THEOREM = """kind = "theorem"
+title = "t"
+claim = "c"
+seed = 1
+sizes = [[2, 2]]
+samples = 3
+tries = 4
+"""
+
+
 def test_every_table_figure_and_statement_of_the_paper_is_listed() -> None:
     assert set(list_experiments()) == NAMES
 
@@ -48,23 +59,19 @@ def test_every_experiment_says_what_the_paper_claims_and_what_it_runs_on(
     experiment = find(name, scale)
     assert experiment.claim
     assert experiment.place
-    models = experiment.settings.get("models", [])
+    models = getattr(experiment.settings, "models", ())
     for model in models:
-        assert "bundle" in model or {"model", "id", "ood"} <= set(model)
-        source = model.get("model", "").partition(":")[0]
-        has_weights = {"bundle", "train_with"} & set(model) or source in (
-            "public",
-            "zoo",
-            "torchvision",
-        )
-        assert has_weights, "where do the weights come from?"
+        assert model.bundle or (model.model and model.id and model.ood)
+        source = model.model.partition(":")[0]
+        is_published = source in ("public", "zoo", "torchvision", "timm")
+        assert model.bundle or model.train_with or is_published, "where are the weights from?"
     theory = {"theorem-bound", "proposition-1", "proposition-2", "complexity"}
-    assert bool(models) == (name not in theory and "untested" not in experiment.settings)
+    assert bool(models) == (name not in theory and not getattr(experiment.settings, "untested", ""))
 
 
 def test_the_attack_has_the_papers_settings() -> None:
-    attack = find("distance-quality").settings["attack"]
-    assert attack == {"initial_constant": 2.0, "rate": 0.005, "steps": 500, "searches": 3}
+    attack = find("distance-quality").settings.attack
+    assert attack == Attack(initial_constant=2.0, rate=0.005, steps=500, searches=3)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
@@ -79,7 +86,15 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     [
         ("kind = ", "not valid TOML"),
         ('kind = "nonsense"\ntitle = "t"\nclaim = "c"', "kind is 'nonsense'"),
-        ('kind = "theorem"\ntitle = "t"', "needs a text 'claim'"),
+        ('kind = "theorem"\ntitle = "t"', "missing key 'claim'"),
+        (f"{THEOREM}sizs = [[2, 2]]", "unknown key 'sizs', did you mean 'sizes'"),
+        (f"{THEOREM}[smal]\ntries = 3", "unknown key 'smal'"),
+        (f'{THEOREM}[small]\ntries = "many"', "tries: expected an integer, got text"),
+        (
+            'kind = "overview"\ntitle = "t"\nclaim = "c"\n'
+            '[small]\nmodels = [{ network = "packaged-ce", titel = "x" }]',
+            "unknown key 'titel'",
+        ),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_in_one_sentence(
@@ -93,10 +108,10 @@ def test_a_file_with_a_mistake_is_refused_in_one_sentence(
 
 def test_ones_own_file_is_an_experiment_like_any_other(tmp_path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text('kind = "theorem"\ntitle = "t"\nclaim = "c"\nseed = 1\n[small]\nseed = 2\n')
+    path.write_text(f"{THEOREM}[small]\nseed = 2\n")
     experiment = find(str(path))
-    assert (experiment.name, experiment.settings["seed"]) == ("mine", 2)
-    assert find(str(path), "paper").settings["seed"] == 1
+    assert (experiment.name, experiment.settings.seed) == ("mine", 2)
+    assert find(str(path), "paper").settings.seed == 1
     with pytest.raises(FileNotFoundError, match="no experiment file"):
         find(str(tmp_path / "other.toml"))
 
@@ -105,9 +120,9 @@ def test_a_public_network_is_named_once_and_an_entry_of_its_own_comes_on_top(tmp
     path = tmp_path / "mine.toml"
     start = 'kind = "overview"\ntitle = "t"\nclaim = "c"\n[public]\nmodels = '
     path.write_text(start + '["resnet50", { network = "resnet20", limit = 7 }]')
-    first, second = find(str(path), "public").settings["models"]
-    assert (first["title"], first["model"]) == ("ResNet-50", "public:resnet50")
-    assert (second["model"], second["limit"]) == ("public:resnet20", 7)
+    first, second = find(str(path), "public").settings.models
+    assert (first.title, first.model) == ("ResNet-50", "public:resnet50")
+    assert (second.model, second.limit) == ("public:resnet20", 7)
     path.write_text(start + '["resnet51"]')
     with pytest.raises(
         ValueError, match="no network is called 'resnet51', expected one of resnet50"

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fdbd import cli
+from fdbd import cli, paper
 from fdbd.paper import experiment as experiments
 from fdbd.paper import runner
-from fdbd.paper.result import Check, Result, Table
+from fdbd.paper.finding import Finding, Statement, TextTable, tally
 
 page = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "tools" / "paper_page.py")))
 FAST = ("proposition-1", "theorem-bound")
@@ -30,13 +30,10 @@ def quick(monkeypatch):
     }
 
     def counted(program):
-        def run(result: Result) -> None:
-            name = result.experiment.name
+        def run(finding: Finding, settings: object) -> None:
+            name = finding.experiment.name
             calls.append(name)
-            result.experiment = replace(
-                result.experiment, settings={**result.settings, **few[name]}
-            )
-            program(result)
+            program(finding, replace(settings, **few[name]))
 
         return run
 
@@ -90,12 +87,12 @@ def test_new_features_in_the_package_make_old_results_stale(quick, tmp_path, mon
 def test_an_experiment_without_data_is_a_line_and_the_others_are_run(
     quick, tmp_path, monkeypatch
 ) -> None:
-    def without(result: Result) -> None:
+    def without(finding: Finding, settings: object) -> None:
         raise runner.MissingData("theorem-bound needs numbers: invent some")
 
-    def trivial(result: Result) -> None:
-        result.check("one is one", True, "1.")
-        result.table(["a"], [["1"]])
+    def trivial(finding: Finding, settings: object) -> None:
+        finding.decide("one is one", True, "1.")
+        finding.table(["a"], [["1"]])
 
     monkeypatch.setitem(runner.PROGRAMS, "theorem", without)
     monkeypatch.setitem(runner.PROGRAMS, "proposition-1", trivial)
@@ -143,16 +140,14 @@ def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, mo
         folder.mkdir()
         for name in experiments.list_experiments():
             experiment = experiments.find(name, scale)
-            if experiment.settings.get("untested"):
+            if getattr(experiment.settings, "untested", ""):
                 continue
-            result = Result(
-                experiment,
-                checks=[
-                    Check.of(f"water is wet ({model})", name != "complexity", f"42 for {name}.")
-                ],
-                tables=[Table("a title", ["a", "b"], [["1", f"**{scale}**"]])],
+            statement = Statement.from_outcome(
+                f"water is wet ({model})", name != "complexity", f"42 for {name}."
             )
-            (folder / f"{name}.json").write_text(json.dumps(result.record(1.0)))
+            table = TextTable("a title", ["a", "b"], [["1", f"**{scale}**"]])
+            finding = Finding(experiment, statements=[statement], tables=[table])
+            (folder / f"{name}.json").write_text(json.dumps(finding.record(1.0)))
             (folder / f"{name}.svg").write_text(f"<svg>{scale}</svg>")
     monkeypatch.setattr("sys.argv", ["page", str(small), str(public), str(target)])
     page.main()
@@ -177,7 +172,7 @@ def test_the_page_shows_each_statement_with_the_scales_side_by_side(tmp_path, mo
 
 
 def test_cells_are_escaped_for_latex_and_bold_is_kept() -> None:
-    text = Table("50 % of a_b", ["x & y"], [["**1_0**"]]).latex()
+    text = TextTable("50 % of a_b", ["x & y"], [["**1_0**"]]).latex()
     assert r"50 \% of a\_b" in text
     assert r"x \& y" in text
     assert r"\textbf{1\_0}" in text
@@ -192,19 +187,33 @@ def test_the_page_in_the_documentation_shows_every_experiment() -> None:
         assert (source.with_suffix("") / shown).stat().st_size < 500_000
 
 
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        (
+            "table-regularization",
+            "put resnet50-0676ba61.pth from https://download.pytorch.org/models/",
+        ),
+        (
+            "table-vit",
+            "get model.safetensors from "
+            "https://huggingface.co/timm/vit_base_patch16_384.orig_in21k_ft_in1k",
+        ),
+    ],
+)
 def test_published_weights_that_are_missing_are_named_with_file_address_and_folder(
-    nowhere, tmp_path, capsys, monkeypatch
+    name: str, where: str, nowhere, tmp_path, capsys, monkeypatch
 ) -> None:
     pytest.importorskip("torchvision")
+    pytest.importorskip("timm")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
-    code, _, err = command(capsys, "table-vit", "--scale", "paper")
+    code, _, err = command(capsys, name, "--scale", "paper")
     assert code == 2
-    assert (
-        "downloads are off: put vit_b_16-c867db91.pth from https://download.pytorch.org/models/"
-        in err
-    )
-    assert str(tmp_path / "torch" / "hub" / "checkpoints") in err
+    assert f"downloads are off: {where}" in err
+    if name == "table-regularization":
+        assert str(tmp_path / "torch" / "hub" / "checkpoints") in err
 
 
 def test_a_device_that_is_not_there_is_one_line(tmp_path, capsys) -> None:
@@ -217,3 +226,24 @@ def test_a_run_tells_what_it_does(quick, tmp_path: Path) -> None:
     lines: list[str] = []
     runner.run("theorem-bound", tmp_path, "small", lines.append)
     assert lines == ["4 classes in 3 dimensions"]
+
+
+def test_only_what_was_tested_is_counted_and_our_own_questions_apart() -> None:
+    verdicts = ["holds", "holds", "does not hold", "undecided", "not tested", "not tested"]
+    statements = [Statement(str(number), verdict, "") for number, verdict in enumerate(verdicts)]
+    expected = "2 hold, 1 does not hold, 1 undecided, 2 not tested"
+    assert tally(statements) == expected
+    own = Statement("ours", "holds", "", ours=True)
+    assert tally([*statements, own]) == f"{expected}; of 1 question of our own: holds"
+    assert tally([statements[0], statements[1]]) == "holds"
+    assert tally([]) == "not run"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Result", "Finding"), ("Check", "Statement"), ("Table", "TextTable")]
+)
+def test_the_names_of_0_2_still_work_with_a_warning(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"fdbd.paper.{new}"):
+        assert getattr(paper, old) is getattr(paper, new)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = paper.Nothing

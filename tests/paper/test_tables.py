@@ -15,8 +15,10 @@ from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.bench.rows import Latency
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, models
-from fdbd.paper.detector_tables import RotatedCSI, beats, image_results
+from fdbd.paper.detector_tables import beats
+from fdbd.paper.image_detectors import RotatedCSI, image_results
 from fdbd.paper.models import EvaluatedModel
+from fdbd.paper.settings import ModelEntry
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_without_images_odin_says_so_and_the_other_rows_are_there(
         "vim",
         "fdbd",
     }
-    assert any(item.statement.startswith("fdbd adds less than 1%") for item in result.checks)
+    assert any(item.statement.startswith("fdbd adds less than 1%") for item in result.statements)
 
 
 def test_shaped_rows_have_both_definitions_of_the_mean(small_bundle, tiny) -> None:
@@ -128,7 +130,7 @@ def test_figures_come_with_a_table_and_decided_statements(
     name: str, statements: int, small_bundle, tiny
 ) -> None:
     result = tiny(name)
-    assert len(result.checks) == statements
+    assert len(result.statements) == statements
     assert result.tables[0].rows
     for axis in result.figure.axes:
         if (
@@ -193,7 +195,7 @@ def test_odin_mds_and_csi_run_on_images_beside_the_same_samples_of_fdbd(
             "preprocess": preprocess,
         }
     )
-    model = EvaluatedModel("tiny", benchmark, {"layers": ["body.1"]}, config)
+    model = EvaluatedModel("tiny", benchmark, ModelEntry(title="tiny", layers=("body.1",)), config)
     names = ["odin", "csi", "mds, layers and noise"]
     results = image_results(model, names, limit=20)
     assert [row.name for row in results.rows] == ["fdbd", *names]

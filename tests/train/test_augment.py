@@ -1,5 +1,6 @@
 """Augmentation: seeded, the same for any split of the batch, and doing what its name says."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,3 +94,26 @@ def test_a_whole_turn_of_hue_changes_nothing(images):
 def test_a_window_larger_than_the_padded_image_is_refused():
     with pytest.raises(ValueError, match="a window of 20 does not fit images of 8×8 padded by 4"):
         Augment().apply(torch.zeros(1, 3, 8, 8), Augment().draw(1, generator()), size=20)
+
+
+def test_a_blur_is_that_of_scipy_and_leaves_the_other_images_alone():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    images = torch.rand(3, 3, 80, 80, generator=torch.Generator().manual_seed(0))
+    deviations = torch.tensor([0.0, 0.7, 1.9])
+    found = Augment(blur_p=1.0).apply(images, {"flip": torch.zeros(3).bool(), "blur": deviations})
+    assert torch.equal(found[0], images[0])
+    for place in (1, 2):
+        sigma = float(deviations[place])
+        # A kernel of radius 4, a twentieth of the side; scipy's "mirror" is torch's "reflect".
+        expected = ndimage.gaussian_filter(
+            images[place].numpy(), (0, sigma, sigma), mode="mirror", radius=(0, 4, 4)
+        )
+        assert np.allclose(found[place].numpy(), expected, atol=1e-5)
+
+
+def test_half_of_the_images_are_blurred_by_a_standard_deviation_up_to_two_pixels():
+    draws = Augment(blur_p=0.5).draw(4000, torch.Generator().manual_seed(0))["blur"]
+    blurred = draws[draws > 0]
+    assert len(blurred) / 4000 == pytest.approx(0.5, abs=0.03)
+    assert 0.1 <= blurred.min() < 0.15
+    assert 1.95 < blurred.max() <= 2.0

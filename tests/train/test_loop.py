@@ -1,6 +1,7 @@
 """The loop: it learns, it resumes bit for bit, its files are whole, its errors are sentences."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -59,7 +60,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", "csi-small", "ce-resnet18"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
 def test_resuming_after_an_interruption_gives_the_same_bits(
     recipe, optimizer, networks, data, test_data, tmp_path
 ):
@@ -182,7 +183,7 @@ def test_tensorboard_log_or_the_pip_command(networks, data, tmp_path):
     [
         ({"colour": 3}, "no such training option: colour"),
         ({"objective": "triplet"}, "objective 'triplet' is none of cross_entropy, supcon, csi"),
-        ({"optimizer": "lion"}, "neither 'sgd' nor 'adamw'"),
+        ({"optimizer": "lion"}, "is none of sgd, adamw, lars"),
         ({"schedule": "bumpy"}, "schedule 'bumpy' is none of"),
         ({"epochs": 0}, "epochs must be positive, not 0"),
         ({"lr": 0.0}, "lr must be positive"),
@@ -299,3 +300,48 @@ def test_training_can_start_from_a_zoo_model():
         match="start is cifar10-ce, a resnet10_compact, which gives no weights to a resnet18",
     ):
         train.train("ce-resnet18", (images, np.zeros(16, np.int64)), start="cifar10-ce", **QUIET)
+
+
+@pytest.mark.parametrize("recipe", ["zoo-ce", "zoo-supcon", "csi-small"])
+def test_a_smoke_run_takes_so_many_steps_of_the_recipe_and_reads_no_more_images_than_those(
+    recipe, networks, data, test_data, tmp_path
+):
+    options = {**SMALL, "epochs": 20}
+    result = train.train(
+        recipe, data, test_data, tmp_path / "run", max_steps=2, progress=False, **options
+    )
+    assert len(result.history) == 1
+    assert result.test_accuracy is not None
+    assert (tmp_path / "run" / "log.csv").is_file()
+    assert load_plain(tmp_path / "run" / "checkpoint.pt")["step"] == 2
+    about = models.read_metadata(result.path)
+    assert about["stopped_after_steps"] == "2"
+    # The rate is that of the whole recipe, not of one that ends after two steps.
+    expected = result.config.rate(1.5 / (6 * 20))
+    assert result.history[0]["lr"] == pytest.approx(expected)
+
+
+def test_a_smoke_run_is_the_beginning_of_the_whole_one(networks, data, tmp_path):
+    options = {**SMALL, **QUIET, "epochs": 1, "ema": 0.0}
+    whole = train.train("ce-resnet18", data, out=tmp_path / "whole", **options)
+    train.train("ce-resnet18", data, out=tmp_path / "part", max_steps=4, **options)
+    resumed = train.train("ce-resnet18", data, out=tmp_path / "part", **options)
+    assert equal(whole.model, resumed.model)
+
+
+def test_a_negative_number_of_steps_is_refused(data):
+    with pytest.raises(ValueError, match="max_steps is -1"):
+        train.train("ce-small", data, max_steps=-1, progress=False)
+
+
+def test_a_checkpoint_from_before_an_option_of_the_augmentation_is_resumed(
+    networks, data, tmp_path
+):
+    options = {**SMALL, **QUIET, "epochs": 1}
+    train.train("ce-resnet18", data, out=tmp_path, max_steps=2, **options)
+    state = load_plain(tmp_path / "checkpoint.pt")
+    described = json.loads(state["config"])
+    del described["augment"]["blur_p"]
+    torch.save({**state, "config": json.dumps(described)}, tmp_path / "checkpoint.pt")
+    result = train.train("ce-resnet18", data, out=tmp_path, **options)
+    assert len(result.history) == 2

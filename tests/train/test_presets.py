@@ -8,6 +8,7 @@ from PIL import Image
 from fdbd import networks as models
 from fdbd import train
 from fdbd.data.datasets import ImageFiles, Images
+from fdbd.train.presets import read_presets
 
 
 def rate(preset, epoch):
@@ -130,3 +131,29 @@ def test_image_files_without_a_size_to_train_at_are_refused(tmp_path):
     images = Images(ImageFiles([tmp_path / "a.png"]), [0])
     with pytest.raises(ValueError, match="image files may differ in size: set image_size"):
         train.train("ce-small", images, batch_size=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epoch = 3", r"\[mine\]: unknown key 'epoch', did you mean 'epochs'"),
+        ('epochs = "3"', "epochs: expected an integer, got text"),
+        ("augment = { padd = 3 }", r"unknown key 'padd' in \[augment\], did you mean 'pad'"),
+        ('like = "yours"', "like is 'yours', which is no recipe above it"),
+    ],
+)
+def test_a_misspelt_entry_of_a_recipe_is_an_error(text, message):
+    with pytest.raises(ValueError, match=message):
+        read_presets(f'[mine]\nsummary = "s"\n{text}\n')
+
+
+def test_csi_has_its_papers_optimiser():
+    p = train.preset("csi-resnet18")
+    assert (p.optimizer, p.lr, p.weight_decay, p.epochs) == ("lars", 0.1, 1e-6, 1000)
+
+
+def test_photographs_are_augmented_as_simclr_does_and_small_images_are_not_blurred():
+    imagenet = train.preset("supcon-imagenet").augment
+    cifar = train.preset("supcon-resnet18").augment
+    assert (imagenet.area, imagenet.blur_p) == ((0.08, 1.0), 0.5)
+    assert (cifar.area, cifar.blur_p) == ((0.2, 1.0), 0.0)

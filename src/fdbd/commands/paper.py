@@ -1,6 +1,7 @@
 """fdbd paper: the paper's tables, figures and statements."""
 
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -25,40 +26,59 @@ def paper(
 
     Examples: `fdbd paper`, `fdbd paper table-regularization`, `fdbd paper all --out results`
     """
-    from fdbd.paper import find, list_experiments, run_all
+    from fdbd.paper import list_experiments, run_all
 
     names = list_experiments()
     if name is None:
-        found = [find(each, scale) for each in names]
-        if as_json:
-            keys = ("name", "kind", "title", "place", "claim")
-            answer([{key: getattr(each, key) for key in keys} for each in found], as_json)
-        else:
-            print_table(
-                ["experiment", "what", "in the paper"],
-                [(each.name, each.title, each.place) for each in found],
-            )
+        _list(names, scale, as_json)
         return
     chosen = names if name == "all" else [name]
-    records = run_all(
-        chosen, out, scale, fresh or name != "all", progress=not as_json, device=device
-    )
+    run_again = fresh or name != "all"
+    records = run_all(chosen, out, scale, run_again, progress=not as_json, device=device)
+    any_ran = any(record["checks"] for record in records)
     if as_json:
         answer(records if name == "all" else records[0], as_json)
     else:
-        console = Console(highlight=False)
-        for record in records:
-            console.print(
-                f"[bold]{record['name']}[/bold] {record['verdict']} ({record['seconds']:.0f} s)"
-            )
-            for item in record["checks"] if len(records) == 1 else []:
-                console.print(
-                    f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False
-                )
-        if any(record["checks"] for record in records):
-            console.print(f"[dim]written in {out}[/dim]")
+        _print(records)
+        if any_ran:
+            Console(highlight=False).print(f"[dim]written in {out}[/dim]")
     for record in records:
         for line in record["missing"]:
             note(f"{record['name']}: {line}")
-    if not any(record["checks"] for record in records):
+    if not any_ran:
         raise typer.Exit(2)
+
+
+def _list(names: list[str], scale: str, as_json: bool) -> None:
+    from fdbd.paper import find
+
+    experiments = [find(name, scale) for name in names]
+    if as_json:
+        listed = []
+        for each in experiments:
+            listed.append(
+                {
+                    "name": each.name,
+                    "kind": each.kind,
+                    "title": each.title,
+                    "place": each.place,
+                    "claim": each.claim,
+                }
+            )
+        answer(listed, as_json)
+        return
+    rows = [(each.name, each.title, each.place) for each in experiments]
+    print_table(["experiment", "what", "in the paper"], rows)
+
+
+def _print(records: list[dict[str, Any]]) -> None:
+    """One line per experiment; of a single one also each statement."""
+    console = Console(highlight=False)
+    for record in records:
+        took = f"({record['seconds']:.0f} s)"
+        console.print(f"[bold]{record['name']}[/bold] {record['verdict']} {took}")
+    if len(records) > 1:
+        return
+    for item in records[0]["checks"]:
+        # No markup: statements may have brackets.
+        console.print(f"  {item['verdict']}: {item['statement']}. {item['measured']}", markup=False)

@@ -14,9 +14,12 @@ def train(
         None, "Change a field of the recipe: --set epochs=2 (repeatable).", "--set"
     ),
     log: str = opt("csv", "csv or tensorboard."),
-    resume: bool = opt(True, "Go on from the folder's checkpoint, where there is one."),
+    resume: bool = opt(True, "Go on from the folder's checkpoint, if there is one."),
     checkpoint_steps: int = opt(
         0, "Steps between checkpoints, besides those of each epoch; 0: none."
+    ),
+    max_steps: int = opt(
+        0, "A smoke run: stop after so many steps, in runs/PRESET-smoke; 0: the whole recipe."
     ),
     device: str = DEVICE,
     as_json: bool = JSON,
@@ -25,7 +28,7 @@ def train(
     that runs in minutes.
 
     Examples: `fdbd train`, `fdbd train zoo-ce`, `fdbd train supcon-small --set epochs=1 --out
-    runs/try`
+    runs/try`, `fdbd train supcon-resnet18 --max-steps 3`
     """
     from fdbd import train as training
 
@@ -36,7 +39,8 @@ def train(
         return
     recipe = training.preset(preset)
     changes = _changes(recipe, override or [])
-    folder = out or Path("runs") / preset
+    # The model of a smoke run is useless and must not be found where the real one belongs.
+    folder = out or Path("runs") / (f"{preset}-smoke" if max_steps else preset)
     result = training.train(
         recipe,
         out=folder,
@@ -44,6 +48,7 @@ def train(
         log=log,
         resume=resume,
         checkpoint_steps=checkpoint_steps,
+        max_steps=max_steps,
         progress=not as_json,
         **changes,
     )
@@ -74,9 +79,15 @@ def _changes(recipe: Any, overrides: list[str]) -> dict[str, Any]:
                 f"--set {name}: this field is a {kind.__name__}, set it from Python instead"
             )
         try:
-            changes[name] = (
-                {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
-            )
-        except (ValueError, KeyError):
-            raise ValueError(f"--set {text!r}: {value!r} is no {kind.__name__}") from None
+            changes[name] = _parse(value, kind)
+        except ValueError:
+            raise ValueError(f"--set {text!r}: {value!r} is not a {kind.__name__}") from None
     return changes
+
+
+def _parse(value: str, kind: type) -> Any:
+    if kind is not bool:
+        return kind(value)
+    if value.lower() not in ("true", "false"):
+        raise ValueError
+    return value.lower() == "true"

@@ -1,20 +1,38 @@
 """Every table, figure and statement of the fDBD paper as a named experiment, small enough to run
 here in minutes."""
 
+import warnings
+from typing import Any
+
 from fdbd.paper.experiment import SCALES, Experiment, find, list_experiments
+from fdbd.paper.finding import Finding, Statement, TextTable
 from fdbd.paper.models import MissingData
-from fdbd.paper.result import Check, Result, Table
 from fdbd.paper.runner import run, run_all
 
 __all__ = [
     "SCALES",
-    "Check",
     "Experiment",
+    "Finding",
     "MissingData",
-    "Result",
-    "Table",
+    "Statement",
+    "TextTable",
     "find",
     "list_experiments",
     "run",
     "run_all",
 ]
+
+_RENAMED = {"Result": "Finding", "Check": "Statement", "Table": "TextTable"}
+
+
+def __getattr__(name: str) -> Any:
+    """The names that classes had until 0.2."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new_name = _RENAMED[name]
+    warnings.warn(
+        f"fdbd.paper.{name} is fdbd.paper.{new_name}; the old name goes in 0.4",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[new_name]

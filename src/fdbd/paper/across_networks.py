@@ -2,7 +2,7 @@
 and corruptions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,8 +16,9 @@ from fdbd.bench.cache import FeatureCache
 from fdbd.data.datasets import DatasetUnavailable, load
 from fdbd.metrics import Comparison, as_percent
 from fdbd.paper import plot
+from fdbd.paper.finding import Finding, difference
 from fdbd.paper.models import EvaluatedModel, MissingData, average, load_models
-from fdbd.paper.result import Result, difference
+from fdbd.paper.settings import DomainShift, ModelSettings, Percentiles, Sweep
 from fdbd.util.terminal import one_line
 
 MEANS = {"shaped": "shaped mean", "of_shaped": "mean of shaped"}
@@ -27,131 +28,229 @@ CAUSES = {
     "collapse": ("classes are less collapsed", "within / between"),
 }
 """Where the regularisation may gain more, in words and as the label of an axis."""
+_MOST_PERMUTATIONS = math.factorial(8)
+
+Curves = dict[str, list[float]]
+"""Average AUROC at each percentile: of fDBD under each way to take the mean, and of Energy."""
 
 
-def percentiles(result: Result) -> None:
-    """AUROC of fDBD and Energy after ReAct, ASH and SCALE at many percentiles, for each network."""
-    grid, shapings = result.settings["percentiles"], result.settings["shapings"]
-    models = load_models(result)
+def percentiles(finding: Finding, settings: Percentiles) -> None:
+    """AUROC of fDBD and Energy after ReAct, ASH and SCALE at many percentiles, for each network;
+    and of further detectors over an option of theirs."""
+    grid = settings.percentiles
+    models = load_models(finding)
+    finding.data = {"percentiles": grid}
+    axes = finding.axes(9.5, 0.4 + 2.0 * len(models), len(models), len(settings.shapings))
     rows: list[list[str]] = []
-    result.data = {"percentiles": grid}
-    axes = result.axes(9.5, 0.4 + 2.0 * len(models), len(models), len(shapings))
     for model, line in zip(models, axes):
-        result.say(f"{len(shapings)} shapings at {len(grid)} percentiles on {model.title}")
-        plain = model.run(["fdbd", "energy"])
-        base = {name: average(plain, name, "auroc") for name in ("fdbd", "energy")}
-        curves = {shaping: _curves(model, shaping, grid) for shaping in shapings}
-        result.data[model.title] = {"plain": base, "curves": curves}
-        for axis, (shaping, chosen) in zip(line, shapings.items()):
-            values, without = curves[shaping], as_percent(base["fdbd"])
-            bests = {
-                kind: f"{as_percent(max(part))} ({grid[np.argmax(part)]})"
-                for kind, part in values.items()
-            }
-            given = f"{as_percent(values['shaped'][grid.index(chosen)])} ({chosen})"
-            own = [bests[mean] for mean in MEANS]
-            rows.append(
-                [
-                    model.title,
-                    shaping,
-                    without,
-                    given,
-                    *own,
-                    as_percent(base["energy"]),
-                    bests["energy"],
-                ]
-            )
-            best = max(max(values[mean]) for mean in MEANS)
-            statement = f"Some percentile of {shaping} raises the AUROC of fDBD by half a point or more ({model.title})"
-            result.check(
-                statement,
-                best - base["fdbd"] >= 0.005,
-                f"{without} without, {as_percent(best)} at best.",
-            )
-            for (kind, part), style in zip(values.items(), "-:-"):
-                colour, name = (
-                    (plot.INSIDE, f"fdbd, {MEANS[kind]}") if kind in MEANS else (plot.OUTSIDE, kind)
-                )
-                shown = [100 * value for value in part]
-                axis.plot(grid, shown, color=colour, ls=style, marker="o", ms=3, label=name)
-            for kind, colour in (("fdbd", plot.INSIDE), ("energy", plot.OUTSIDE)):
-                axis.axhline(100 * base[kind], color=colour, lw=0.8, alpha=0.5)
+        finding.say(
+            f"{len(settings.shapings)} shapings at {len(grid)} percentiles on {model.title}"
+        )
+        unshaped = model.run(["fdbd", "energy"])
+        plain = {name: float(average(unshaped, name, "auroc")) for name in ("fdbd", "energy")}
+        all_curves: dict[str, Curves] = {}
+        for axis, (shaping, chosen) in zip(line, settings.shapings.items()):
+            curves = _curves(model, shaping, grid)
+            all_curves[shaping] = curves
+            rows.append([model.title, shaping, *_sweep_cells(curves, plain, grid, chosen)])
+            _decide_gain_of_shaping(curves, plain, f"{shaping} raises", model.title, finding)
+            _draw_curves(axis, curves, plain, grid)
             plot.label(axis, "percentile", "average AUROC", f"{model.title}: {shaping}")
+        finding.data[model.title] = {"plain": plain, "curves": all_curves}
     plot.label(axes[0, 0], legend=7)
-    best_by_mean = [f"best, {name}" for name in MEANS.values()]
-    result.table(
+    finding.table(
         [
             "network",
             "shaping",
             "fdbd",
             "at the paper's percentile",
-            *best_by_mean,
+            *(f"best, {name}" for name in MEANS.values()),
             "energy",
             "best, energy",
         ],
         rows,
-        "Average AUROC over the OOD sets, percent; in brackets the percentile. The percentile of the best is chosen on "
-        "the OOD sets themselves: it bounds what tuning could reach, and is no result.",
+        "Average AUROC over the OOD sets, percent; in brackets the percentile. The percentile of "
+        "the best is chosen on the OOD sets themselves: it bounds what tuning could reach, and is "
+        "no result.",
+    )
+    if settings.sweeps:
+        _table_of_sweeps(models, settings.sweeps, finding)
+
+
+def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> Curves:
+    specs_of: dict[str, dict[str, Any]] = {}
+    for mean in MEANS:
+        specs_of[mean] = {"name": f"{shaping}+fdbd", "mean": mean}
+    specs_of["energy"] = {"name": f"{shaping}+energy"}
+    specs = []
+    for kind, spec in specs_of.items():
+        for percentile in grid:
+            title = f"{kind} {percentile}"
+            specs.append({**spec, "percentile": percentile, "title": title})
+    results = model.run(specs)
+    curves: Curves = {}
+    for kind in specs_of:
+        curves[kind] = [float(average(results, f"{kind} {p}", "auroc")) for p in grid]
+    return curves
+
+
+def _sweep_cells(
+    curves: Curves, plain: Mapping[str, float], grid: Sequence[float], chosen: float
+) -> list[str]:
+    """fDBD without shaping, at the paper's percentile and at the best ones; then Energy's."""
+    at_chosen = curves["shaped"][grid.index(chosen)]
+    cells = [as_percent(plain["fdbd"]), f"{as_percent(at_chosen)} ({chosen:g})"]
+    for mean in MEANS:
+        cells.append(_best_cell(curves[mean], grid))
+    return [*cells, as_percent(plain["energy"]), _best_cell(curves["energy"], grid)]
+
+
+def _best_cell(values: Sequence[float], grid: Sequence[float]) -> str:
+    best = int(np.argmax(values))
+    return f"{as_percent(values[best])} ({grid[best]:g})"
+
+
+def _decide_gain_of_shaping(
+    curves: Curves, plain: Mapping[str, float], what: str, title: str, finding: Finding
+) -> None:
+    best = max(max(curves[mean]) for mean in MEANS)
+    finding.decide(
+        f"Some percentile of {what} the AUROC of fDBD by half a point or more ({title})",
+        best - plain["fdbd"] >= 0.005,
+        f"{as_percent(plain['fdbd'])} without, {as_percent(best)} at best.",
+        ours=True,
     )
 
 
-def _curves(model: EvaluatedModel, shaping: str, grid: Sequence[float]) -> dict[str, list[float]]:
-    """Average AUROC by percentile: of fDBD under each way to take the mean, and of Energy."""
-    kinds: dict[str, dict[str, Any]] = {
-        mean: {"name": f"{shaping}+fdbd", "mean": mean} for mean in MEANS
-    }
-    kinds["energy"] = {"name": f"{shaping}+energy"}
-    specs = [
-        {**spec, "percentile": p, "title": f"{kind} {p}"}
-        for kind, spec in kinds.items()
-        for p in grid
-    ]
+def _draw_curves(
+    axis: plot.Axes, curves: Curves, plain: Mapping[str, float], grid: Sequence[float]
+) -> None:
+    styles = {"shaped": "-", "of_shaped": ":", "energy": "-"}
+    for kind, values in curves.items():
+        colour = plot.INSIDE if kind in MEANS else plot.OUTSIDE
+        name = f"fdbd, {MEANS[kind]}" if kind in MEANS else kind
+        shown = [100 * value for value in values]
+        axis.plot(grid, shown, color=colour, ls=styles[kind], marker="o", ms=3, label=name)
+    for kind, colour in (("fdbd", plot.INSIDE), ("energy", plot.OUTSIDE)):
+        axis.axhline(100 * plain[kind], color=colour, lw=0.8, alpha=0.5)
+
+
+def _table_of_sweeps(
+    models: Sequence[EvaluatedModel], sweeps: Sequence[Sweep], finding: Finding
+) -> None:
+    """Detectors over an option of theirs, on each network."""
+    rows: list[list[str]] = []
+    sweep_data: dict[str, Any] = {}
+    for model in models:
+        sweep_data[model.title] = {}
+        for sweep in sweeps:
+            finding.say(f"{sweep.detector} at {len(sweep.values)} values on {model.title}")
+            values = _sweep(model, sweep)
+            sweep_data[model.title][sweep.detector] = values
+            at_default = values[sweep.values.index(sweep.paper)]
+            rows.append(
+                [
+                    model.title,
+                    f"{sweep.detector}, {sweep.option}",
+                    f"{as_percent(at_default)} ({sweep.paper:g})",
+                    _best_cell(values, sweep.values),
+                    as_percent(min(values)),
+                ]
+            )
+    finding.data["sweeps"] = sweep_data
+    finding.table(
+        ["network", "detector and option", "at its paper's value", "best", "worst"],
+        rows,
+        "Average AUROC over the OOD sets, percent; in brackets the value. As above, the best is "
+        "chosen on the OOD sets themselves.",
+        title="Other detectors over an option of theirs",
+    )
+
+
+def _sweep(model: EvaluatedModel, sweep: Sweep) -> list[float]:
+    specs = []
+    for value in sweep.values:
+        # TOML and the schema make 80 a float; an option that counts something takes an integer.
+        plain = int(value) if value.is_integer() else value
+        specs.append({"name": sweep.detector, sweep.option: plain, "title": f"{value:g}"})
     results = model.run(specs)
-    return {kind: [average(results, f"{kind} {p}", "auroc") for p in grid] for kind in kinds}
+    return [float(average(results, f"{value:g}", "auroc")) for value in sweep.values]
 
 
-def regularization_gain(result: Result) -> None:
+def regularization_gain(finding: Finding, settings: ModelSettings) -> None:
     """What the division by the deviation gains on each network, against the spread of the deviation
     and the degree of neural collapse."""
-    from scipy.stats import spearmanr  # takes half a second to import
-
-    found, rows = {}, []
-    for model in load_models(result):
-        result.say(f"distances and class statistics of {model.title}")
-        part = found[model.title] = _gain(model)
-        before, after, gain = (as_percent(part[key]) for key in ("avgDistDB", "regDistDB", "gain"))
-        sizes, causes = (
-            (f"{part[key]:,}" for key in ("features", "classes")),
-            (f"{part[key]:.3f}" for key in CAUSES),
+    found: dict[str, dict[str, float]] = {}
+    rows: list[list[str]] = []
+    for model in load_models(finding):
+        finding.say(f"distances and class statistics of {model.title}")
+        part = _gain(model)
+        found[model.title] = part
+        before = as_percent(part["avgDistDB"])
+        after = as_percent(part["regDistDB"])
+        sizes = [f"{part['features']:,}", f"{part['classes']:,}"]
+        causes = [f"{part[cause]:.3f}" for cause in CAUSES]
+        rows.append([model.title, *sizes, before, after, as_percent(part["gain"]), *causes])
+        finding.decide(
+            f"The regularisation raises the average AUROC ({model.title})",
+            Comparison.of(part["gain"], part["error"]),
+            f"AUROC {before} without, {after} with.",
         )
-        rows.append([model.title, *sizes, before, after, gain, *causes])
-        test = Comparison.of(part["gain"], part["error"])
-        statement = f"The regularisation raises the average AUROC ({model.title})"
-        result.check(statement, test, f"AUROC {before} without, {after} with.")
-    result.table(
+    finding.table(
         ["network", "features", "classes", "avgDistDB", "regDistDB", "gain", *CAUSES],
         rows,
-        "AUROC averaged over the OOD sets and its gain, percent. Dispersion: standard deviation over mean of the "
-        "deviation ‖z − μ‖, ID and OOD samples together. Collapse: within-class over between-class variance of the "
-        "fitted features, without bias; 0 is complete collapse.",
+        "AUROC averaged over the OOD sets and its gain, percent. Dispersion: standard deviation "
+        "over mean of the deviation ‖z − μ‖, ID and OOD samples together. Collapse: within-class "
+        "over between-class variance of the fitted features, without bias; 0 is complete collapse.",
     )
-    result.data = {"networks": found, "rank correlation": {}}
-    for axis, (key, (where, label)) in zip(result.axes(9, 3.4, 1, 2)[0], CAUSES.items()):
-        values, gains = ([part[name] for part in found.values()] for name in (key, "gain"))
-        correlation, chance = math.nan, 1.0
-        if len(set(values)) >= 3 and len(set(gains)) >= 3:
-            correlation, chance = map(float, spearmanr(values, gains))
-        result.data["rank correlation"][key] = correlation, chance
-        text = f"Rank correlation {correlation:+.2f} over {len(found)} networks, p = {chance:.2f}."
-        result.check(
-            f"The gain is larger where {where}", [Comparison(correlation, math.nan, chance)], text
+    finding.data = {"networks": found, "rank correlation": {}}
+    gains = [part["gain"] for part in found.values()]
+    for axis, (cause, (where, label)) in zip(finding.axes(9, 3.4, 1, 2)[0], CAUSES.items()):
+        values = [part[cause] for part in found.values()]
+        correlation, chance = rank_correlation(values, gains)
+        finding.data["rank correlation"][cause] = correlation, chance
+        count = f"{len(found)} network{'s' if len(found) > 1 else ''}"
+        finding.decide(
+            f"The gain is larger where {where}",
+            [Comparison(correlation, math.nan, chance)],
+            f"Rank correlation {correlation:+.2f} over {count}, p = {chance:.2f} (exact "
+            "permutation).",
+            ours=True,
         )
         for name, part in found.items():
-            place = part[key], 100 * part["gain"]
+            place = part[cause], 100 * part["gain"]
             axis.scatter(*place, s=24, color=plot.INSIDE)
             axis.annotate(name, place, fontsize=7, xytext=(4, 2), textcoords="offset points")
         axis.axhline(0, color=plot.GREY, lw=0.8)
         plot.label(axis, label, "gain in AUROC, points")
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Spearman's rank correlation and its two-sided p-value over all orders of the second sequence,
+    exact for up to eight values (a random sample of the orders beyond that). With fewer than three
+    distinct values in one of the two there is nothing to see: (nan, 1).
+
+    >>> rank_correlation([1, 2, 3], [10, 20, 30])
+    (1.0, 0.3333333333333333)
+    """
+    from scipy.stats import permutation_test, rankdata  # half a second to import
+
+    if min(len(set(first)), len(set(second))) < 3:
+        return math.nan, 1.0
+    ranks_of_second = rankdata(second)
+
+    def correlation(ranks: Any) -> float:
+        return float(np.corrcoef(ranks, ranks_of_second)[0, 1])
+
+    ranks_of_first = rankdata(first)
+    test = permutation_test(
+        (ranks_of_first,),
+        correlation,
+        permutation_type="pairings",
+        n_resamples=_MOST_PERMUTATIONS,
+        rng=np.random.default_rng(0),
+    )
+    return float(test.statistic), float(test.pvalue)
 
 
 def _gain(model: EvaluatedModel) -> dict[str, float]:
@@ -160,23 +259,31 @@ def _gain(model: EvaluatedModel) -> dict[str, float]:
         {"name": "fdbd", "normalizer": "none", "title": "avgDistDB"},
     ]
     results = model.run(specs)
-    values = {name: average(results, name, "auroc") for name in ("avgDistDB", "regDistDB")}
-    # Each side has the same weight, whatever its number of samples.
-    inside, *outside = (part.deviation for part in model.standings().values())
-    sides = inside, np.concatenate(outside)
-    mean = sum(part.mean() for part in sides) / 2
-    variance = sum(((part - mean) ** 2).mean() for part in sides) / 2
-    head, train = model.benchmark.head, model.benchmark.train
+    before = float(average(results, "avgDistDB", "auroc"))
+    after = float(average(results, "regDistDB", "auroc"))
+    head = model.benchmark.head
+    train = model.benchmark.train
     assert train.labels is not None
     return {
         "features": head.num_features,
         "classes": head.num_classes,
-        **values,
-        "gain": values["regDistDB"] - values["avgDistDB"],
+        "avgDistDB": before,
+        "regDistDB": after,
+        "gain": after - before,
         "error": results.compare("regDistDB", "avgDistDB").standard_error,
-        "dispersion": float(variance**0.5 / mean),
+        "dispersion": _dispersion(model),
         "collapse": collapse(train.features.double(), train.labels),
     }
+
+
+def _dispersion(model: EvaluatedModel) -> float:
+    """Standard deviation over mean of the deviation, where the ID side and the OOD side have the
+    same weight, whatever their numbers of samples."""
+    inside, *outside = (part.deviation for part in model.standings().values())
+    sides = (inside, np.concatenate(outside))
+    mean = sum(float(side.mean()) for side in sides) / 2
+    variance = sum(float(((side - mean) ** 2).mean()) for side in sides) / 2
+    return math.sqrt(variance) / mean
 
 
 def collapse(features: Tensor, labels: Tensor) -> float:
@@ -188,70 +295,110 @@ def collapse(features: Tensor, labels: Tensor) -> float:
     thousands can be compared.
     """
     classes, places, counts = labels.unique(return_inverse=True, return_counts=True)
-    total, groups = len(features), len(classes)
+    total = len(features)
+    groups = len(classes)
     if groups < 2 or total <= groups:
         raise ValueError(
             f"{total} samples of {groups} classes: expected two classes, with several each"
         )
-    means = torch.zeros(groups, features.shape[1], dtype=features.dtype).index_add_(
-        0, places, features
-    )
-    means /= counts[:, None]
-    within = float(((features - means[places]) ** 2).sum()) / (total - groups)
-    spread = float((counts[:, None] * (means - features.mean(dim=0)) ** 2).sum()) / (groups - 1)
+    sums = torch.zeros(groups, features.shape[1], dtype=features.dtype)
+    means = sums.index_add_(0, places, features) / counts[:, None]
+    to_own_mean = ((features - means[places]) ** 2).sum()
+    to_common_mean = (counts[:, None] * (means - features.mean(dim=0)) ** 2).sum()
+    within = float(to_own_mean) / (total - groups)
+    spread = float(to_common_mean) / (groups - 1)
+    # The number of samples per class that enters the expected spread, if classes differ in size.
     typical = (total - float((counts.double() ** 2).sum()) / total) / (groups - 1)
-    return within * typical / (spread - within) if spread > within else math.inf
+    if spread <= within:
+        return math.inf
+    between = (spread - within) / typical
+    return within / between
 
 
-def domain_shift(result: Result) -> None:
+def domain_shift(finding: Finding, settings: DomainShift) -> None:
     """AUROC of fDBD with the clean ID set, then with each severity of corruption as ID."""
-    model, slight = load_models(result)[0], result.settings["slight"]
-    found = [_measure(model, "clean", model.benchmark.test)]
-    for severity in result.settings["severities"]:
-        try:
-            found.append(
-                _measure(model, f"severity {severity}", _corrupted(model, severity, result))
-            )
-        except (DatasetUnavailable, OSError) as error:
-            result.missing.append(f"severity {severity}: {one_line(error)}")
-    if len(found) == 1:
-        raise MissingData(
-            f"{result.experiment.name} needs corrupted images: {'; '.join(result.missing)}"
-        )
-    metrics = ("accuracy", "auroc", "fpr95")
-    result.table(
+    model = load_models(finding)[0]
+    found = _measure_severities(model, settings, finding)
+    rows = []
+    for part in found:
+        values = [as_percent(part[key]) for key in ("accuracy", "auroc", "fpr95")]
+        rows.append([part["name"], f"{part['count']:,}", *values])
+    outside = ", ".join(samples.name for samples in model.benchmark.ood)
+    finding.table(
         ["ID samples", "images", "accuracy", "average AUROC ↑", "average FPR95 ↓"],
-        [
-            [part["name"], f"{part['count']:,}", *(as_percent(part[key]) for key in metrics)]
-            for part in found
-        ],
-        f"{model.title}; OOD: {', '.join(samples.name for samples in model.benchmark.ood)}; fDBD, percent.",
+        rows,
+        f"{model.title}; OOD: {outside}; fDBD, percent.",
     )
-    values = [part["auroc"] for part in found]
-    falls, measured = (
-        all(a > b for a, b in pairwise(values)),
-        f"AUROC {', '.join(map(as_percent, values))}.",
+    aurocs = [part["auroc"] for part in found]
+    finding.decide(
+        "AUROC falls as the corruption grows",
+        all(before > after for before, after in pairwise(aurocs)),
+        f"AUROC {', '.join(as_percent(auroc) for auroc in aurocs)}.",
     )
-    result.check("AUROC falls as the corruption grows", falls, measured)
-    fall = difference(values[0], values[-1])
-    statement = f"It falls slightly: at most {slight} points from clean to the strongest corruption"
-    test = Comparison.of(slight / 100 - fall.difference, fall.standard_error)
-    result.check(statement, test, f"{100 * fall.difference:.2f} points.")
-    result.data = {"rows": found}
-    axis, names = result.axes(6, 3.4)[0, 0], [part["name"] for part in found]
+    fall = difference(aurocs[0], aurocs[-1])
+    finding.decide(
+        f"It falls slightly: at most {settings.slight:g} points from clean to the strongest "
+        "corruption",
+        Comparison.of(settings.slight / 100 - fall.difference, fall.standard_error),
+        f"{100 * fall.difference:.2f} points.",
+    )
+    finding.data = {"rows": found}
+    _draw_severities(found, finding)
+
+
+def _measure_severities(
+    model: EvaluatedModel, settings: DomainShift, finding: Finding
+) -> list[dict[str, Any]]:
+    found = [_measure(model, "clean", model.benchmark.test)]
+    for severity in settings.severities:
+        try:
+            corrupted = _corrupted(model, severity, settings.limit, finding)
+        except (DatasetUnavailable, OSError) as error:
+            finding.missing.append(f"severity {severity}: {one_line(error)}")
+            continue
+        found.append(_measure(model, f"severity {severity}", corrupted))
+    if len(found) == 1:
+        name = finding.experiment.name
+        raise MissingData(f"{name} needs corrupted images: {'; '.join(finding.missing)}")
+    return found
+
+
+def _corrupted(model: EvaluatedModel, severity: int, limit: int, finding: Finding) -> FeatureSet:
+    """Features of corrupted test images, of all four families."""
+    classifier, preprocess = model.network
+    images = load(f"cifar10-c:mixed:{severity}", "test", limit=limit)
+
+    def progress(done: int, total: int) -> None:
+        finding.say(f"severity {severity}: {done:,} of {total:,} images")
+
+    return FeatureCache().features(classifier, images, preprocess, progress=progress)
+
+
+def _measure(model: EvaluatedModel, name: str, test: FeatureSet) -> dict[str, Any]:
+    benchmark = replace(model.benchmark, test=test, title=name)
+    results = benchmark.run(["fdbd"], latency=False, progress=False)
+    evaluations = results.row("fdbd").evaluations
+    return {
+        "name": name,
+        "count": len(test),
+        "accuracy": results.setting.accuracy or 0.0,
+        "auroc": average(results, "fdbd", "auroc"),
+        "fpr95": average(results, "fdbd", "fpr95"),
+        "sets": {key: float(value.auroc) for key, value in evaluations.items()},
+    }
+
+
+def _draw_severities(found: Sequence[dict[str, Any]], finding: Finding) -> None:
+    axis = finding.axes(6, 3.4)[0, 0]
+    names = [part["name"] for part in found]
     for colour, title in zip(plot.COLOURS, found[0]["sets"]):
         aurocs = [100 * part["sets"][title] for part in found]
         axis.plot(names, aurocs, marker="o", color=colour, lw=1, ms=4, label=title)
-    axis.plot(
-        names,
-        [100 * value for value in values],
-        marker="o",
-        color=plot.INSIDE,
-        lw=2.5,
-        label="average",
-    )
+    averages = [100 * part["auroc"] for part in found]
+    axis.plot(names, averages, marker="o", color=plot.INSIDE, lw=2.5, label="average")
     accuracy = [100 * part["accuracy"] for part in found]
     axis.plot(names, accuracy, color=plot.GREY, ls=":", label="accuracy of the classifier")
+    # The legend stands to the right of the plot.
     plot.label(
         axis,
         "ID samples",
@@ -260,30 +407,3 @@ def domain_shift(result: Result) -> None:
         loc="center left",
         bbox_to_anchor=(1, 0.5),
     )
-
-
-def _corrupted(model: EvaluatedModel, severity: int, result: Result) -> FeatureSet:
-    classifier, preprocess = model.network
-    images = load(
-        f"cifar10-c:mixed:{severity}", "test", limit=result.settings["limit"]
-    )  # all four families
-
-    def progress(done: int, total: int) -> None:
-        result.say(f"severity {severity}: {done:,} of {total:,} images")
-
-    return FeatureCache().features(classifier, images, preprocess, progress=progress)
-
-
-def _measure(model: EvaluatedModel, name: str, test: FeatureSet) -> dict[str, Any]:
-    results = replace(model.benchmark, test=test, title=name).run(
-        ["fdbd"], latency=False, progress=False
-    )
-    metrics = {metric: average(results, "fdbd", metric) for metric in ("auroc", "fpr95")}
-    sets = {key: float(value.auroc) for key, value in results.row("fdbd").evaluations.items()}
-    return {
-        "name": name,
-        "count": len(test),
-        "accuracy": results.setting.accuracy or 0.0,
-        **metrics,
-        "sets": sets,
-    }

@@ -1,5 +1,6 @@
 """The paper's figures: where ID and OOD features lie with respect to the decision boundaries."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,174 +9,254 @@ import torch
 
 from fdbd import geometry
 from fdbd.bench import FeatureSet, Results
-from fdbd.bench.figures import Floats, deviation_profile, training_mean
+from fdbd.bench.figures import Floats, Standing, deviation_profile, training_mean
 from fdbd.bench.rows import Row
 from fdbd.core.batch import Head
 from fdbd.metrics import Comparison, as_percent, auroc
 from fdbd.metrics.comparison import compare, influences, standard_error
 from fdbd.paper import plot
+from fdbd.paper.finding import Finding, difference, difference_of_means
 from fdbd.paper.models import EvaluatedModel, average, load_models
-from fdbd.paper.result import Result, difference, difference_of_means
+from fdbd.paper.settings import Deviation, Distances, ModelSettings, NearestK
 
 _BLOCK_BYTES = 64 << 20  # of a block of distances (samples, classes) in float64
 
 
-def overview(result: Result) -> None:
+def overview(finding: Finding, settings: ModelSettings) -> None:
     """A sketch of the distances, and their average per sample on ID and OOD features."""
-    values = {name: part.distance for name, part in load_models(result)[0].standings().items()}
-    (name, inside), *outside = values.items()
-    result.data = {
-        title: {"mean": part.mean(), "std": part.std()} for title, part in values.items()
-    }
-    separations = ["", *(as_percent(auroc(inside, part)) for _, part in outside)]
-    averages = [
-        [title, f"{part.mean():.3f}", f"{np.median(part):.3f}"] for title, part in values.items()
-    ]
-    rows = [[*cells, separation] for cells, separation in zip(averages, separations)]
-    result.table(["set", "mean distance", "median", "AUROC against ID"], rows)
-    for title, part in outside:
-        statement = f"{name} features lie farther from the boundaries than those of {title}"
-        measured = f"Mean distance {inside.mean():.3f} against {part.mean():.3f}."
-        result.check(statement, difference_of_means(inside, part), measured)
-    sketch, axis = result.axes(9, 3.4, 1, 2)[0]
+    model = load_models(finding)[0]
+    distances_of = {name: part.distance for name, part in model.standings().items()}
+    name_of_id = model.benchmark.test.name
+    inside = distances_of[name_of_id]
+    rows = []
+    for title, part in distances_of.items():
+        separation = "" if title == name_of_id else as_percent(auroc(inside, part))
+        rows.append([title, f"{part.mean():.3f}", f"{np.median(part):.3f}", separation])
+        finding.data[title] = {"mean": part.mean(), "std": part.std()}
+        if title != name_of_id:
+            finding.decide(
+                f"{name_of_id} features lie farther from the boundaries than those of {title}",
+                difference_of_means(inside, part),
+                f"Mean distance {inside.mean():.3f} against {part.mean():.3f}.",
+            )
+    finding.table(["set", "mean distance", "median", "AUROC against ID"], rows)
+    sketch, axis = finding.axes(9, 3.4, 1, 2)[0]
     _sketch(sketch)
-    plot.histograms(axis, values)
+    plot.histograms(axis, distances_of)
     plot.label(axis, "average distance to the decision boundaries", "density", legend=8)
 
 
-def regularization(result: Result) -> None:
+def regularization(finding: Finding, settings: ModelSettings) -> None:
     """Histograms of the average distance, and of the same divided by the deviation from the
     training mean."""
-    found = load_models(result)[0].standings()
-    scores = [
-        {name: getattr(part, kind) for name, part in found.items()}
-        for kind in ("distance", "scores")
-    ]
-    name, *outside = found
-    rows, gains = [], {}
+    model = load_models(finding)[0]
+    found = model.standings()
+    plain = {name: part.distance for name, part in found.items()}
+    divided = {name: part.scores for name, part in found.items()}
+    name_of_id = model.benchmark.test.name
+    outside = [name for name in found if name != name_of_id]
+    rows: list[list[str]] = []
+    gains: dict[str, float] = {}
     for title in outside:
-        before, after = (auroc(part[name], part[title]) for part in scores)
+        before = auroc(plain[name_of_id], plain[title])
+        after = auroc(divided[name_of_id], divided[title])
         gains[title] = after - before
-        overlaps = (_overlap(part[name], part[title]) for part in scores)
-        rows.append([title, *map(as_percent, (before, after, *overlaps))])
-    columns = [
-        "OOD set",
-        "AUROC, plain",
-        "AUROC, regularised",
-        "overlap, plain",
-        "overlap, regularised",
-    ]
-    result.table(columns, rows, "Overlap: shared area of the two histograms, percent.")
-    plain, divided = ([influences(part[name], part[title]) for title in outside] for part in scores)
+        overlap_before = _overlap(plain[name_of_id], plain[title])
+        overlap_after = _overlap(divided[name_of_id], divided[title])
+        numbers = (before, after, overlap_before, overlap_after)
+        rows.append([title, *(as_percent(number) for number in numbers)])
+    finding.table(
+        [
+            "OOD set",
+            "AUROC, plain",
+            "AUROC, regularised",
+            "overlap, plain",
+            "overlap, regularised",
+        ],
+        rows,
+        "Overlap: shared area of the two histograms, percent.",
+    )
+    influences_before = [influences(plain[name_of_id], plain[title]) for title in outside]
+    influences_after = [influences(divided[name_of_id], divided[title]) for title in outside]
+    mean_gain = np.mean(list(gains.values()))
     raised = sum(gain > 0 for gain in gains.values())
-    measured = (
-        f"By {100 * np.mean(list(gains.values())):.2f} points; on {raised} of {len(gains)} sets."
+    finding.decide(
+        "Regularisation raises the AUROC on average over the OOD sets",
+        compare(influences_after, influences_before),
+        f"By {100 * mean_gain:.2f} points; on {raised} of {len(gains)} sets.",
     )
-    statement = "Regularisation raises the AUROC on average over the OOD sets"
-    result.check(statement, compare(divided, plain), measured)
-    result.data = {"gains": gains}
-    axes = result.axes(9, 3.2, 1, 2)[0]
-    labels = (
-        "average distance to the boundaries (avgDistDB)",
-        "… divided by the deviation from the mean (regDistDB)",
-    )
-    for axis, values, label in zip(axes, scores, labels):
-        plot.histograms(axis, values)
-        plot.label(axis, label, "density")
-    plot.label(axes[0], legend=8)
+    finding.data = {"gains": gains}
+    left, right = finding.axes(9, 3.2, 1, 2)[0]
+    plot.histograms(left, plain)
+    plot.label(left, "average distance to the boundaries (avgDistDB)", "density", legend=8)
+    plot.histograms(right, divided)
+    plot.label(right, "… divided by the deviation from the mean (regDistDB)", "density")
 
 
-def deviation(result: Result) -> None:
+def deviation(finding: Finding, settings: Deviation) -> None:
     """Groups of equal deviation from the training mean: mean and spread of the average distance in
     each."""
-    model, levels = load_models(result)[0], result.settings["levels"]
-    profile = result.data = deviation_profile(model.benchmark, levels)
+    model = load_models(finding)[0]
+    profile = deviation_profile(model.benchmark, settings.levels)
+    finding.data = profile
     rows: list[list[str]] = []
-    axis = result.axes(7, 4)[0, 0]
-    look = {"marker": "o", "ms": 4, "lw": 1.3, "capsize": 2, "elinewidth": 0.7}
+    axis = finding.axes(7, 4)[0, 0]
     for colour, part in zip((plot.INSIDE, *plot.COLOURS), profile["sets"]):
-        name = part["name"]
-        numbered = enumerate(
-            zip(part["count"], part["deviation"], part["mean"], part["std"]), start=1
+        groups = _large_groups(part)
+        for group in groups:
+            rows.append([part["name"], *_cells_of_group(group)])
+        axis.errorbar(
+            [group["deviation"] for group in groups],
+            [group["mean"] for group in groups],
+            [group["std"] for group in groups],
+            color=colour,
+            label=part["name"],
+            marker="o",
+            ms=4,
+            lw=1.3,
+            capsize=2,
+            elinewidth=0.7,
         )
-        groups = [(level, *values) for level, values in numbered if values[1] is not None]
-        for level, count, x, mean, spread in groups:
-            rows.append(
-                [name, f"{level}", f"{x:.3g}", f"{count}", f"{mean:.3g}", f"{spread**2:.3g}"]
-            )
-        _, _, x, means, spreads = zip(*groups) if groups else ((),) * 5
-        axis.errorbar(x, means, spreads, color=colour, label=name, **look)
-        if len(means) < 2:
-            result.missing.append(f"{name} has too few samples for {levels} levels")
-            continue
-        steps = sum(b > a for a, b in pairwise(means))
-        measured = (
-            f"Rises in {steps} of {len(means) - 1} steps, from {means[0]:.3g} to {means[-1]:.3g}."
-        )
-        rises = means[-1] > means[0] and 2 * steps > len(means) - 1
-        result.check(f"The average distance grows with the deviation ({name})", rises, measured)
-    result.table(["set", "level", "mean deviation", "samples", "mean distance", "variance"], rows)
-    vertical = "average distance to the boundaries\n(mean ± standard deviation of the group)"
+        _decide_growth(part["name"], groups, settings.levels, finding)
+    finding.table(["set", "level", "mean deviation", "samples", "mean distance", "variance"], rows)
     plot.label(
         axis,
         "deviation ‖z − μ‖ from the mean of the training features",
-        vertical,
+        "average distance to the boundaries\n(mean ± standard deviation of the group)",
         legend=8,
         title_fontsize=8,
     )
     axis.get_legend().set_title("first: ID")
     found = model.standings()
-    inside = found[model.benchmark.test.name].distance
     for part in profile["sets"][1:]:
-        name, overall, within = part["name"], part["auroc"], part["auroc_by_level"]
-        if within:
-            error = standard_error(
-                [influences(inside, found[name].distance)]
-            )  # of the AUROC over all
-            statement = f"{name} is better told from ID among samples of equal deviation"
-            values = f"{as_percent(within)} within levels, {as_percent(overall)} over all"
-            test = Comparison.of(within - overall, error)
-            result.check(statement, test, f"AUROC of the average distance {values}.")
+        inside = found[model.benchmark.test.name]
+        _decide_separation_within_levels(part, inside, found[part["name"]], finding)
 
 
-def distances(result: Result) -> None:
+def _large_groups(part: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The levels of a set that have enough samples for a mean, each with its number from 1 on."""
+    groups = []
+    for place, deviation_of_group in enumerate(part["deviation"]):
+        if deviation_of_group is not None:
+            group = {key: part[key][place] for key in ("count", "deviation", "mean", "std")}
+            groups.append({"level": place + 1, **group})
+    return groups
+
+
+def _cells_of_group(group: Mapping[str, Any]) -> list[str]:
+    variance = group["std"] ** 2
+    return [
+        f"{group['level']}",
+        f"{group['deviation']:.3g}",
+        f"{group['count']}",
+        f"{group['mean']:.3g}",
+        f"{variance:.3g}",
+    ]
+
+
+def _decide_growth(
+    name: str, groups: Sequence[Mapping[str, Any]], levels: int, finding: Finding
+) -> None:
+    means = [group["mean"] for group in groups]
+    if len(means) < 2:
+        finding.missing.append(f"{name} has too few samples for {levels} levels")
+        return
+    steps = len(means) - 1
+    rising = sum(after > before for before, after in pairwise(means))
+    finding.decide(
+        f"The average distance grows with the deviation ({name})",
+        means[-1] > means[0] and 2 * rising > steps,
+        f"Rises in {rising} of {steps} steps, from {means[0]:.3g} to {means[-1]:.3g}.",
+    )
+
+
+def _decide_separation_within_levels(
+    part: Mapping[str, Any], inside: Standing, outside: Standing, finding: Finding
+) -> None:
+    overall = part["auroc"]
+    within = part["auroc_by_level"]
+    # A set that shares no level with the ID set has no such AUROC.
+    if not within:
+        return
+    error_over_all = standard_error([influences(inside.distance, outside.distance)])
+    values = f"{as_percent(within)} within levels, {as_percent(overall)} over all"
+    finding.decide(
+        f"{part['name']} is better told from ID among samples of equal deviation",
+        Comparison.of(within - overall, error_over_all),
+        f"AUROC of the average distance {values}.",
+    )
+
+
+def distances(finding: Finding, settings: Distances) -> None:
     """For each model, a histogram of the distance to the nearest boundary, to the second nearest,
     and so on."""
-    panels: list[tuple[str, dict[str, Floats]]] = []
-    for model in load_models(result):
-        result.say(f"ranked distances of {model.title}")
-        width = model.benchmark.head.num_classes - 1
-        ranks = list(range(0, width, model.settings.get("every", result.settings["every"])))
+    panels: list[_Panel] = []
+    for model in load_models(finding):
+        finding.say(f"ranked distances of {model.title}")
+        boundaries = model.benchmark.head.num_classes - 1
+        ranks = list(range(0, boundaries, model.entry.every or settings.every))
         ranked = {
             part.name: _distances_at(ranks, part, model.benchmark.head) for part in model.sets
         }
-        tests, wrong, rows = [], [], []
+        _table_of_ranks(ranks, ranked, model, finding)
+        _decide_order_at_every_rank(ranks, ranked, model, finding)
         for place, rank in enumerate(ranks):
-            (_, inside), *outside = at_rank = [
-                (name, values[:, place]) for name, values in ranked.items()
-            ]
-            panels.append((f"{model.title}, rank {rank + 1} of {width}", dict(at_rank)))
-            rows.append([f"{rank + 1}", *(f"{values.mean():.3f}" for _, values in at_rank)])
-            for title, values in outside:
-                tests.append(difference_of_means(inside, values))
-                wrong += [f"{title} at rank {rank + 1}"] * (tests[-1].difference <= 0)
-        columns = ["rank", *(f"mean, {name}" for name in ranked)]
-        result.table(columns, rows, title=f"{result.experiment.title}: {model.title}")
-        statement = (
-            "At every rank ID features lie farther from the boundary than OOD features, on average"
-        )
-        exceptions = f" Not {', '.join(wrong)}." if wrong else ""
-        measured = (
-            f"In {len(tests) - len(wrong)} of {len(tests)} pairs of rank and set.{exceptions}"
-        )
-        result.check(f"{statement} ({model.title})", tests, measured)
+            title = f"{model.title}, rank {rank + 1} of {boundaries}"
+            values = {name: values_of_set[:, place] for name, values_of_set in ranked.items()}
+            panels.append((title, values))
+    _draw_panels(panels, finding)
+
+
+_Panel = tuple[str, dict[str, Floats]]
+"""Title and values by set of one histogram."""
+
+
+def _table_of_ranks(
+    ranks: Sequence[int], ranked: Mapping[str, Floats], model: EvaluatedModel, finding: Finding
+) -> None:
+    rows = []
+    for place, rank in enumerate(ranks):
+        means = [f"{values[:, place].mean():.3f}" for values in ranked.values()]
+        rows.append([f"{rank + 1}", *means])
+    columns = ["rank", *(f"mean, {name}" for name in ranked)]
+    finding.table(columns, rows, title=f"{finding.experiment.title}: {model.title}")
+
+
+def _decide_order_at_every_rank(
+    ranks: Sequence[int], ranked: Mapping[str, Floats], model: EvaluatedModel, finding: Finding
+) -> None:
+    """Whether the ID set has the larger mean distance than each OOD set, at each rank."""
+    inside = ranked[model.benchmark.test.name]
+    tests: list[Comparison] = []
+    exceptions: list[str] = []
+    for place, rank in enumerate(ranks):
+        for samples in model.benchmark.ood:
+            outside = ranked[samples.name]
+            test = difference_of_means(inside[:, place], outside[:, place])
+            tests.append(test)
+            if test.difference <= 0:
+                exceptions.append(f"{samples.name} at rank {rank + 1}")
+    held = len(tests) - len(exceptions)
+    measured = f"In {held} of {len(tests)} pairs of rank and set."
+    if exceptions:
+        measured += f" Not {', '.join(exceptions)}."
+    finding.decide(
+        "At every rank ID features lie farther from the boundary than OOD features, on average "
+        f"({model.title})",
+        tests,
+        measured,
+    )
+
+
+def _draw_panels(panels: Sequence[_Panel], finding: Finding) -> None:
+    """Three histograms per line."""
     lines = -(-len(panels) // 3)
-    axes = result.axes(9.5, 0.6 + 2.1 * lines, lines, 3)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (title, panel) in zip(axes.flat, panels):
-        plot.histograms(axis, panel, bins=30)
+    axes = finding.axes(9.5, 0.6 + 2.1 * lines, lines, 3)
+    for axis, (title, values) in zip(axes.flat, panels):
+        plot.histograms(axis, values, bins=30)
         plot.label(axis, title=title)
+    for unused in axes.flat[len(panels) :]:
+        unused.set_visible(False)
     for axis in axes[-1]:
         plot.label(axis, "distance to the boundary")
     plot.label(axes[0, 0], legend=7)
@@ -184,107 +265,141 @@ def distances(result: Result) -> None:
 def _distances_at(ranks: list[int], samples: FeatureSet, head: Head) -> Floats:
     """(N, ranks) distances of a set, nearest first, at some ranks; in blocks, since all would be
     (N, C)."""
-    blocks = samples.batches(max(1, _BLOCK_BYTES // (8 * head.num_classes)))
-    found = (geometry.distances(batch.features, head).nan_to_num(torch.inf) for batch in blocks)
-    return torch.cat([part.sort(dim=1).values[:, ranks].double() for part in found]).numpy()
+    rows_per_block = max(1, _BLOCK_BYTES // (8 * head.num_classes))
+    parts = []
+    for batch in samples.batches(rows_per_block):
+        # The predicted class has no boundary with itself: NaN becomes the last rank.
+        of_block = geometry.distances(batch.features, head).nan_to_num(torch.inf)
+        nearest_first = of_block.sort(dim=1).values
+        parts.append(nearest_first[:, ranks].double())
+    return torch.cat(parts).numpy()
 
 
-def nearest_k(result: Result) -> None:
+def nearest_k(finding: Finding, settings: NearestK) -> None:
     """FPR95 and AUROC of fDBD when only the k nearest boundaries are averaged, for each model."""
-    models, rows = load_models(result), []
-    axes = result.axes(8.5, 0.4 + 2.8 * len(models), len(models), 2)
+    models = load_models(finding)
+    rows: list[list[str]] = []
+    axes = finding.axes(8.5, 0.4 + 2.8 * len(models), len(models), 2)
     for model, line in zip(models, axes):
-        last = model.benchmark.head.num_classes - 1
-        ks = sorted(
-            {min(k, last) for k in result.settings.get("ks") or range(1, last + 1)} | {last}
-        )
-        result.say(f"fdbd with {len(ks)} numbers of distances on {model.title}")
+        ks = _numbers_of_boundaries(settings.ks, model.benchmark.head.num_classes - 1)
+        finding.say(f"fdbd with {len(ks)} numbers of distances on {model.title}")
         results = _results_of_nearest(model, ks)
-        names = [row.name for row in results.rows]
-        values = {
-            metric: [average(results, name, metric) for name in names]
-            for metric in ("auroc", "fpr95")
-        }
-        result.data[model.title] = {"k": ks, **values}
-        rows += [
-            [model.title, f"{k}", *map(as_percent, both)] for k, *both in zip(ks, *values.values())
-        ]
-        tests = (
-            results.compare(names[-1], names[0]),
-            difference(values["fpr95"][0], values["fpr95"][-1]),
-        )
-        for axis, (metric, found), test, sign in zip(line, values.items(), tests, (1, -1)):
-            better = sum(sign * b > sign * a for a, b in pairwise(found))
-            ends = f"{as_percent(found[0])} at k = {ks[0]}, {as_percent(found[-1])} at k = {ks[-1]}"
-            statement = f"{metric.upper()} is better with all distances than with the nearest alone ({model.title})"
-            result.check(statement, test, f"{ends}; better in {better} of {len(ks) - 1} steps.")
-            plot.curves(axis, ks, {"": [100 * value for value in found]}, size=4)
-            x, y = (
+        aurocs = [average(results, row.name, "auroc") for row in results.rows]
+        fprs = [average(results, row.name, "fpr95") for row in results.rows]
+        finding.data[model.title] = {"k": ks, "auroc": aurocs, "fpr95": fprs}
+        for k, of_auroc, of_fpr in zip(ks, aurocs, fprs):
+            rows.append([model.title, f"{k}", as_percent(of_auroc), as_percent(of_fpr)])
+        nearest_alone = results.rows[0].name
+        all_distances = results.rows[-1].name
+        higher_auroc = results.compare(all_distances, nearest_alone)
+        lower_fpr = difference(fprs[0], fprs[-1])
+        _decide_all_against_nearest("AUROC", aurocs, ks, higher_auroc, model.title, finding)
+        _decide_all_against_nearest("FPR95", fprs, ks, lower_fpr, model.title, finding)
+        _decide_best_is_all(aurocs, ks, results, model.title, finding)
+        for axis, metric, values in zip(line, ("AUROC", "FPR95"), (aurocs, fprs)):
+            shown = [100 * value for value in values]
+            plot.curves(axis, ks, {"": shown}, size=4)
+            plot.label(
+                axis,
                 "k, the number of nearest boundaries averaged",
-                f"average {metric.upper()}, percent",
+                f"average {metric}, percent",
+                model.title,
+                log="x" if ks[-1] > 100 else "",
             )
-            plot.label(axis, x, y, model.title, log="x" * (last > 100))
             axis.grid(color="#eeeeee")
-        found = values["auroc"]
-        best = int(np.argmax(found))
-        is_best = best == len(ks) - 1 or results.compare(names[-1], names[best])
-        measured = (
-            f"Best at k = {ks[best]}: {as_percent(found[best])} against {as_percent(found[-1])}."
-        )
-        result.check(
-            f"All distances are the best choice of k, in AUROC ({model.title})", is_best, measured
-        )
-    result.table(["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)
+    finding.table(["model", "k", "average AUROC ↑", "average FPR95 ↓"], rows)
+
+
+def _numbers_of_boundaries(wanted: Sequence[int], last: int) -> list[int]:
+    """The numbers of boundaries to try, up to `last`, which is always among them."""
+    if not wanted:
+        return list(range(1, last + 1))
+    return sorted({min(k, last) for k in wanted} | {last})
+
+
+def _decide_all_against_nearest(
+    metric: str,
+    values: Sequence[float],
+    ks: Sequence[int],
+    test: Comparison,
+    title: str,
+    finding: Finding,
+) -> None:
+    if metric == "AUROC":
+        better = sum(after > before for before, after in pairwise(values))
+    else:
+        better = sum(after < before for before, after in pairwise(values))
+    at_first = f"{as_percent(values[0])} at k = {ks[0]}"
+    at_last = f"{as_percent(values[-1])} at k = {ks[-1]}"
+    finding.decide(
+        f"{metric} is better with all distances than with the nearest alone ({title})",
+        test,
+        f"{at_first}, {at_last}; better in {better} of {len(ks) - 1} steps.",
+    )
+
+
+def _decide_best_is_all(
+    aurocs: Sequence[float], ks: Sequence[int], results: Results, title: str, finding: Finding
+) -> None:
+    best = int(np.argmax(aurocs))
+    last = len(ks) - 1
+    all_are_best: bool | Comparison = True
+    if best != last:
+        all_are_best = results.compare(results.rows[last].name, results.rows[best].name)
+    at_best = as_percent(aurocs[best])
+    finding.decide(
+        f"All distances are the best choice of k, in AUROC ({title})",
+        all_are_best,
+        f"Best at k = {ks[best]}: {at_best} against {as_percent(aurocs[last])}.",
+    )
 
 
 def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:
     """One row per k, all from one pass over the features: a detector per k would compute the same
     distances again."""
-    benchmark, mean = model.benchmark, training_mean(model.benchmark).float()
-    norms = geometry.pairwise_norms(benchmark.head)
-    scores: list[dict[str, torch.Tensor]] = [{} for _ in ks]
+    benchmark = model.benchmark
+    head = benchmark.head
+    mean = training_mean(benchmark).float()
+    norms = geometry.pairwise_norms(head)
+    rows_per_block = max(1, _BLOCK_BYTES // (64 * head.num_classes))
+    scores_of_k: list[dict[str, torch.Tensor]] = [{} for _ in ks]
     for samples in model.sets:
         parts = []
-        for batch in samples.batches(max(1, _BLOCK_BYTES // (64 * benchmark.head.num_classes))):
-            distances = geometry.distances(batch.features, benchmark.head, norms=norms)
-            deviation = torch.linalg.vector_norm(batch.features - mean, dim=1)
-            parts.append(
-                torch.stack([geometry.mean_of_nearest(distances, k) / deviation for k in ks])
-            )
-        for found, values in zip(scores, torch.cat(parts, dim=1)):
-            found[samples.name] = values
-    rows = [Row.of(f"k = {k}", found, benchmark.positive) for k, found in zip(ks, scores)]
+        for batch in samples.batches(rows_per_block):
+            of_block = geometry.distances(batch.features, head, norms=norms)
+            deviations = torch.linalg.vector_norm(batch.features - mean, dim=1)
+            scores = [geometry.mean_of_nearest(of_block, k) / deviations for k in ks]
+            parts.append(torch.stack(scores))
+        by_k = torch.cat(parts, dim=1)
+        for scores_of_sets, values in zip(scores_of_k, by_k):
+            scores_of_sets[samples.name] = values
+    rows = []
+    for k, scores_of_sets in zip(ks, scores_of_k):
+        rows.append(Row.of(f"k = {k}", scores_of_sets, benchmark.positive))
     return Results(benchmark.setting(), rows)
 
 
 def _overlap(first: Floats, second: Floats, bins: int = 60) -> float:
     """Area that two histograms share."""
     edges = np.histogram_bin_edges(np.concatenate([first, second]), bins)
-    counts = [np.histogram(part, edges)[0] / len(part) for part in (first, second)]
-    return float(np.minimum(*counts).sum())
+    share_of_first = np.histogram(first, edges)[0] / len(first)
+    share_of_second = np.histogram(second, edges)[0] / len(second)
+    return float(np.minimum(share_of_first, share_of_second).sum())
 
 
-def _sketch(axis: Any) -> None:
+def _sketch(axis: plot.Axes) -> None:
     """Three classes in the plane, a feature, and how far it must move to be classified as each of
     the others."""
-    head = Head(
-        torch.tensor([[1.0, 0.2], [-0.7, 0.8], [-0.2, -1.0]]), torch.tensor([0.0, 0.1, 0.0])
-    )
-    side = np.linspace(-2.4, 2.4, 150)
-    grid = torch.from_numpy(np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)).float()
-    region = head(grid).argmax(dim=1).reshape(150, 150).numpy()
-    axis.contourf(
-        side, side, region, levels=[-0.5, 0.5, 1.5, 2.5], colors=["#dbe7f5", "#f7e3e6", "#e3efe8"]
-    )
-    axis.contour(side, side, region, levels=[0.5, 1.5], colors="#555555", linewidths=1)
+    weight = torch.tensor([[1.0, 0.2], [-0.7, 0.8], [-0.2, -1.0]])
+    head = Head(weight, torch.tensor([0.0, 0.1, 0.0]))
+    _draw_regions(axis, head)
     z = torch.tensor([[1.3, 0.1]])
     distance = geometry.distances(z, head)[0]
     for c, place in ((1, (0.28, 0.78)), (2, (0.66, -0.95))):
         normal = head.weight[c] - head.weight[0]
         foot = z[0] + distance[c] * normal / normal.norm()
-        axis.annotate(
-            "", foot.tolist(), z[0].tolist(), arrowprops={"arrowstyle": "->", "color": "#333333"}
-        )
+        arrow = {"arrowstyle": "->", "color": "#333333"}
+        axis.annotate("", foot.tolist(), z[0].tolist(), arrowprops=arrow)
         axis.text(*place, f"$D_f(z, {c + 1})$", fontsize=9)
     axis.plot(*z[0].tolist(), "o", color=plot.INSIDE)
     axis.text(1.4, 0.15, "z", fontsize=10)
@@ -294,3 +409,14 @@ def _sketch(axis: Any) -> None:
     axis.set_yticks([])
     axis.set_aspect("equal")
     plot.label(axis, "feature space")
+
+
+def _draw_regions(axis: plot.Axes, head: Head) -> None:
+    """The decision regions of three classes in the plane, and the boundaries between them."""
+    side = np.linspace(-2.4, 2.4, 150)
+    corners = np.stack(np.meshgrid(side, side), axis=-1)
+    grid = torch.from_numpy(corners.reshape(-1, 2)).float()
+    region = head(grid).argmax(dim=1).reshape(150, 150).numpy()
+    pale = ["#dbe7f5", "#f7e3e6", "#e3efe8"]
+    axis.contourf(side, side, region, levels=[-0.5, 0.5, 1.5, 2.5], colors=pale)
+    axis.contour(side, side, region, levels=[0.5, 1.5], colors="#555555", linewidths=1)

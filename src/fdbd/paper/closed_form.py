@@ -3,8 +3,8 @@ costs; and Theorem 3.2, by which it is a lower bound that is equal at the neares
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,18 @@ from fdbd.core.batch import Head
 from fdbd.core.linear_algebra import unit
 from fdbd.metrics import as_percent
 from fdbd.paper import plot
+from fdbd.paper.finding import Finding
 from fdbd.paper.models import EvaluatedModel, load_models
-from fdbd.paper.result import Result
+from fdbd.paper.settings import DistanceQuality, Theorem
 
 OUTSIDE = "OOD sets"
-EXACT, ONE, ALL = "exact projection", "attack, one pair at a time", "attack, all pairs at once"
+CLOSED = "closed form"
+EXACT = "exact projection"
+ALL = "attack, all pairs at once"
+ONE = "attack, one pair at a time"
+
+Gaps = dict[str, dict[str, Floats]]
+"""Relative gaps by model and by set of features: the ID set, and all OOD sets together."""
 
 
 @dataclass(frozen=True)
@@ -42,193 +49,289 @@ class CarliniWagner:
         """(N,) length of the shortest δ found that makes z of (N, P) a member of class targets
         (N,); inf for none."""
         count = len(features)
-        weight, bias = head.weight.to(features), head.bias.to(features)
         constant = torch.full((count,), self.initial_constant, dtype=features.dtype)
-        low, high = torch.zeros_like(constant), torch.full_like(constant, torch.inf)
+        # The constants between which the search is: too small to succeed, and known to succeed.
+        low = torch.zeros_like(constant)
+        high = torch.full_like(constant, torch.inf)
         best = torch.full_like(constant, torch.inf)
-        target = torch.nn.functional.one_hot(targets, head.num_classes).bool()
         for _ in range(self.searches):
-            delta = torch.zeros_like(features, requires_grad=True)
-            optimiser = torch.optim.Adam([delta], lr=self.rate)
-            reached = torch.zeros(count, dtype=torch.bool)
-            for _ in range(self.steps):
-                logits = (features + delta) @ weight.T + bias
-                others = logits.masked_fill(target, -torch.inf).amax(dim=1)
-                gap = others - logits.gather(1, targets[:, None])[:, 0]
-                length = delta.square().sum(dim=1)
-                with torch.no_grad():
-                    inside = gap <= 0
-                    reached |= inside
-                    best = torch.where(inside, torch.minimum(best, length.sqrt()), best)
-                optimiser.zero_grad()
-                (length + constant * gap.clamp_min(0)).sum().backward()
-                optimiser.step()
+            shortest = self._descend(features, head, targets, constant)
+            best = torch.minimum(best, shortest)
+            reached = shortest.isfinite()
             high = torch.where(reached, torch.minimum(high, constant), high)
             low = torch.where(reached, low, torch.maximum(low, constant))
+            # Ten times as much until it succeeds, then halfway.
             constant = torch.where(high.isfinite(), (low + high) / 2, 10 * constant)
-        return best.detach()
+        return best
+
+    def _descend(self, features: Tensor, head: Head, targets: Tensor, constant: Tensor) -> Tensor:
+        """(N,) length of the shortest δ met on the way of one descent that succeeds; inf for
+        none."""
+        weight = head.weight.to(features)
+        bias = head.bias.to(features)
+        is_target = torch.nn.functional.one_hot(targets, head.num_classes).bool()
+        shortest = torch.full_like(constant, torch.inf)
+        delta = torch.zeros_like(features, requires_grad=True)
+        optimiser = torch.optim.Adam([delta], lr=self.rate)
+        for _ in range(self.steps):
+            logits = (features + delta) @ weight.T + bias
+            best_other = logits.masked_fill(is_target, -torch.inf).amax(dim=1)
+            gap = best_other - logits.gather(1, targets[:, None])[:, 0]
+            square = delta.square().sum(dim=1)
+            with torch.no_grad():
+                candidate = torch.minimum(shortest, square.sqrt())
+                shortest = torch.where(gap <= 0, candidate, shortest)
+            optimiser.zero_grad()
+            loss = square + constant * gap.clamp_min(0)
+            loss.sum().backward()
+            optimiser.step()
+        return shortest.detach()
 
 
-def closed_form(result: Result) -> None:
+def distance_quality(finding: Finding, settings: DistanceQuality) -> None:
     """Closed form, attack on one pair at a time, attack in one batch and exact projection on the
     same pairs."""
-    models, claimed = load_models(result), result.settings["claimed"]
-    gaps: dict[str, dict[str, Floats]] = {}
+    models = load_models(finding)
+    gaps: Gaps = {}
     for model in models:
-        result.say(f"{EXACT} for {model.title}")
-        gaps[model.title] = _gaps(model, result.settings["samples"])
-    summaries = {
-        title: {name: _summary(part) for name, part in parts.items()}
-        for title, parts in gaps.items()
-    }
-    rows = [
-        [
-            title,
-            name,
-            *map(as_percent, summaries[title][name].values()),
-            f"{100 * (part > 1e-9).mean():.1f}",
-        ]
-        for title, parts in gaps.items()
-        for name, part in parts.items()
-    ]
-    columns = ["model", "features", "mean", "median", "p95", "maximum", "pairs above 0"]
-    result.table(
-        columns, rows, "Relative gap of the closed form below the exact distance, percent."
-    )
-    for label, is_outside in (("ID", False), ("OOD", True)):
-        some = [
-            part
-            for parts in summaries.values()
-            for name, part in parts.items()
-            if (name == OUTSIDE) == is_outside
-        ]
-        means, largest = [part["mean"] for part in some], max(part["maximum"] for part in some)
-        bound = (
-            f"The closed form is within {claimed:.1%} of the exact distance for {label} features"
-        )
-        measured = f"Mean gap between {min(means):.2%} and {max(means):.2%}."
-        result.check(f"{bound}, on average over pairs", max(means) < claimed, measured)
-        result.check(f"{bound}, for every pair", largest < claimed, f"Largest gap {largest:.1%}.")
-    result.data = {"gap": summaries, **_race(models[0], result)}
-    _draw(gaps, result)
+        finding.say(f"{EXACT} for {model.title}")
+        gaps[model.title] = _gaps(model, settings.samples)
+    _table_of_gaps(gaps, finding)
+    _decide_size_of_gaps(gaps, settings.claimed, finding)
+    finding.data = {"gap": _summaries(gaps), **_race(models[0], settings, finding)}
+    _draw(gaps, finding)
 
 
 def relative_gaps(features: Tensor, head: Head) -> Floats:
     """(pairs,) 1 − closed/exact over all samples and reachable classes."""
-    exact, closed = geometry.exact_distances(features, head), _in_double(features, head)
+    exact = geometry.exact_distances(features, head)
+    closed = _in_double(features, head)
     reachable = exact.isfinite() & (exact > 0)
     return (1 - closed[reachable] / exact[reachable]).clamp_min(0).numpy()
 
 
 def _in_double(features: Tensor, head: Head) -> Tensor:
+    """The closed form in float64, so that its rounding is no gap."""
     return geometry.distances(features.double(), Head(head.weight.double(), head.bias.double()))
 
 
 def _gaps(model: EvaluatedModel, samples: int) -> dict[str, Floats]:
     benchmark = model.benchmark
-    outside = torch.cat(
-        [part.rows(slice(0, samples // len(benchmark.ood))).features for part in benchmark.ood]
-    )
-    sets = {benchmark.test.name: benchmark.test.rows(slice(0, samples)).features, OUTSIDE: outside}
-    return {name: relative_gaps(z, benchmark.head) for name, z in sets.items()}
+    per_set = samples // len(benchmark.ood)
+    inside = benchmark.test.rows(slice(0, samples)).features
+    outside = torch.cat([part.rows(slice(0, per_set)).features for part in benchmark.ood])
+    return {
+        benchmark.test.name: relative_gaps(inside, benchmark.head),
+        OUTSIDE: relative_gaps(outside, benchmark.head),
+    }
+
+
+def _summaries(gaps: Gaps) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        title: {name: _summary(part) for name, part in parts.items()}
+        for title, parts in gaps.items()
+    }
 
 
 def _summary(gaps: Floats) -> dict[str, float]:
-    median, p95, maximum = map(float, np.quantile(gaps, [0.5, 0.95, 1]))
-    return {"mean": float(gaps.mean()), "median": median, "p95": p95, "maximum": maximum}
-
-
-def _race(model: EvaluatedModel, result: Result) -> dict[str, Any]:
-    """The time of each way per pair, and how their distances compare."""
-    settings, head = result.settings, model.benchmark.head
-    attack = CarliniWagner(**settings["attack"])
-    z = model.benchmark.test.rows(slice(0, settings["samples"])).features
-    geometry.exact_distances(z[:2], head)  # compiles
-    classes, alone = head.num_classes - 1, settings["one_by_one"]
-    samples, targets = _pairs(z, head, settings["attacked"])
-    single = [(z[samples[n], None], head, targets[n, None]) for n in range(alone)]
-    ways: dict[str, tuple[int, Callable[[], Tensor]]] = {
-        "closed form": (len(z) * classes, lambda: geometry.distances(z, head)),
-        EXACT: (len(z) * classes, lambda: geometry.exact_distances(z, head)),
-        ALL: (len(samples), lambda: attack.distances(z[samples], head, targets)),
-        ONE: (alone, lambda: torch.cat([attack.distances(*pair) for pair in single])),
+    median, p95, maximum = np.quantile(gaps, [0.5, 0.95, 1])
+    return {
+        "mean": float(gaps.mean()),
+        "median": float(median),
+        "p95": float(p95),
+        "maximum": float(maximum),
     }
-    found, seconds = {}, {}
-    for name, (pairs, run) in ways.items():
-        result.say(f"{name}: {pairs:,} pairs")
+
+
+def _table_of_gaps(gaps: Gaps, finding: Finding) -> None:
+    rows: list[list[str]] = []
+    for title, parts in gaps.items():
+        for name, part in parts.items():
+            numbers = [as_percent(value) for value in _summary(part).values()]
+            share_above = 100 * (part > 1e-9).mean()
+            rows.append([title, name, *numbers, f"{share_above:.1f}"])
+    finding.table(
+        ["model", "features", "mean", "median", "p95", "maximum", "pairs above 0"],
+        rows,
+        "Relative gap of the closed form below the exact distance, percent.",
+    )
+
+
+def _decide_size_of_gaps(gaps: Gaps, claimed: float, finding: Finding) -> None:
+    """Whether the gaps are as small as the paper says: on average, and for every pair."""
+    for label in ("ID", "OOD"):
+        summaries = []
+        for parts in gaps.values():
+            for name, part in parts.items():
+                is_outside = name == OUTSIDE
+                if is_outside == (label == "OOD"):
+                    summaries.append(_summary(part))
+        means = [summary["mean"] for summary in summaries]
+        largest = max(summary["maximum"] for summary in summaries)
+        bound = (
+            f"The closed form is within {claimed:.1%} of the exact distance for {label} features"
+        )
+        finding.decide(
+            f"{bound}, on average over pairs",
+            max(means) < claimed,
+            f"Mean gap between {min(means):.2%} and {max(means):.2%}.",
+        )
+        finding.decide(f"{bound}, for every pair", largest < claimed, f"Largest gap {largest:.1%}.")
+
+
+class _Pairs(NamedTuple):
+    """Pairs of a sample and a target class, (N,) each."""
+
+    samples: Tensor
+    targets: Tensor
+
+
+def _race(model: EvaluatedModel, settings: DistanceQuality, finding: Finding) -> dict[str, Any]:
+    """The time of each way per pair, and how their distances compare."""
+    head = model.benchmark.head
+    z = model.benchmark.test.rows(slice(0, settings.samples)).features
+    pairs = _spread_pairs(z, head, settings.attacked)
+    attack = CarliniWagner(**asdict(settings.attack))
+    alone = settings.one_by_one
+    all_pairs = len(z) * (head.num_classes - 1)
+
+    def attack_one_by_one() -> Tensor:
+        found = []
+        for sample, target in zip(pairs.samples[:alone], pairs.targets[:alone]):
+            found.append(attack.distances(z[sample, None], head, target[None]))
+        return torch.cat(found)
+
+    ways: dict[str, tuple[int, Callable[[], Tensor]]] = {
+        CLOSED: (all_pairs, lambda: geometry.distances(z, head)),
+        EXACT: (all_pairs, lambda: geometry.exact_distances(z, head)),
+        ALL: (
+            len(pairs.samples),
+            lambda: attack.distances(z[pairs.samples], head, pairs.targets),
+        ),
+        ONE: (alone, attack_one_by_one),
+    }
+    geometry.exact_distances(z[:2], head)  # compiles, which is not to be timed
+    found: dict[str, Tensor] = {}
+    seconds: dict[str, float] = {}
+    for name, (count, run) in ways.items():
+        finding.say(f"{name}: {count:,} pairs")
         start = time.perf_counter()
         found[name] = run()
         seconds[name] = time.perf_counter() - start
-    times = {name: seconds[name] / pairs for name, (pairs, _) in ways.items()}
-    true, closed, attacked = (
-        found[EXACT][samples, targets],
-        _in_double(z, head)[samples, targets],
-        found[ALL].double(),
-    )
-    success = float(attacked.isfinite().double().mean())
-    reached = attacked.isfinite() & true.isfinite()
-    true, closed, attacked = true[reached], closed[reached], attacked[reached]
-    excess, spread = attacked / true - 1, attacked / closed - 1
-    result.table(
-        ["method", "pairs", "µs per pair"],
-        [[name, f"{pairs:,}", f"{times[name] * 1e6:.3g}"] for name, (pairs, _) in ways.items()],
-        f"{model.title}; attack: constant {attack.initial_constant}, rate {attack.rate}, {attack.steps} steps, "
-        f"{attack.searches} searches; success {success:.1%}; on average {float(excess.mean()):.2%} above the exact "
-        f"distance and {float(spread.mean()):.2%} above the closed form.",
-        title="Time per pair of sample and class",
-    )
-    tolerance = 1 + 1e-5  # the attack computes in float32
-    ordered = bool((closed <= true * tolerance).all() and (true <= attacked * tolerance).all())
-    result.check(
-        "closed form ≤ exact distance ≤ attack, for every pair", ordered, f"{len(true):,} pairs."
-    )
-    result.check("The attack succeeds on nearly all pairs", success > 0.99, f"{success:.1%}.")
-    statement = f"Exact projection of {len(z):,} samples × {classes} classes takes less than 1 s"
-    result.check(statement, seconds[EXACT] < 1, f"{seconds[EXACT]:.3f} s.")
-    ratio, batched = (times[name] / times[EXACT] for name in (ONE, ALL))
-    statement = "A pair is projected at least 1,000 times faster than it is attacked alone"
-    result.check(
-        statement,
+    counts = {name: count for name, (count, _) in ways.items()}
+    times = {name: seconds[name] / counts[name] for name in ways}
+
+    exact = found[EXACT][pairs.samples, pairs.targets]
+    closed = _in_double(z, head)[pairs.samples, pairs.targets]
+    attacked = found[ALL].double()
+    comparison = _compare_with_attack(exact, closed, attacked)
+    _table_of_times(model.title, counts, times, comparison, attack, finding)
+    _decide_order_of_the_three(comparison, finding)
+    ratio = times[ONE] / times[EXACT]
+    finding.decide(
+        "A pair is projected at least 1,000 times faster than it is attacked alone",
         ratio >= 1000,
-        f"{ratio:,.0f} times; against the batched attack {batched:,.0f} times.",
+        f"{ratio:,.0f} times; against the batched attack {times[ALL] / times[EXACT]:,.0f} times.",
+        ours=True,
     )
+    single_minus_batched = (found[ONE] - found[ALL][:alone]).nan_to_num(0).abs()
     return {
         "samples": len(z),
-        "classes": classes,
+        "classes": head.num_classes - 1,
         "seconds per pair": times,
         "exact seconds": seconds[EXACT],
-        "success": success,
-        "attack above exact": {"mean": float(excess.mean()), "median": float(excess.median())},
-        "attack above closed form": {
-            "mean": float(spread.mean()),
-            "median": float(spread.median()),
-        },
-        "largest difference of single and batched": float(
-            (found[ONE] - found[ALL][:alone]).nan_to_num(0).abs().max()
-        ),
+        "success": comparison.success,
+        "attack above exact": _mean_and_median(comparison.above_exact),
+        "attack above closed form": _mean_and_median(comparison.above_closed),
+        "largest difference of single and batched": float(single_minus_batched.max()),
     }
 
 
-def _pairs(z: Tensor, head: Head, count: int) -> tuple[Tensor, Tensor]:
-    """Samples and target classes of `count` pairs, spread over samples and classes."""
+class _WithAttack(NamedTuple):
+    """How the distances that the attack found compare with the other two."""
+
+    success: float  #: share of the pairs on which the attack succeeded
+    above_exact: Tensor  #: (pairs,) relative, where it succeeded
+    above_closed: Tensor  #: (pairs,) relative, where it succeeded
+    ordered: bool  #: closed form ≤ exact ≤ attack for every pair
+
+
+def _compare_with_attack(exact: Tensor, closed: Tensor, attacked: Tensor) -> _WithAttack:
+    success = float(attacked.isfinite().double().mean())
+    reached = attacked.isfinite() & exact.isfinite()
+    exact, closed, attacked = exact[reached], closed[reached], attacked[reached]
+    tolerance = 1 + 1e-5  # the attack computes in float32
+    closed_is_least = bool((closed <= exact * tolerance).all())
+    attack_is_largest = bool((exact <= attacked * tolerance).all())
+    return _WithAttack(
+        success, attacked / exact - 1, attacked / closed - 1, closed_is_least and attack_is_largest
+    )
+
+
+def _mean_and_median(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "median": float(values.median())}
+
+
+def _table_of_times(
+    title: str,
+    counts: Mapping[str, int],
+    times: Mapping[str, float],
+    comparison: _WithAttack,
+    attack: CarliniWagner,
+    finding: Finding,
+) -> None:
+    """Times are figures and no verdicts: they depend on the machine and on what else it does."""
+    settings = (
+        f"constant {attack.initial_constant}, rate {attack.rate}, {attack.steps} steps, "
+        f"{attack.searches} searches"
+    )
+    above_exact = float(comparison.above_exact.mean())
+    above_closed = float(comparison.above_closed.mean())
+    finding.table(
+        ["method", "pairs", "µs per pair"],
+        [[name, f"{counts[name]:,}", f"{1e6 * times[name]:.3g}"] for name in counts],
+        f"{title}; attack: {settings}; success {comparison.success:.1%}; on average "
+        f"{above_exact:.2%} above the exact distance and {above_closed:.2%} above the closed form. "
+        f"The exact projection of all {counts[EXACT]:,} pairs took "
+        f"{counts[EXACT] * times[EXACT]:.3f} s. The paper's attack takes 992.2 ms per pair on a "
+        "Tesla T4.",
+        title="Time per pair of sample and class",
+    )
+
+
+def _decide_order_of_the_three(comparison: _WithAttack, finding: Finding) -> None:
+    finding.decide(
+        "closed form ≤ exact distance ≤ attack, for every pair",
+        comparison.ordered,
+        f"{len(comparison.above_exact):,} pairs.",
+    )
+    finding.decide(
+        "The attack succeeds on nearly all pairs",
+        comparison.success > 0.99,
+        f"{comparison.success:.1%}.",
+    )
+
+
+def _spread_pairs(z: Tensor, head: Head, count: int) -> _Pairs:
+    """`count` pairs of a sample and a class that is not predicted, spread over samples and
+    classes."""
     predicted = head(z).argmax(dim=1)
-    samples, targets = (predicted[:, None] != torch.arange(head.num_classes)).nonzero(as_tuple=True)
-    chosen = torch.arange(min(count, len(samples))) * len(samples) // min(count, len(samples))
-    return samples[chosen], targets[chosen]
+    is_other = predicted[:, None] != torch.arange(head.num_classes)
+    samples, targets = is_other.nonzero(as_tuple=True)
+    taken = min(count, len(samples))
+    chosen = torch.arange(taken) * len(samples) // taken
+    return _Pairs(samples[chosen], targets[chosen])
 
 
-def _draw(gaps: Mapping[str, Mapping[str, Floats]], result: Result) -> None:
-    axis, bars = result.axes(9, 3.2, 1, 2)[0]
+def _draw(gaps: Gaps, finding: Finding) -> None:
+    axis, bars = finding.axes(9, 3.2, 1, 2)[0]
     colours = iter((plot.INSIDE, plot.OUTSIDE, *plot.COLOURS[1:]))
+    shares = np.linspace(0, 1, 400)
     for title, parts in gaps.items():
         for name, part in parts.items():
-            shares = np.linspace(0, 1, 400)
-            axis.plot(
-                100 * shares,
-                100 * np.quantile(part, shares),
-                color=next(colours),
-                label=f"{title}, {name}",
-            )
+            quantiles = 100 * np.quantile(part, shares)
+            label = f"{title}, {name}"
+            axis.plot(100 * shares, quantiles, color=next(colours), label=label)
     axis.axhline(1.5, color=plot.GREY, ls=":", lw=1)
     axis.text(2, 1.7, "1.5 %, the paper's bound", fontsize=8, color="#666666")
     plot.label(
@@ -237,112 +340,179 @@ def _draw(gaps: Mapping[str, Mapping[str, Floats]], result: Result) -> None:
         "gap of the closed form, percent",
         legend=8,
     )
-    times = result.data["seconds per pair"]
+    times = finding.data["seconds per pair"]
     places = np.arange(len(times))[::-1]
     bars.barh(places, [1e6 * value for value in times.values()], color=plot.INSIDE, height=0.6)
     bars.set_yticks(places, list(times), fontsize=8)
     plot.label(bars, "µs per pair of sample and class", log="x")
 
 
-def theorem(result: Result) -> None:
+@dataclass(frozen=True)
+class _Case:
+    """What was found for one random head."""
+
+    classes: int
+    width: int
+    pairs: int  #: reachable pairs of a sample and a class
+    violation: float  #: largest relative excess of the closed form over the exact distance
+    nearest: float  #: largest relative difference of the two at the nearest class
+    gap_mean: float
+    gap_p95: float
+    equal: float  #: share of the pairs at which the two are equal
+    tried: int  #: points among which members nearer than the closed form were looked for
+    found: int  #: pairs for which one was found
+    beyond: float  #: share of the samples for which one was found just beyond the bound
+    broken: float  #: share of the pairs with one, if k is not the predicted class
+
+
+def theorem(finding: Finding, settings: Theorem) -> None:
     """Random heads over class counts and dimensions: bound, equality, and a search for a nearer
     point."""
-    settings, tolerance = result.settings, 1e-9
-    generator = torch.Generator().manual_seed(settings["seed"])
-    cases, ranks, rows = [], {}, []
-    for classes, width in settings["sizes"]:
-        result.say(f"{classes} classes in {width} dimensions")
-        case, by_rank = _case(classes, width, settings["samples"], settings["tries"], generator)
+    generator = torch.Generator().manual_seed(settings.seed)
+    cases: list[_Case] = []
+    gap_by_rank: dict[str, Floats] = {}
+    for classes, width in settings.sizes:
+        finding.say(f"{classes} classes in {width} dimensions")
+        case, by_rank = _case(classes, width, settings.samples, settings.tries, generator)
         cases.append(case)
-        ranks[f"C = {classes}, P = {width}"] = 100 * by_rank
-        shares = (f"{case[key]:.2%}" for key in ("gap_mean", "gap_p95", "equal"))
-        rows.append(
-            [f"{classes}", f"{width}", f"{case['pairs']:,}", f"{case['violation']:.1e}", *shares]
-        )
-    columns = ["C", "P", "pairs", "largest violation", "mean gap", "p95 gap", "pairs with equality"]
-    note = "Gap: 1 − closed form / exact distance. Violation: how far the closed form exceeds it, relative."
-    result.table(columns, rows, note)
-    of = {key: [case[key] for case in cases] for key in cases[0]}
-    excess, difference, beyond, broken = (
-        max(of["violation"]),
-        max(of["nearest"]),
-        min(of["beyond"]),
-        of["broken"],
-    )
-    measured = f"{sum(of['pairs']):,} pairs, largest relative excess {excess:.1e}."
-    result.check("The closed form is never above the exact distance", excess <= tolerance, measured)
-    measured = f"Largest relative difference {difference:.1e}."
-    result.check("At the nearest class the two are equal", difference <= tolerance, measured)
-    statement = "A search finds no member of a class's region nearer than the closed form"
-    result.check(statement, not any(of["found"]), f"{sum(of['tried']):,} points tried.")
-    statement = (
-        "The search works: just beyond the bound it finds members of the nearest class's region"
-    )
-    result.check(statement, beyond > 0.999, f"For {beyond:.1%} of the samples or more.")
-    statement = "Without the assumption that k is the predicted class the bound fails, and the search finds that"
-    result.check(
-        statement, min(broken) > 0, f"In {min(broken):.1%} to {max(broken):.1%} of the pairs."
-    )
-    result.notes = [
-        "The bound is tight at the nearest class alone; at the others the gaps of the table are left."
+        gap_by_rank[f"C = {classes}, P = {width}"] = 100 * by_rank
+    _table_of_cases(cases, finding)
+    _decide_bound(cases, finding)
+    _decide_search(cases, finding)
+    finding.notes = [
+        "The bound is tight at the nearest class alone; at the others the gaps of the table are "
+        "left."
     ]
-    result.data = {"cases": cases}
-    axis = result.axes(7, 3.6)[0, 0]
-    plot.curves(axis, None, ranks)
-    x, y = (
+    finding.data = {"cases": [asdict(case) for case in cases]}
+    axis = finding.axes(7, 3.6)[0, 0]
+    plot.curves(axis, None, gap_by_rank)
+    plot.label(
+        axis,
         "rank of the class by its closed-form distance (1: nearest)",
         "mean gap below the exact distance, percent",
+        legend=8,
+        log="x",
     )
-    plot.label(axis, x, y, legend=8, log="x")
+
+
+def _table_of_cases(cases: list[_Case], finding: Finding) -> None:
+    rows = []
+    for case in cases:
+        rows.append(
+            [
+                f"{case.classes}",
+                f"{case.width}",
+                f"{case.pairs:,}",
+                f"{case.violation:.1e}",
+                f"{case.gap_mean:.2%}",
+                f"{case.gap_p95:.2%}",
+                f"{case.equal:.2%}",
+            ]
+        )
+    finding.table(
+        ["C", "P", "pairs", "largest violation", "mean gap", "p95 gap", "pairs with equality"],
+        rows,
+        "Gap: 1 − closed form / exact distance. Violation: how far the closed form exceeds it, "
+        "relative.",
+    )
+
+
+def _decide_bound(cases: list[_Case], finding: Finding) -> None:
+    tolerance = 1e-9
+    pairs = sum(case.pairs for case in cases)
+    excess = max(case.violation for case in cases)
+    finding.decide(
+        "The closed form is never above the exact distance",
+        excess <= tolerance,
+        f"{pairs:,} pairs, largest relative excess {excess:.1e}.",
+    )
+    at_nearest = max(case.nearest for case in cases)
+    finding.decide(
+        "At the nearest class the two are equal",
+        at_nearest <= tolerance,
+        f"Largest relative difference {at_nearest:.1e}.",
+    )
+
+
+def _decide_search(cases: list[_Case], finding: Finding) -> None:
+    """A search that could not find anything would prove nothing: it has to succeed just beyond the
+    bound, and where an assumption is taken away."""
+    finding.decide(
+        "A search finds no member of a class's region nearer than the closed form",
+        sum(case.found for case in cases) == 0,
+        f"{sum(case.tried for case in cases):,} points tried.",
+    )
+    beyond = min(case.beyond for case in cases)
+    finding.decide(
+        "The search works: just beyond the bound it finds members of the nearest class's region",
+        beyond > 0.999,
+        f"For {beyond:.1%} of the samples or more.",
+    )
+    broken = [case.broken for case in cases]
+    finding.decide(
+        "Without the assumption that k is the predicted class the bound fails, and the search "
+        "finds that",
+        min(broken) > 0,
+        f"In {min(broken):.1%} to {max(broken):.1%} of the pairs.",
+    )
 
 
 def _case(
     classes: int, width: int, samples: int, tries: int, generator: torch.Generator
-) -> tuple[dict[str, Any], Floats]:
+) -> tuple[_Case, Floats]:
     """What was found for one random head, and the mean gap by the rank of the class."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    head, z = Head(normal(classes, width), normal(classes)), 2 * normal(samples, width)
+    head = Head(normal(classes, width), normal(classes))
+    z = 2 * normal(samples, width)
     logits = head(z)
     predicted = logits.argmax(dim=1)
-    closed, exact = geometry.distances(z, head), geometry.exact_distances(z, head)
+    closed = geometry.distances(z, head)
+    exact = geometry.exact_distances(z, head)
     reachable = exact.isfinite()
     ratio = closed[reachable] / exact[reachable]
-    nearest, target = geometry.nearest_boundary(closed)
     gap = (1 - ratio).clamp_min(0)
-    every = (predicted[:, None] != torch.arange(classes)).nonzero()[
-        :: max(1, samples * (classes - 1) // tries)
-    ]
-    rows, targets = every.unbind(dim=1)
+    nearest_distance, nearest_class = geometry.nearest_boundary(closed)
+    exact_at_nearest = exact.gather(1, nearest_class[:, None])[:, 0]
+
+    # Pairs of a sample and another class, about `tries` of them.
+    is_other = predicted[:, None] != torch.arange(classes)
+    step = max(1, samples * (classes - 1) // tries)
+    rows, targets = is_other.nonzero()[::step].unbind(dim=1)
+    found = nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator)
+    beyond = nearer_points(z, head, predicted, nearest_class, 1.001, generator, tilts=(0.0,))
     # The least likely class in place of the predicted one: z lies on the wrong side of its
     # hyperplanes.
     least = logits.argmin(dim=1)[rows]
     kept = least != targets
-    by_rank = (
-        (1 - closed / exact)
-        .clamp_min(0)
-        .gather(1, closed.nan_to_num(torch.inf).argsort(dim=1)[:, :-1])
-    )
-    found = nearer_points(z[rows], head, predicted[rows], targets, 0.999, generator)
-    beyond = nearer_points(z, head, predicted, target, 1.001, generator, tilts=(0.0,))
     broken = nearer_points(z[rows][kept], head, least[kept], targets[kept], 0.999, generator)
-    case = {
-        "classes": classes,
-        "width": width,
-        "pairs": int(reachable.sum()),
-        "violation": float((ratio - 1).max().clamp_min(0)),
-        "nearest": float((nearest / exact.gather(1, target[:, None])[:, 0] - 1).abs().max()),
-        "gap_mean": float(gap.mean()),
-        "gap_p95": float(gap.quantile(0.95)),
-        "equal": float((gap < 1e-9).double().mean()),
-        "tried": 17 * len(rows),
-        "found": int(found.sum()),
-        "beyond": float(beyond.double().mean()),
-        "broken": float(broken.double().mean()),
-    }
-    return case, by_rank.nan_to_num(1.0).mean(dim=0).numpy()
+
+    case = _Case(
+        classes=classes,
+        width=width,
+        pairs=int(reachable.sum()),
+        violation=float((ratio - 1).max().clamp_min(0)),
+        nearest=float((nearest_distance / exact_at_nearest - 1).abs().max()),
+        gap_mean=float(gap.mean()),
+        gap_p95=float(gap.quantile(0.95)),
+        equal=float((gap < 1e-9).double().mean()),
+        tried=17 * len(rows),
+        found=int(found.sum()),
+        beyond=float(beyond.double().mean()),
+        broken=float(broken.double().mean()),
+    )
+    return case, _mean_gap_by_rank(closed, exact)
+
+
+def _mean_gap_by_rank(closed: Tensor, exact: Tensor) -> Floats:
+    """(C − 1,) mean over samples of 1 − closed/exact, at the nearest class, the second nearest and
+    so on; an unreachable class has the gap 1."""
+    gap = (1 - closed / exact).clamp_min(0)
+    # The predicted class has no distance and comes last.
+    order = closed.nan_to_num(torch.inf).argsort(dim=1)[:, :-1]
+    return gap.gather(1, order).nan_to_num(1.0).mean(dim=0).numpy()
 
 
 def nearer_points(
@@ -361,18 +531,23 @@ def nearer_points(
     tilted from it in random directions, at the full length and half of it. `assumed` (N,) is the
     class k of the closed form, whose numerator is taken by its amount as the paper prints it.
     """
-    gap = head.weight[targets] - head.weight[assumed]
     logits = head(z)
-    numerator = (logits.gather(1, assumed[:, None]) - logits.gather(1, targets[:, None]))[
-        :, 0
-    ].abs()
-    length = factor * numerator / torch.linalg.vector_norm(gap, dim=1)
-    normal, straight = unit(gap), unit(head.weight[targets] - head.weight[logits.argmax(dim=1)])
-    found = head(z + length[:, None] * straight).argmax(dim=1) == targets
+    gap = head.weight[targets] - head.weight[assumed]
+    margin = logits.gather(1, assumed[:, None]) - logits.gather(1, targets[:, None])
+    length = factor * margin[:, 0].abs() / torch.linalg.vector_norm(gap, dim=1)
+
+    def reaches_target(direction: Tensor, share: float) -> Tensor:
+        moved = z + share * length[:, None] * direction
+        return head(moved).argmax(dim=1) == targets
+
+    winning = logits.argmax(dim=1)
+    found = reaches_target(unit(head.weight[targets] - head.weight[winning]), 1.0)
+    normal = unit(gap)
     for tilt in tilts:
-        across = torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        across = unit(across - (across * normal).sum(dim=1, keepdim=True) * normal)
+        random = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        along_normal = (random * normal).sum(dim=1, keepdim=True)
+        across = unit(random - along_normal * normal)
         direction = np.cos(tilt) * normal + np.sin(tilt) * across
         for share in (1.0, 0.5):
-            found |= head(z + share * length[:, None] * direction).argmax(dim=1) == targets
+            found |= reaches_target(direction, share)
     return found

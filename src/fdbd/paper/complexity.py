@@ -1,6 +1,6 @@
 """What a score costs as classes and features grow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,124 +10,126 @@ from torch import Tensor
 from fdbd import geometry
 from fdbd.bench.runner import timed
 from fdbd.core.batch import Batch, Head
-from fdbd.detectors import KNN, MDS, Detector, ViM
+from fdbd.decision.guard import Guard
+from fdbd.detectors import KNN, MDS, MSP, ODIN, SSD, Detector, Energy, ViM
+from fdbd.networks.by_name import create
+from fdbd.networks.classifier import Classifier
 from fdbd.paper import plot
-from fdbd.paper.result import Result
+from fdbd.paper.finding import Finding
+from fdbd.paper.settings import Complexity
 
 ALL_PAIRS = "fDBD as printed, O(C + P)"
 FOLDED = "fDBD folded, O(P)"
+_IMAGES = 16  # in a timed batch of ODIN
+
+Curves = dict[str, list[float]]
+"""Seconds per sample at each size, by the name of the score."""
 
 
-def complexity(result: Result) -> None:
+def complexity(finding: Finding, settings: Complexity) -> None:
     """Seconds per sample of each score stage, logits and predicted classes given, over C and over
-    P; fitted slopes."""
-    settings = result.settings
-    width, classes = settings["fixed_width"], settings["fixed_classes"]
-    grids: dict[str, list[int]] = {"C": settings["classes"], "P": settings["widths"]}
-    curves: dict[str, dict[str, list[float]]] = {"C": {}, "P": {}}
+    P; fitted slopes. ODIN, whose cost is that of the network, stands beside them."""
+    # Threads that wait for each other take longer on a busy machine than the work itself.
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # several wait for each other, which on a busy machine takes longer than the work
+    torch.set_num_threads(1)
     try:
-        for axis, sizes in grids.items():
-            for size in sizes:
-                result.say(f"cost at {axis} = {size:,}")
-                found = (
-                    costs(size, width, settings) if axis == "C" else costs(classes, size, settings)
-                )
-                for name, seconds in found.items():
-                    curves[axis].setdefault(name, []).append(seconds)
+        over_classes, over_widths = _measure(finding, settings)
+        odin, forward = _odin_and_forward(settings)
     finally:
         torch.set_num_threads(threads)
-    slopes = {
-        name: {axis: slope(grids[axis], curves[axis][name]) for axis in "CP"}
-        for name in curves["C"]
+    slopes_in_classes = {n: slope(settings.classes, part) for n, part in over_classes.items()}
+    slopes_in_widths = {n: slope(settings.widths, part) for n, part in over_widths.items()}
+    slopes = {n: {"C": slopes_in_classes[n], "P": slopes_in_widths[n]} for n in over_classes}
+    _table(slopes, over_classes, over_widths, odin, settings, finding)
+    _decide_fdbd(slopes, over_classes, finding)
+    _decide_cheaper_than_others(over_classes, over_widths, finding)
+    _decide_squares(over_widths, settings, finding)
+    _decide_whitened_mds(over_classes["MDS"], settings, finding)
+    finding.decide(
+        f"ODIN costs more than another forward pass of the network ({settings.network})",
+        odin > forward,
+        f"{1e6 * odin:,.0f} µs per image beyond the forward pass, which takes "
+        f"{1e6 * forward:,.0f} µs.",
+    )
+    finding.data = {
+        "sizes": {"C": settings.classes, "P": settings.widths},
+        "seconds": {"C": over_classes, "P": over_widths},
+        "slopes": slopes,
+        "odin": {"extra": odin, "forward": forward},
     }
-    last = {name: [curves[axis][name][-1] for axis in "CP"] for name in slopes}
-    result.table(
-        [
-            "score",
-            "slope in C",
-            "slope in P",
-            *(f"µs at {axis} = {grids[axis][-1]:,}" for axis in "CP"),
-        ],
-        [
-            [
-                name,
-                *(f"{slope:.2f}" for slope in slopes[name].values()),
-                *(f"{1e6 * time:.3g}" for time in times),
-            ]
-            for name, times in last.items()
-        ],
-        f"Batches of {settings['batch']} on one thread; C grows at P = {width}, P at C = {classes}; "
-        f"KNN with {settings['bank']:,} training samples. Slopes of log time over log size, by least squares.",
-    )
-    own, printed = slopes[FOLDED], slopes[ALL_PAIRS]
-    linear = max(*printed.values(), own["P"]) < 1.2
-    measured = f"As printed: slopes {printed['C']:.2f} and {printed['P']:.2f}."
-    result.check("The cost of fDBD grows at most linearly in C and in P", linear, measured)
-    measured = f"Slope {own['C']:.2f}; {last[ALL_PAIRS][0] / last[FOLDED][0]:.0f} times cheaper at the largest C."
-    result.check("Folded, it does not grow with C: slope below 0.1", own["C"] < 0.1, measured)
-    others = {
-        name: min(a / b for a, b in zip(last[name], last[FOLDED])) for name in ("KNN", "MDS", "ViM")
-    }
-    measured = (
-        ", ".join(f"{name} at least {value:.0f} times" for name, value in others.items()) + "."
-    )
-    result.check(
-        "KNN, MDS and ViM cost more, at the largest C and P", min(others.values()) > 1, measured
-    )
-    for name in ("MDS", "ViM"):
-        sizes, times = grids["P"][-2:], curves["P"][name][-2:]
-        exponent = slope(sizes, times)
-        steps = f"{times[1] / times[0]:.1f} times from P = {sizes[0]:,} to {sizes[1]:,}: exponent {exponent:.2f}."
-        statement = f"The cost of {name} grows with the square of P: at the last step with an exponent above 1.5"
-        result.check(statement, exponent > 1.5, steps)
-    more, cost = (values[-1] / values[0] for values in (grids["C"], curves["C"]["MDS"]))
-    statement = (
-        "Whitened, MDS costs less than C times that square: its cost grows more slowly than C"
-    )
-    result.check(
-        statement, cost < more / 2, f"{cost:.1f} times the cost at {more:.0f} times the classes."
-    )
-    result.data = {"sizes": grids, "seconds": curves, "slopes": slopes}
-    labels = f"C, number of classes (P = {width})", f"P, number of features (C = {classes})"
-    for panel, axis, label in zip(result.axes(9.5, 3.8, 1, 2)[0], "CP", labels):
-        lines = {
-            f"{k}: slope {slopes[k][axis]:.2f}": [1e6 * v for v in part]
-            for k, part in curves[axis].items()
-        }
-        plot.curves(panel, grids[axis], lines, 4, (plot.OUTSIDE, plot.INSIDE, *plot.COLOURS[1:]))
-        plot.label(panel, label, "µs per sample", legend=7, log="xy")
-        panel.grid(color="#eeeeee")
-        panel.set_ylim(top=100 * max(max(part) for part in lines.values()))  # room for the legend
+    _draw(slopes, over_classes, over_widths, settings, finding)
 
 
-def costs(classes: int, width: int, settings: Any) -> dict[str, float]:
+def _measure(finding: Finding, settings: Complexity) -> tuple[Curves, Curves]:
+    """The costs over C, and those over P."""
+    over_classes: Curves = {}
+    over_widths: Curves = {}
+    for classes in settings.classes:
+        finding.say(f"cost at C = {classes:,}")
+        for name, seconds in costs(classes, settings.fixed_width, settings).items():
+            over_classes.setdefault(name, []).append(seconds)
+    for width in settings.widths:
+        finding.say(f"cost at P = {width:,}")
+        for name, seconds in costs(settings.fixed_classes, width, settings).items():
+            over_widths.setdefault(name, []).append(seconds)
+    return over_classes, over_widths
+
+
+def costs(classes: int, width: int, settings: Complexity) -> dict[str, float]:
     """Seconds per sample of each score stage at one size, on random features."""
     generator = torch.Generator().manual_seed(0)
-    head = Head(
-        torch.randn(classes, width, generator=generator), torch.randn(classes, generator=generator)
-    )
-    bank = torch.randn(max(settings["bank"], 2 * classes), width, generator=generator).relu()
-    labels = torch.arange(len(bank)) % classes
-    z = torch.randn(settings["batch"], width, generator=generator).relu()
+    weight = torch.randn(classes, width, generator=generator)
+    head = Head(weight, torch.randn(classes, generator=generator))
+    samples = max(settings.bank, 2 * classes)
+    bank = torch.randn(samples, width, generator=generator).relu()
+    labels = torch.arange(samples) % classes
+    z = torch.randn(settings.batch, width, generator=generator).relu()
     logits = head(z)
-    predicted, mean = logits.argmax(dim=1), bank.mean(dim=0)
+    predicted = logits.argmax(dim=1)
+    mean = bank.mean(dim=0)
+
     norms = geometry.pairwise_norms(head).float().fill_diagonal_(1)
     folded = geometry.Folded(head, mean)
     found = {
         ALL_PAIRS: _seconds(lambda: as_printed(z, logits, predicted, norms, mean), settings),
         FOLDED: _seconds(lambda: folded.score(z, predicted), settings),
     }
-    detectors: dict[str, Detector] = {"KNN": KNN(k=10), "MDS": MDS(), "ViM": ViM()}
+    detectors: dict[str, Detector] = {
+        "MSP": MSP(),
+        "Energy": Energy(),
+        "KNN": KNN(k=10),
+        "MDS": MDS(),
+        "SSD+": SSD(),
+        "ViM": ViM(),
+    }
     batch = Batch(z, logits)
     for name, detector in detectors.items():
-        count = settings["bank"] if name == "KNN" else len(bank)
+        # KNN's cost is that of its bank; the others need at least two samples per class.
+        count = settings.bank if name == "KNN" else samples
         detector.fit(Batch(bank[:count], None, labels[:count]), head)
-        found[name] = _seconds(lambda d=detector: d.score(batch), settings)  # type: ignore[misc]
+        found[name] = _seconds(lambda fitted=detector: fitted.score(batch), settings)  # type: ignore[misc]
     return found
+
+
+def _odin_and_forward(settings: Complexity) -> tuple[float, float]:
+    """Seconds per image that ODIN adds to the forward pass of a network, and those of the forward
+    pass."""
+    network = create(settings.network, 10).eval()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(_IMAGES, 3, settings.side, settings.side, generator=generator)
+    classifier = Classifier(network)
+    guard = Guard(classifier, ODIN()).fit([images], progress=False)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            classifier(images)
+
+    def seconds(run: Callable[[], Any]) -> float:
+        return min(timed(lambda _: run(), [None], _IMAGES, settings.budget, fewest=5))
+
+    plain = seconds(forward)
+    whole = seconds(lambda: guard.score(images))
+    return whole - plain, plain
 
 
 def as_printed(z: Tensor, logits: Tensor, predicted: Tensor, norms: Tensor, mean: Tensor) -> Tensor:
@@ -139,16 +141,153 @@ def as_printed(z: Tensor, logits: Tensor, predicted: Tensor, norms: Tensor, mean
     return score
 
 
-def _seconds(score: Callable[[], Any], settings: Any) -> float:
+def _seconds(score: Callable[[], Any], settings: Complexity) -> float:
     """Seconds per sample in the fastest of several runs, since other work on the machine only adds
     time."""
-    return min(timed(lambda _: score(), [None], settings["batch"], settings["budget"], fewest=5))
+    return min(timed(lambda _: score(), [None], settings.batch, settings.budget, fewest=5))
 
 
-def slope(sizes: list[int], seconds: list[float]) -> float:
+def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """Of log time over log size.
 
     >>> round(slope([1, 10, 100], [2.0, 20.0, 200.0]), 6)
     1.0
     """
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def _table(
+    slopes: Mapping[str, Mapping[str, float]],
+    over_classes: Curves,
+    over_widths: Curves,
+    odin: float,
+    settings: Complexity,
+    finding: Finding,
+) -> None:
+    rows = []
+    for name, of_score in slopes.items():
+        at_most_classes = f"{1e6 * over_classes[name][-1]:.3g}"
+        at_largest_width = f"{1e6 * over_widths[name][-1]:.3g}"
+        slope_cells = [f"{of_score['C']:.2f}", f"{of_score['P']:.2f}"]
+        rows.append([name, *slope_cells, at_most_classes, at_largest_width])
+    rows.append([f"ODIN, on {settings.network}", "", "", f"{1e6 * odin:.3g}", f"{1e6 * odin:.3g}"])
+    finding.table(
+        [
+            "score",
+            "slope in C",
+            "slope in P",
+            f"µs at C = {settings.classes[-1]:,}",
+            f"µs at P = {settings.widths[-1]:,}",
+        ],
+        rows,
+        f"Batches of {settings.batch} on one thread; C grows at P = {settings.fixed_width}, P at "
+        f"C = {settings.fixed_classes}; KNN with {settings.bank:,} training samples. Slopes of log "
+        "time over log size, by least squares. ODIN runs the network forwards, backwards and "
+        f"forwards again: its time is that of {settings.network} on images of {settings.side}×"
+        f"{settings.side}, without the first pass.",
+    )
+
+
+def _decide_fdbd(
+    slopes: Mapping[str, Mapping[str, float]], over_classes: Curves, finding: Finding
+) -> None:
+    printed = slopes[ALL_PAIRS]
+    folded = slopes[FOLDED]
+    finding.decide(
+        "The cost of fDBD grows at most linearly in C and in P",
+        max(printed["C"], printed["P"], folded["P"]) < 1.2,
+        f"As printed: slopes {printed['C']:.2f} and {printed['P']:.2f}.",
+    )
+    times_cheaper = over_classes[ALL_PAIRS][-1] / over_classes[FOLDED][-1]
+    finding.decide(
+        "Folded, it does not grow with C: slope below 0.1",
+        folded["C"] < 0.1,
+        f"Slope {folded['C']:.2f}; {times_cheaper:.0f} times cheaper at the largest C.",
+        ours=True,
+    )
+    finding.decide(
+        "MSP and Energy grow faster with C than folded fDBD",
+        min(slopes["MSP"]["C"], slopes["Energy"]["C"]) > folded["C"],
+        f"Slopes {slopes['MSP']['C']:.2f} and {slopes['Energy']['C']:.2f} against "
+        f"{folded['C']:.2f}.",
+        ours=True,
+    )
+
+
+def _decide_cheaper_than_others(
+    over_classes: Curves, over_widths: Curves, finding: Finding
+) -> None:
+    ratios: dict[str, float] = {}
+    for name in ("KNN", "MDS", "SSD+", "ViM"):
+        at_most_classes = over_classes[name][-1] / over_classes[FOLDED][-1]
+        at_largest_width = over_widths[name][-1] / over_widths[FOLDED][-1]
+        ratios[name] = min(at_most_classes, at_largest_width)
+    texts = [f"{name} at least {ratio:.0f} times" for name, ratio in ratios.items()]
+    finding.decide(
+        "KNN, MDS, SSD+ and ViM cost more, at the largest C and P",
+        min(ratios.values()) > 1,
+        f"{', '.join(texts)}.",
+    )
+
+
+def _decide_squares(over_widths: Curves, settings: Complexity, finding: Finding) -> None:
+    """The exponent is that of the last step, since at small sizes other costs hide the square."""
+    sizes = settings.widths[-2:]
+    for name in ("MDS", "SSD+", "ViM"):
+        times = over_widths[name][-2:]
+        exponent = slope(sizes, times)
+        growth = f"{times[1] / times[0]:.1f} times from P = {sizes[0]:,} to {sizes[1]:,}"
+        finding.decide(
+            f"The cost of {name} grows with the square of P: at the last step with an exponent "
+            "above 1.5",
+            exponent > 1.5,
+            f"{growth}: exponent {exponent:.2f}.",
+        )
+
+
+def _decide_whitened_mds(seconds: Sequence[float], settings: Complexity, finding: Finding) -> None:
+    more_classes = settings.classes[-1] / settings.classes[0]
+    more_cost = seconds[-1] / seconds[0]
+    finding.decide(
+        "Whitened, MDS costs less than C times that square: its cost grows more slowly than C",
+        more_cost < more_classes / 2,
+        f"{more_cost:.1f} times the cost at {more_classes:.0f} times the classes.",
+        ours=True,
+    )
+
+
+def _draw(
+    slopes: Mapping[str, Mapping[str, float]],
+    over_classes: Curves,
+    over_widths: Curves,
+    settings: Complexity,
+    finding: Finding,
+) -> None:
+    left, right = finding.axes(9.5, 3.8, 1, 2)[0]
+    colours = (plot.OUTSIDE, plot.INSIDE, *plot.COLOURS[1:], plot.GREY)
+    panels = (
+        (left, "C", settings.classes, over_classes),
+        (right, "P", settings.widths, over_widths),
+    )
+    for panel, axis, sizes, curves in panels:
+        lines = {}
+        for name, seconds in curves.items():
+            lines[f"{name}: slope {slopes[name][axis]:.2f}"] = [1e6 * value for value in seconds]
+        plot.curves(panel, sizes, lines, 4, colours)
+        highest = max(max(part) for part in lines.values())
+        panel.set_ylim(top=300 * highest)  # room for the legend
+        panel.grid(color="#eeeeee")
+    plot.label(
+        left,
+        f"C, number of classes (P = {settings.fixed_width})",
+        "µs per sample",
+        legend=7,
+        log="xy",
+    )
+    plot.label(
+        right,
+        f"P, number of features (C = {settings.fixed_classes})",
+        "µs per sample",
+        legend=7,
+        log="xy",
+    )

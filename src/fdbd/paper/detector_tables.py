@@ -1,142 +1,118 @@
-"""Tables of detectors: models side by side, averages first, then every set; and who beats whom.
-Some detectors need images: ODIN and MDS, which move them along a gradient, and CSI with its rotated
-views."""
+"""Tables of detectors: models side by side, averages first, then every set; and who beats whom."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fdbd.bench import FeatureSet, Results, Row
-from fdbd.bench.rows import Latency, convention
-from fdbd.core.batch import Batch, Inputs
-from fdbd.core.perturbation import InputPerturbation
-from fdbd.data.datasets import DatasetUnavailable, Images, load
-from fdbd.decision.guard import Guard
-from fdbd.detectors import CSI, MDS, ODIN
-from fdbd.metrics import Comparison, as_percent
-from fdbd.networks.classifier import Classifier
+from fdbd.bench import Results, Row
+from fdbd.bench.config import detectors_from
+from fdbd.bench.rows import convention
+from fdbd.data.datasets import DatasetUnavailable
+from fdbd.detectors import KNN
+from fdbd.metrics import Comparison, as_percent, fpr_at_tpr
 from fdbd.paper import plot
+from fdbd.paper.finding import Finding, Statement, difference
+from fdbd.paper.image_detectors import image_results
 from fdbd.paper.models import EvaluatedModel, average, load_models
-from fdbd.paper.result import Check, Result, difference
+from fdbd.paper.settings import DetectorTable
 from fdbd.util.terminal import one_line
 
 METRICS = ("auroc", "fpr95")
+LEVEL = 0.01
+"""Detectors within a point of each other, in AUROC and in FPR95, are called level."""
+_RESAMPLES = 300
 
 
-def detector_table(result: Result) -> None:
+class ModelResults(NamedTuple):
+    """The results of one model: on all features, and perhaps of detectors that need images, on a
+    part of the samples."""
+
+    on_features: Results
+    on_images: Results | None
+
+    def all(self) -> list[Results]:
+        """Both, or the only ones there are."""
+        return [results for results in self if results is not None]
+
+    def having(self, *names: str) -> Results | None:
+        """Results that have all these detectors. If one of them needs images, both are on the same
+        images; None if a detector is missing."""
+        for results in reversed(self.all()):
+            finished = {row.name for row in results.finished}
+            if set(names) <= finished:
+                return results
+        return None
+
+
+def detector_table(finding: Finding, settings: DetectorTable) -> None:
     """Run the detectors of an experiment on each of its models."""
-    settings = result.settings
-    found = {model.title: _run(model, result) for model in load_models(result)}
-    _averages(found, result)
-    for title, parts in found.items():
-        for decide, entry in (
-            (beats, "better"),
-            (beats_everywhere, "better_on_every_set"),
-            (levels, "level"),
-        ):
-            for first, second in settings.get(entry, []):
-                for results in _having(parts, first, second)[
-                    -1:
-                ]:  # on images, both are on the same images
-                    result.checks.append(decide(results, first, second, title))
-        _cost(parts[0], title, result)
-        for name in settings.get("near_chance", []):
-            auroc = average(parts[0], name, "auroc")
-            statement = f"{name} alone hardly separates: AUROC between 40 and 60 ({title})"
-            result.check(statement, 0.4 < auroc < 0.6, f"AUROC {as_percent(auroc)}.")
-        result.more += [(results.to_markdown(), results.to_latex()) for results in parts]
-    for pairing in settings.get("across_models", []):
-        _across(result, found, *pairing)
-    result.notes.append(f"{convention('id')}.")
-    if any(len(parts) > 1 for parts in found.values()):
-        fitted = (
-            f"at most {settings['image_fit_limit']:,}" if "image_fit_limit" in settings else "all"
-        )
-        result.notes.append(
-            f"† needs images: at most {settings['image_limit']:,} of each set, fitted on {fitted} training images. "
-            "In brackets fdbd on the same images, with which statements compare it. Its time includes the passes "
-            "through the network."
-        )
-    result.notes += [settings["note"]] if "note" in settings else []
-    result.data = {
-        title: [results.to_dict() for results in parts] for title, parts in found.items()
+    models = load_models(finding)
+    found = {model.title: _run(model, settings, finding) for model in models}
+    _table_of_averages(found, finding)
+    for title, results in found.items():
+        _decide_pairs(results, title, settings, finding)
+        _decide_cost(results.on_features, title, settings, finding)
+        _decide_near_chance(results.on_features, title, settings, finding)
+        for part in results.all():
+            finding.more.append((part.to_markdown(), part.to_latex()))
+    for first, detector, second, other in settings.across_models:
+        _decide_across_models(found, (first, detector), (second, other), finding)
+    _table_of_the_papers_numbers(models, found, settings, finding)
+    _add_notes(models, found, settings, finding)
+    finding.data = {
+        title: [part.to_dict() for part in results.all()] for title, results in found.items()
     }
-    _draw(found, result)
+    _draw(found, finding)
 
 
-def _run(model: EvaluatedModel, result: Result) -> list[Results]:
-    """The results of one model: on features, and perhaps of detectors that need images, on a part
-    of the samples."""
-    settings = result.settings
-    specs, wanted = (
-        model.settings.get("detectors") or settings["detectors"],
-        model.settings.get("images", []),
-    )
-    result.say(f"{len(specs)} detectors on {model.title}")
-    found = [
-        model.run(specs, latency="cost_below" in settings)
-    ]  # timing takes longer than all else
+def _run(model: EvaluatedModel, settings: DetectorTable, finding: Finding) -> ModelResults:
+    specs = model.entry.detectors or settings.detectors
+    finding.say(f"{len(specs)} detectors on {model.title}")
+    # Timing takes longer than all else, so it is done only if a statement asks for it.
+    on_features = model.run(specs, latency=settings.cost_below is not None)
+    for row in on_features.failures:
+        finding.missing.append(f"{row.name} on {model.title} failed: {row.error}")
+    wanted = model.entry.images
+    on_images = None
     if wanted:
-        result.say(f"{', '.join(wanted)} on images of {model.title}")
+        finding.say(f"{', '.join(wanted)} on images of {model.title}")
         try:
-            found.append(
-                image_results(
-                    model, wanted, settings["image_limit"], settings.get("image_fit_limit")
-                )
-            )
+            on_images = image_results(model, wanted, settings.image_limit, settings.image_fit_limit)
         except (DatasetUnavailable, OSError) as error:
-            result.missing.append(
-                f"{', '.join(wanted)} on {model.title} need images: {one_line(error)}"
-            )
-    result.missing += [
-        f"{row.name} on {model.title} failed: {row.error}" for row in found[0].failures
-    ]
+            reason = one_line(error)
+            finding.missing.append(f"{', '.join(wanted)} on {model.title} need images: {reason}")
+    return ModelResults(on_features, on_images)
+
+
+class _Entry(NamedTuple):
+    """A row of the table; `mark` is a dagger if its detector needs images."""
+
+    results: Results
+    row: Row
+    mark: str
+
+
+def _entries(results: ModelResults) -> list[_Entry]:
+    """The rows of a model, best first, then those on images, without fDBD's second row."""
+    found = [_Entry(results.on_features, row, "") for row in results.on_features.ranked()]
+    if results.on_images is not None:
+        for row in results.on_images.ranked():
+            if row.name != "fdbd":
+                found.append(_Entry(results.on_images, row, " †"))
     return found
 
 
-def _entries(parts: Sequence[Results]) -> list[tuple[Results, Row, str]]:
-    """The rows of a model, best first, with the mark of those on images; fDBD stands there once."""
-    marked = [
-        (results, row, mark) for results, mark in zip(parts, ("", " †")) for row in results.ranked()
-    ]
-    return [entry for entry in marked if not (entry[2] and entry[1].name == "fdbd")]
-
-
-def _having(parts: Sequence[Results], *names: str) -> list[Results]:
-    """Results that have all these detectors."""
-    return [results for results in parts if set(names) <= {row.name for row in results.finished}]
-
-
-def _averages(found: Mapping[str, list[Results]], result: Result) -> None:
-    rows, notes = [], []
-    for title, parts in found.items():
-        setting, best = parts[0].setting, next(iter(parts[0].ranked()), None)
-        accuracy = (
-            "" if setting.accuracy is None else f", accuracy {as_percent(setting.accuracy)} %"
-        )
-        sets = f"ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}"
-        notes.append(f"{title}: {sets}; fitted on {setting.num_train:,} samples.")
-        for results, row, mark in _entries(parts):
-            cells = []
-            for metric in METRICS:
-                beside = f" (fdbd {as_percent(average(results, 'fdbd', metric))})" if mark else ""
-                bold = "**" if row is best and metric == "auroc" else ""
-                cells.append(
-                    f"{bold}{as_percent(average(results, row.name, metric))}{beside}{bold}"
-                )
-            seconds, forward = (
-                row.latencies[-1].median if row.latencies else None,
-                setting.forward_seconds,
-            )
-            cells.append(f"{seconds * 1e6:.3g}" if seconds is not None else "")
-            cells.append(f"{seconds / forward:.2%}" if seconds is not None and forward else "")
-            rows.append([title, row.name + mark, *cells])
+def _table_of_averages(found: Mapping[str, ModelResults], finding: Finding) -> None:
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    for title, results in found.items():
+        notes.append(_note_on_sets(title, results.on_features))
+        entries = _entries(results)
+        for entry in entries:
+            is_best = entry is entries[0] and not entry.mark
+            cells = [_average_cell(entry, "auroc", is_best), _average_cell(entry, "fpr95", False)]
+            rows.append([title, entry.row.name + entry.mark, *cells, *_cost_cells(entry, results)])
     columns = [
         "model",
         "detector",
@@ -145,210 +121,275 @@ def _averages(found: Mapping[str, list[Results]], result: Result) -> None:
         "extra µs per sample",
         "of the forward pass",
     ]
-    result.table(columns, rows, *notes)
+    finding.table(columns, rows, *notes)
 
 
-def beats(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in average AUROC and average FPR95; undecided where the
-    difference in AUROC is within its error, or where the two metrics disagree."""
-    comparison, text = results.compare(first, second), _both(results, first, second)
-    statement = f"{first} separates ID from OOD better than {second} ({title})"
-    has_lower_fpr = average(results, first, "fpr95") < average(results, second, "fpr95")
-    if comparison.verdict() == ("lower" if has_lower_fpr else "higher"):
-        return Check(statement, "undecided", f"{text} The two metrics disagree.")
-    return Check.of(statement, comparison, text)
-
-
-def beats_everywhere(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector beats another in AUROC on every OOD set; one set where it is worse
-    decides against it."""
-    tests = {name: results.compare(first, second, name) for name in results.setting.ood}
-    text = ", ".join(f"{name} {100 * test.difference:+.2f}" for name, test in tests.items())
-    statement = f"{first} separates better than {second} on every OOD set ({title})"
-    return Check.of(statement, list(tests.values()), f"Points of AUROC: {text}.")
-
-
-def levels(results: Results, first: str, second: str, title: str) -> Check:
-    """Whether one detector is at most a point of average AUROC below another."""
-    statement = (
-        f"{first} is level with {second} or better: at most a point of AUROC below ({title})"
+def _note_on_sets(title: str, results: Results) -> str:
+    setting = results.setting
+    accuracy = ""
+    if setting.accuracy is not None:
+        accuracy = f", accuracy {as_percent(setting.accuracy)} %"
+    return (
+        f"{title}: ID {setting.test[0]}{accuracy}; average over {', '.join(setting.ood)}; "
+        f"fitted on {setting.num_train:,} samples."
     )
-    found = results.compare(first, second)
-    above = Comparison.of(found.difference + 0.01, found.standard_error)
-    return Check.of(statement, above, _both(results, first, second))
 
 
-def _both(results: Results, first: str, second: str) -> str:
-    auroc, fpr = (
-        [as_percent(average(results, name, metric)) for name in (first, second)]
-        for metric in METRICS
-    )
-    return f"AUROC {auroc[0]} against {auroc[1]}, FPR95 {fpr[0]} against {fpr[1]}."
+def _average_cell(entry: _Entry, metric: str, is_bold: bool) -> str:
+    text = as_percent(average(entry.results, entry.row.name, metric))
+    if entry.mark:
+        text += f" (fdbd {as_percent(average(entry.results, 'fdbd', metric))})"
+    return f"**{text}**" if is_bold else text
 
 
-def _cost(results: Results, title: str, result: Result) -> None:
-    forward, below = results.setting.forward_seconds, result.settings.get("cost_below")
-    for row in results.finished:
-        if below is not None and forward and row.name == "fdbd":
-            seconds = row.latencies[-1].median
-            statement = f"fdbd adds less than {below:.0%} to the forward pass ({title})"
-            measured = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms: {seconds / forward:.3%}."
-            result.check(statement, seconds < below * forward, measured)
+def _cost_cells(entry: _Entry, results: ModelResults) -> list[str]:
+    """Microseconds per sample, and their share of the forward pass; empty if nothing was timed."""
+    if not entry.row.latencies:
+        return ["", ""]
+    seconds = entry.row.latencies[-1].median
+    forward = results.on_features.setting.forward_seconds
+    share = f"{seconds / forward:.2%}" if forward else ""
+    return [f"{seconds * 1e6:.3g}", share]
 
 
-def _across(
-    result: Result,
-    found: Mapping[str, list[Results]],
-    first: str,
-    detector: str,
-    second: str,
-    other: str,
+def _decide_pairs(
+    results: ModelResults, title: str, settings: DetectorTable, finding: Finding
 ) -> None:
-    """Whether a detector on one model separates better than one on another model, where both are
-    there."""
-    values = []
-    for title, name in ((first, detector), (second, other)):
-        values += [
-            average(results, name, "auroc") for results in _having(found.get(title, []), name)[:1]
-        ]
-    if len(values) == 2:
-        than = f"on the {second} model" if detector == other else f"{other} on the {second} model"
-        measured = f"AUROC {as_percent(values[0])} against {as_percent(values[1])}."
-        result.check(
-            f"{detector} on the {first} model separates better than {than}",
-            difference(*values),
-            measured,
+    """Who is said to beat whom, on one model."""
+    kinds = (
+        (settings.better, beats),
+        (settings.better_on_every_set, beats_everywhere),
+        (settings.level, levels),
+    )
+    for pairs, decide in kinds:
+        for first, second in pairs:
+            part = results.having(first, second)
+            if part is None:
+                continue
+            decided = decide(part, first, second, title)
+            why = _why_not_comparable(title, second, settings)
+            if why:
+                text = f"{decided.measured} Not comparable: {why}"
+                decided = Statement(decided.statement, "not tested", text)
+            finding.statements.append(decided)
+
+
+def _why_not_comparable(title: str, detector: str, settings: DetectorTable) -> str:
+    """Why a detector's row on a model says nothing about the paper's; empty if it does."""
+    for entry in settings.not_comparable:
+        if title in entry.models and detector in entry.detectors:
+            return entry.why
+    return ""
+
+
+def beats(results: Results, first: str, second: str, title: str) -> Statement:
+    """Whether one detector beats another in average AUROC and average FPR95; undecided if the
+    difference in AUROC is within its error, or if the two metrics disagree."""
+    statement = f"{first} separates ID from OOD better than {second} ({title})"
+    comparison = results.compare(first, second)
+    text = _both_metrics(results, first, second)
+    has_lower_fpr = average(results, first, "fpr95") < average(results, second, "fpr95")
+    disagreeing_verdict = "lower" if has_lower_fpr else "higher"
+    if comparison.verdict() == disagreeing_verdict:
+        return Statement(statement, "undecided", f"{text} The two metrics disagree.")
+    return Statement.from_outcome(statement, comparison, text)
+
+
+def beats_everywhere(results: Results, first: str, second: str, title: str) -> Statement:
+    """Whether one detector beats another in AUROC on every OOD set; one set on which it is worse
+    decides against it."""
+    statement = f"{first} separates better than {second} on every OOD set ({title})"
+    tests = {name: results.compare(first, second, name) for name in results.setting.ood}
+    differences = [f"{name} {100 * test.difference:+.2f}" for name, test in tests.items()]
+    text = f"Points of AUROC: {', '.join(differences)}."
+    return Statement.from_outcome(statement, list(tests.values()), text)
+
+
+def levels(results: Results, first: str, second: str, title: str) -> Statement:
+    """Whether one detector is at most a point worse than another, in average AUROC and in average
+    FPR95."""
+    statement = (
+        f"{first} is level with {second} or better: at most a point of AUROC below and a point of "
+        f"FPR95 above ({title})"
+    )
+    auroc = results.compare(first, second)
+    above_margin = Comparison.of(auroc.difference + LEVEL, auroc.standard_error)
+    fpr = fpr_difference(results, second, first)
+    below_margin = Comparison.of(fpr.difference + LEVEL, fpr.standard_error)
+    text = _both_metrics(results, first, second)
+    return Statement.from_outcome(statement, [above_margin, below_margin], text)
+
+
+def fpr_difference(results: Results, first: str, second: str, seed: int = 0) -> Comparison:
+    """Average FPR95 of the first detector minus that of the second, on the same samples; the error
+    is that of a paired bootstrap, which draws the same ID and OOD samples for both."""
+    rows = [results.row(first), results.row(second)]
+    inside = [row.id_scores.double().numpy() for row in rows]
+    random = np.random.default_rng(seed)
+    differences = np.zeros(_RESAMPLES)
+    for number in range(_RESAMPLES):
+        # All OOD sets share their ID samples, so these are drawn once.
+        of_id = random.integers(len(inside[0]), size=len(inside[0]))
+        for name in results.setting.ood:
+            outside = [row.ood_scores[name].double().numpy() for row in rows]
+            of_ood = random.integers(len(outside[0]), size=len(outside[0]))
+            rates = [fpr_at_tpr(a[of_id], b[of_ood]) for a, b in zip(inside, outside)]
+            differences[number] += (rates[0] - rates[1]) / len(results.setting.ood)
+    measured = float(average(results, first, "fpr95")) - float(average(results, second, "fpr95"))
+    return Comparison.of(measured, float(differences.std(ddof=1)))
+
+
+def _both_metrics(results: Results, first: str, second: str) -> str:
+    values = {
+        metric: [as_percent(average(results, name, metric)) for name in (first, second)]
+        for metric in METRICS
+    }
+    auroc = " against ".join(values["auroc"])
+    fpr = " against ".join(values["fpr95"])
+    return f"AUROC {auroc}, FPR95 {fpr}."
+
+
+def _decide_cost(results: Results, title: str, settings: DetectorTable, finding: Finding) -> None:
+    forward = results.setting.forward_seconds
+    if settings.cost_below is None or not forward:
+        return
+    for row in results.finished:
+        if row.name == "fdbd":
+            seconds = row.latencies[-1].median
+            share = seconds / forward
+            limit = f"{settings.cost_below:.0%}"
+            times = f"{seconds * 1e6:.2g} µs per sample against {forward * 1e3:.2g} ms"
+            finding.decide(
+                f"fdbd adds less than {limit} to the forward pass ({title})",
+                share < settings.cost_below,
+                f"{times}: {share:.3%}.",
+            )
+
+
+def _decide_near_chance(
+    results: Results, title: str, settings: DetectorTable, finding: Finding
+) -> None:
+    for name in settings.near_chance:
+        auroc = average(results, name, "auroc")
+        finding.decide(
+            f"{name} alone hardly separates: AUROC between 40 and 60 ({title})",
+            0.4 < auroc < 0.6,
+            f"AUROC {as_percent(auroc)}.",
         )
 
 
-def _draw(found: Mapping[str, list[Results]], result: Result) -> None:
+def _decide_across_models(
+    found: Mapping[str, ModelResults],
+    better: tuple[str, str],
+    worse: tuple[str, str],
+    finding: Finding,
+) -> None:
+    """Whether one (model, detector) separates better than another, if both are there."""
+    values = []
+    for title, name in (better, worse):
+        results = found[title].having(name) if title in found else None
+        if results is None:
+            return
+        values.append(average(results, name, "auroc"))
+    first, detector = better
+    second, other = worse
+    than = f"on the {second} model"
+    if detector != other:
+        than = f"{other} {than}"
+    finding.decide(
+        f"{detector} on the {first} model separates better than {than}",
+        difference(*values),
+        f"AUROC {as_percent(values[0])} against {as_percent(values[1])}.",
+    )
+
+
+def _table_of_the_papers_numbers(
+    models: Sequence[EvaluatedModel],
+    found: Mapping[str, ModelResults],
+    settings: DetectorTable,
+    finding: Finding,
+) -> None:
+    """Numbers that the paper's text gives, beside ours: figures and no verdicts, unless network and
+    data are the paper's."""
+    rows: list[list[str]] = []
+    for model in models:
+        accuracy = found[model.title].on_features.setting.accuracy
+        if model.entry.paper_accuracy is not None and accuracy is not None:
+            paper = f"{model.entry.paper_accuracy:.2f}"
+            rows.append(["accuracy, percent", model.title, paper, as_percent(accuracy)])
+    for cut in settings.cuts:
+        for title, results in found.items():
+            part = results.having(cut.first, cut.second)
+            if part is None:
+                continue
+            first = average(part, cut.first, "fpr95")
+            second = average(part, cut.second, "fpr95")
+            here = 100 * (1 - float(first) / float(second))
+            what = f"FPR95 of {cut.first} below that of {cut.second}, percent of the latter"
+            rows.append([what, title, f"{cut.paper:.2f}", f"{here:.2f}"])
+    if rows:
+        finding.table(
+            ["number", "model", "the paper", "here"],
+            rows,
+            "The paper's numbers are of its own networks and OOD sets.",
+            title="Numbers of the paper's text",
+        )
+
+
+def _add_notes(
+    models: Sequence[EvaluatedModel],
+    found: Mapping[str, ModelResults],
+    settings: DetectorTable,
+    finding: Finding,
+) -> None:
+    finding.notes.append(f"{convention('id')}.")
+    neighbours = _neighbours(models, settings)
+    if neighbours:
+        finding.notes.append(f"Neighbours: {', '.join(neighbours)}.")
+    if any(results.on_images is not None for results in found.values()):
+        fitted = "all"
+        if settings.image_fit_limit is not None:
+            fitted = f"at most {settings.image_fit_limit:,}"
+        finding.notes.append(
+            f"† needs images: at most {settings.image_limit:,} of each set, fitted on {fitted} "
+            "training images. In brackets fdbd on the same images, with which statements compare "
+            "it. Its time includes the passes through the network."
+        )
+    if settings.note:
+        finding.notes.append(settings.note)
+
+
+def _neighbours(models: Sequence[EvaluatedModel], settings: DetectorTable) -> list[str]:
+    """The number of neighbours of each KNN detector, such as "knn k = 50"."""
+    found: list[str] = []
+    for model in models:
+        detectors = detectors_from(model.entry.detectors or settings.detectors)
+        for title, detector in detectors.items():
+            if isinstance(detector, KNN):
+                text = f"{title} k = {detector.k}"
+                if text not in found:
+                    found.append(text)
+    return found
+
+
+def _draw(found: Mapping[str, ModelResults], finding: Finding) -> None:
     """One horizontal line with a dot per detector, the best on top."""
-    height = 0.9 + 0.26 * len(found) * max(len(_entries(parts)) for parts in found.values())
-    for line, (title, parts) in zip(result.axes(8.5, height, len(found), 2), found.items()):
-        entries = _entries(parts)
-        names = [row.name + mark for _, row, mark in entries]
-        colours = [
-            plot.INSIDE if "fdbd" in name or name == "regDistDB" else plot.GREY for name in names
-        ]
+    longest = max(len(_entries(results)) for results in found.values())
+    height = 0.9 + 0.26 * len(found) * longest
+    axes = finding.axes(8.5, height, len(found), 2)
+    for line, (title, results) in zip(axes, found.items()):
+        entries = _entries(results)
+        names = [entry.row.name + entry.mark for entry in entries]
+        colours = []
+        for name in names:
+            is_ours = "fdbd" in name or name == "regDistDB"
+            colours.append(plot.INSIDE if is_ours else plot.GREY)
         places = np.arange(len(names))[::-1]
         for axis, metric in zip(line, METRICS):
-            values = [100 * average(results, row.name, metric) for results, row, _ in entries]
+            values = [100 * average(entry.results, entry.row.name, metric) for entry in entries]
             axis.hlines(places, min(values, default=0), values, color="#cccccc", linewidth=1)
             axis.scatter(values, places, color=colours, zorder=3, s=22)
             axis.set_yticks(places, names if metric == "auroc" else [], fontsize=8)
             axis.set_ylim(-0.6, len(names) - 0.4)
             plot.label(axis, f"{metric.upper()}, percent", title=f"{title} (blue: fDBD)")
             axis.grid(axis="x", color="#eeeeee")
-
-
-MDS_NOISE = 0.005
-"""Step of MDS in [0, 1] pixel units, as the paper gives it."""
-
-_BATCH = 16  # a gradient of large images through a deep network takes about 100 MB per image
-_TIMED = 32  # images of a timed batch
-
-
-class RotatedCSI(CSI):
-    """CSI whose views are an image's four turns by a right angle."""
-
-    needs = replace(CSI.needs, network=True)
-
-    def observe(
-        self, images: Inputs, classifier: Callable[[Inputs], Batch], labels: Tensor | None = None
-    ) -> Batch:
-        """The batch of images (N, 3, H, W), with features of the turns as views (4, N, P)."""
-        assert isinstance(images, Tensor)
-        turns = [classifier(torch.rot90(images, turn, (2, 3))) for turn in range(4)]
-        return turns[0]._replace(views=torch.stack([turn.features for turn in turns]))
-
-
-def image_results(
-    model: EvaluatedModel, names: Sequence[str], limit: int, fit_limit: int | None = None
-) -> Results:
-    """fDBD, then detectors that need images ("odin", "csi", "mds, layers and noise"), on at most
-    `limit` images of each test set; fitted on at most `fit_limit` images, or on all whose features
-    the benchmark has."""
-    whole = model.benchmark
-    images, features = {}, []
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of sets smaller than published, said when features were taken
-        for samples in model.sets:
-            step = -(-len(samples) // limit)
-            images[samples.name] = model.images(samples, step)
-            labels = None if samples.labels is None else samples.labels[::step]
-            features.append(FeatureSet(samples.name, samples.features[::step], labels))
-    part = replace(
-        whole, test=features[0], ood=features[1:], title=f"{whole.title}, a part of the images"
-    )
-    results = part.run(["fdbd"], latency=False, progress=False)
-    for name in names:
-        guard = _guard(model, name)
-        train = load(
-            model.config.train,
-            "train",
-            limit=fit_limit or len(whole.train),
-            for_size=model.network[1].size,
-        )
-        batches = _batches(train, model)
-        guard.fit(
-            islice(batches, 1) if guard.detector.needs.passes == 0 else batches, progress=False
-        )
-        scores = {
-            k: torch.cat([guard.score(b).cpu() for b in _batches(part, model)])
-            for k, part in images.items()
-        }
-        extra = _extra_seconds(guard, images[whole.test.name], model)
-        about = {
-            "paper": str(guard.detector.paper),
-            "fit_seconds": 0.0,
-            "latencies": [Latency(_TIMED, extra, extra)],
-        }
-        results.rows.append(Row.of(name, scores, whole.positive, **about))
-    return results
-
-
-def _guard(model: EvaluatedModel, name: str) -> Guard:
-    classifier, preprocess = model.network
-    # By what a step in [0, 1] pixel units is divided to be one of the network's inputs.
-    std = tuple(preprocess.scale / 255 * part for part in preprocess.std)
-    if name == "odin":
-        return Guard(classifier, ODIN(std=std))
-    if name == "csi":
-        return Guard(classifier, RotatedCSI())
-    if name != "mds, layers and noise":
-        raise ValueError(f"images are for odin, csi and 'mds, layers and noise', not {name!r}")
-    layers = model.settings["layers"]
-    noise = InputPerturbation(MDS_NOISE, objective="score", std=std)
-    return Guard(
-        Classifier(classifier.model, model.config.head, layers), MDS(layers, std), perturb=noise
-    )
-
-
-def _batches(images: Images, model: EvaluatedModel) -> Iterator[tuple[Tensor, Tensor] | Tensor]:
-    for start in range(0, len(images), _BATCH):
-        rows = range(start, min(start + _BATCH, len(images)))
-        inputs = model.network[1]([images[row] for row in rows])
-        yield (
-            inputs
-            if images.labels is None
-            else (inputs, torch.as_tensor(images.labels[start : rows.stop]))
-        )
-
-
-def _extra_seconds(guard: Guard, images: Images, model: EvaluatedModel) -> float:
-    """Seconds per sample beyond the plain forward pass: both timed in turns on the same images, the
-    fastest of each."""
-    classifier, preprocess = model.network
-    inputs = preprocess([images[row] for row in range(min(_TIMED, len(images)))])
-    times: list[list[float]] = []
-    for _ in range(3):
-        start = time.perf_counter()
-        with torch.inference_mode():
-            classifier(inputs)
-        middle = time.perf_counter()
-        guard.score(inputs)
-        times.append([middle - start, time.perf_counter() - middle])
-    plain, whole = map(min, zip(*times))
-    return float(max(0.0, whole - plain)) / len(inputs)

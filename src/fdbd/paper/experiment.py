@@ -3,11 +3,12 @@ scale."""
 
 import difflib
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fdbd.core.tables import from_table
+from fdbd.paper.settings import KINDS, Description, Settings
 from fdbd.util.files import parse_toml
 
 FOLDER = Path(__file__).parent / "experiments"
@@ -27,11 +28,12 @@ class Experiment:
     place: str  #: where it stands in the paper
     claim: str  #: what the paper says, in our words
     scale: str
-    settings: Mapping[
-        str, Any
-    ]  #: all other entries of the file, overridden by those of the scale's section
+    #: the other entries of the file, overridden by those of the scale's section; the type is that
+    #: of the kind in `fdbd.paper.settings.KINDS`
+    settings: Any
     digest: str  #: SHA-256 of the file and the scale
     device: str = "auto"  #: where networks run, as for `choose_device`
+    question: str = ""  #: what is asked here beyond the paper
 
 
 def list_experiments() -> list[str]:
@@ -40,59 +42,91 @@ def list_experiments() -> list[str]:
     >>> list_experiments()[:2]
     ['table-cifar10', 'table-imagenet']
     """
-    orders = {
-        path.stem: parse_toml(path.read_text(encoding="utf-8"))["order"]
-        for path in FOLDER.glob("*.toml")
-    }
+    orders: dict[str, float] = {}
+    for path in FOLDER.glob("*.toml"):
+        orders[path.stem] = parse_toml(path.read_text(encoding="utf-8"))["order"]
     return sorted(orders, key=lambda name: (orders[name], name))
 
 
 def find(name: str, scale: str = "small", device: str = "auto") -> Experiment:
     """The experiment of that name, or the one in the user's own .toml file.
 
+    Raises:
+        ValueError: if there is no such experiment or scale, or if the file has a key that its kind
+            does not know, or a value of the wrong type.
+
     >>> find("proposition-1").kind
     'proposition-1'
     """
     if scale not in SCALES:
         raise ValueError(f"scale is {scale!r}, expected {', '.join(SCALES[:-1])} or {SCALES[-1]}")
-    path = Path(name)
-    if not name.endswith(".toml"):
-        path, known = FOLDER / f"{name}.toml", list_experiments()
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
-            raise ValueError(f"no experiment is called {name!r}; {hint}")
-    elif not path.is_file():
-        raise FileNotFoundError(f"no experiment file at {name!r}")
-    text, networks = (file.read_text(encoding="utf-8") for file in (path, NETWORKS))
+    path = _path_of(name)
+    text = path.read_text(encoding="utf-8")
+    networks_text = NETWORKS.read_text(encoding="utf-8")
     try:
         values = parse_toml(text)
     except ValueError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
-    for entry in ("kind", "title", "claim"):
-        if not isinstance(values.get(entry), str):
-            raise ValueError(f"{path} needs a text {entry!r}")
-    sections = {section: values.pop(section, {}) for section in SCALES}
-    settings = {"place": "", **values, **sections[scale]}
-    if "models" in settings:
-        settings["models"] = [
-            _model(entry, parse_toml(networks), path) for entry in settings["models"]
-        ]
-    settings["claim"] = " ".join(settings["claim"].split())
-    described = {entry: settings.pop(entry) for entry in ("kind", "title", "place", "claim")}
-    digest = hashlib.sha256(f"{scale}\n{text}\n{networks}".encode()).hexdigest()
+    description, settings = _parse(values, parse_toml(networks_text), path, scale)
+    digest = hashlib.sha256(f"{scale}\n{text}\n{networks_text}".encode()).hexdigest()
     return Experiment(
-        path.stem, **described, scale=scale, settings=settings, digest=digest, device=device
+        name=path.stem,
+        kind=description.kind,
+        title=description.title,
+        place=description.place,
+        claim=" ".join(description.claim.split()),
+        scale=scale,
+        settings=settings,
+        digest=digest,
+        device=device,
+        question=" ".join(description.question.split()),
     )
 
 
-def _model(entry: Any, networks: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A model's entry, with those of the public network that it names; a name alone is such a
-    network."""
-    entry = {"network": entry} if isinstance(entry, str) else dict(entry)
-    name = entry.pop("network", None)
-    if name is not None and name not in networks:
+def _path_of(name: str) -> Path:
+    """The file of an experiment of the package, or the user's own."""
+    if name.endswith(".toml"):
+        own = Path(name)
+        if not own.is_file():
+            raise FileNotFoundError(f"no experiment file at {name!r}")
+        return own
+    known = list_experiments()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`fdbd paper` lists them"
+        raise ValueError(f"no experiment is called {name!r}; {hint}")
+    return FOLDER / f"{name}.toml"
+
+
+def _parse(
+    values: dict[str, Any], networks: dict[str, Any], path: Path, scale: str
+) -> tuple[Description, Settings]:
+    """The two parts of a file: what is the same at all scales, and the settings of one scale."""
+    described_keys = {field.name for field in fields(Description)}
+    described = {key: value for key, value in values.items() if key in described_keys}
+    common = {key: value for key, value in values.items() if key not in described_keys}
+    description = from_table(described, Description, name=str(path))
+    if description.kind not in KINDS:
+        raise ValueError(
+            f"{path}: kind is {description.kind!r}, expected one of {', '.join(KINDS)}"
+        )
+    # The scale's section comes on top of the common entries.
+    merged = {**common, **getattr(description, scale)}
+    if "models" in merged:
+        merged["models"] = [_model(entry, networks, path) for entry in merged["models"]]
+    settings = from_table(merged, KINDS[description.kind], name=f"{path}, scale {scale}")
+    return description, settings
+
+
+def _model(entry: Any, networks: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A model's entry, with those of the network in networks.toml that it names; a text alone is
+    such a name."""
+    own = {"network": entry} if isinstance(entry, str) else dict(entry)
+    name = own.pop("network", None)
+    if name is None:
+        return own
+    if name not in networks:
         raise ValueError(
             f"{path}: no network is called {name!r}, expected one of {', '.join(networks)}"
         )
-    return {**networks.get(name, {}), **entry}
+    return {**networks[name], **own}

@@ -2,7 +2,7 @@
 sets."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,20 +27,11 @@ from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.metrics import Estimate
 from fdbd.networks.classifier import Classifier
-from fdbd.paper.result import Result
+from fdbd.paper.finding import Finding
+from fdbd.paper.settings import CONFIG_FIELDS, ModelEntry
 from fdbd.util.files import cache_root, data_roots
 from fdbd.util.terminal import one_line
 
-_NOT_OF_CONFIG = (
-    "title",
-    "train_with",
-    "bundle",
-    "detectors",
-    "images",
-    "stand_in",
-    "every",
-    "layers",
-)
 _benchmarks: dict[str, tuple[Benchmark, list[str]]] = {}
 
 
@@ -51,11 +42,11 @@ class MissingData(RuntimeError):
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model of an experiment; `settings` is its entry in the experiment's file."""
+    """One model of an experiment; `entry` is what the experiment's file says of it."""
 
     title: str
     benchmark: Benchmark
-    settings: Mapping[str, Any]
+    entry: ModelEntry
     config: Config
     device: str = "auto"
 
@@ -73,8 +64,9 @@ class EvaluatedModel:
     def images(self, features: FeatureSet, step: int) -> Images:
         """Every step-th image of a test set: row i belongs to row i · step of its features."""
         limit = len(features) if self.config.limit is None else self.config.limit
-        source = {self.benchmark.test.name: self.config.id, **self.config.ood}[features.name]
-        images = load(source, "test", limit=limit, for_size=self.network[1].size)
+        sources = {self.benchmark.test.name: self.config.id, **self.config.ood}
+        _, preprocess = self.network
+        images = load(sources[features.name], "test", limit=limit, for_size=preprocess.size)
         return images.subset(np.arange(0, len(features), step))
 
     def standings(self) -> dict[str, Standing]:
@@ -91,7 +83,7 @@ def average(results: Results, name: str, metric: str) -> Estimate:
     """A metric of a detector, averaged over all OOD sets, with its joint interval.
 
     Raises:
-        MissingData: where the detector failed.
+        MissingData: if the detector failed.
     """
     row = results.row(name)
     if row.error:
@@ -99,65 +91,91 @@ def average(results: Results, name: str, metric: str) -> Estimate:
     return results.value(row, results.main_column, metric)
 
 
-def load_models(result: Result) -> list[EvaluatedModel]:
-    """The available models of an experiment; the result then says what stands in for what and what
+def load_models(finding: Finding) -> list[EvaluatedModel]:
+    """The available models of an experiment; the finding then says what stands in for what and what
     is missing.
 
     Raises:
-        MissingData: when no model is available.
+        MissingData: if no model is available.
     """
-    if untested := result.settings.get("untested"):
-        raise MissingData(f"not tested: {untested}")
+    settings = finding.experiment.settings
+    if settings.untested:
+        raise MissingData(f"not tested: {settings.untested}")
     models: list[EvaluatedModel] = []
-    for entry in result.settings["models"]:
-        result.say(f"loading {entry['title']}")
-        values = {key: value for key, value in entry.items() if key not in _NOT_OF_CONFIG}
-        config = None if "bundle" in entry else Config.from_dict(values, entry["title"])
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            try:
-                config, benchmark = _load(entry, config, result)
-                models.append(
-                    EvaluatedModel(
-                        entry["title"], benchmark, entry, config, result.experiment.device
-                    )
-                )
-                result.notes += [f"Stand-in: {entry['stand_in']}"] if "stand_in" in entry else []
-            except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
-                result.missing.append(f"{entry['title']}: {one_line(error)}")
-        result.notes += [f"{entry['title']}: {warning.message}" for warning in caught]
+    for entry in settings.models:
+        finding.say(f"loading {entry.title}")
+        model = _load_noting_warnings(entry, finding)
+        if model is not None:
+            models.append(model)
     if not models:
-        raise MissingData(
-            f"{result.experiment.name} cannot be run here: {'; '.join(result.missing)}"
-        )
+        name = finding.experiment.name
+        raise MissingData(f"{name} cannot be run here: {'; '.join(finding.missing)}")
     return models
 
 
-def _load(
-    entry: Mapping[str, Any], config: Config | None, result: Result
-) -> tuple[Config, Benchmark]:
-    """The benchmark of a bundle, with a config of its network; or that of a config, made once per
-    process."""
-    if config is None:
-        if (bundle := entry["bundle"]) not in list_bundles():
-            raise ValueError(
-                f"the package has no {bundle}; `python tools/make_bundle.py` in the repository writes it"
-            )
-        benchmark = load_bundle(bundle)
-        ood = [samples.name for samples in benchmark.ood]
-        return Config.from_dict(
-            {"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}
-        ), benchmark
+def _load_noting_warnings(entry: ModelEntry, finding: Finding) -> EvaluatedModel | None:
+    """One model, or None with a line in `finding.missing`; warnings become notes."""
+    model = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            model = _load(entry, finding)
+        except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
+            finding.missing.append(f"{entry.title}: {one_line(error)}")
+    if model is not None and entry.stand_in:
+        finding.notes.append(f"Stand-in: {entry.stand_in}")
+    for warning in caught:
+        finding.notes.append(f"{entry.title}: {warning.message}")
+    return model
+
+
+def _load(entry: ModelEntry, finding: Finding) -> EvaluatedModel:
+    device = finding.experiment.device
+    if entry.bundle:
+        benchmark = _load_bundle(entry.bundle)
+        config = _config_of_bundle(entry.bundle, benchmark)
+        return EvaluatedModel(entry.title, benchmark, entry, config, device)
+    config = _config(entry)
     if config.checkpoint is not None and not Path(config.checkpoint).is_file():
-        raise FileNotFoundError(f"no weights at {config.checkpoint}; run: {entry['train_with']}")
-    device = result.experiment.device
+        raise FileNotFoundError(f"no weights at {config.checkpoint}; run: {entry.train_with}")
+    benchmark = _benchmark(config, finding)
+    return EvaluatedModel(entry.title, benchmark, entry, config, device)
+
+
+def _load_bundle(bundle: str) -> Benchmark:
+    if bundle not in list_bundles():
+        raise ValueError(
+            f"the package has no {bundle}; `python tools/make_bundle.py` in the repository writes "
+            "it"
+        )
+    return load_bundle(bundle)
+
+
+def _config_of_bundle(bundle: str, benchmark: Benchmark) -> Config:
+    """The config whose network has made a bundle's features, for detectors that need images."""
+    ood = [samples.name for samples in benchmark.ood]
+    values = {"model": bundle_model(bundle), "id": benchmark.test.name, "ood": ood}
+    return Config.from_dict(values)
+
+
+def _config(entry: ModelEntry) -> Config:
+    values: dict[str, Any] = {}
+    for name in CONFIG_FIELDS:
+        value = getattr(entry, name)
+        if value is None:
+            continue
+        values[name] = list(value) if isinstance(value, tuple) else value
+    return Config.from_dict(values, entry.title)
+
+
+def _benchmark(config: Config, finding: Finding) -> Benchmark:
+    """The benchmark of a config, made once per process, since experiments share networks."""
+    device = finding.experiment.device
     key = f"{config} {device} {data_roots()} {cache_root()}"
     if key not in _benchmarks:
         lines: list[str] = []
-        _benchmarks[key] = (
-            benchmark_of(config, say=lines.append, stage=result.say, device=device),
-            lines,
-        )
+        benchmark = benchmark_of(config, say=lines.append, stage=finding.say, device=device)
+        _benchmarks[key] = (benchmark, lines)
     benchmark, lines = _benchmarks[key]
-    result.missing += lines
-    return config, benchmark
+    finding.missing += lines
+    return benchmark

@@ -24,12 +24,15 @@ def label(
     **options: Any,
 ) -> None:
     """Label the axes; `legend` is the font size of the legend, 0 for none; `log` names the
-    logarithmic axes; further options are the legend's."""
-    for side in log:
-        getattr(axis, f"set_{side}scale")("log")
-    for text, put in ((x, axis.set_xlabel), (y, axis.set_ylabel)):
-        if text:
-            put(text, fontsize=9)
+    logarithmic axes, such as "xy"; further options are the legend's."""
+    if "x" in log:
+        axis.set_xscale("log")
+    if "y" in log:
+        axis.set_yscale("log")
+    if x:
+        axis.set_xlabel(x, fontsize=9)
+    if y:
+        axis.set_ylabel(y, fontsize=9)
     if title:
         axis.set_title(title, fontsize=9, loc="left")
     if legend:
@@ -48,16 +51,27 @@ def curves(
 def histograms(axis: Axes, values: Mapping[str, Floats], bins: int = 60) -> None:
     """Densities of the first set (ID), filled, and of each further one (OOD) as a line, without the
     outermost half percent."""
-    edges = np.linspace(*score_range(list(values.values())), bins + 1)
-    (name, inside), *outside = values.items()
-    filled: dict[str, Any] = {
-        "histtype": "stepfilled",
-        "color": INSIDE,
-        "alpha": 0.45,
-    }  # one path: small files
-    axis.hist(inside, edges, density=True, label=f"{name} (ID)", **filled)
-    for colour, (name, part) in zip(COLOURS, outside):
+    low, high = score_range(list(values.values()))
+    edges = np.linspace(low, high, bins + 1)
+    names = list(values)
+    # One filled path instead of a rectangle per bin keeps the files small.
+    axis.hist(
+        values[names[0]],
+        edges,
+        density=True,
+        histtype="stepfilled",
+        color=INSIDE,
+        alpha=0.45,
+        label=f"{names[0]} (ID)",
+    )
+    for colour, name in zip(COLOURS, names[1:]):
         axis.hist(
-            part, edges, density=True, histtype="step", color=colour, linewidth=1.3, label=name
+            values[name],
+            edges,
+            density=True,
+            histtype="step",
+            color=colour,
+            linewidth=1.3,
+            label=name,
         )
     axis.set_yticks([])

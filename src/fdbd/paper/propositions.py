@@ -5,9 +5,9 @@ The model: class means at the corners of a simplex, and points drawn on spheres 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from fdbd import geometry
 from fdbd.bench.figures import Floats, Standing, balanced_edges
 from fdbd.core.batch import Head
 from fdbd.core.linear_algebra import unit
+from fdbd.metrics import Comparison
 from fdbd.paper import plot
+from fdbd.paper.finding import Finding
 from fdbd.paper.models import load_models
-from fdbd.paper.result import Result
+from fdbd.paper.settings import PropositionKL, PropositionOne, PropositionTwo
 
 _FEWEST = 50  # points that an average takes
 _ANGLES = 4001
-Case = dict[str, Any]
 DIVERGENCES = {
     "x": ("deviation x", "#bbbbbb"),
     "y": ("distance y", plot.OUTSIDE),
@@ -56,8 +57,11 @@ def simplex_etf(classes: int, width: int) -> Tensor:
 def boundary_distance(points: Tensor, means: Tensor, bias: Tensor | None = None) -> Tensor:
     """(N,) d(z, S) of points (N, P): to the nearest boundary of the region argmax ⟨μ_i, z⟩ (+
     bias_i) they lie in."""
-    head = Head(means, means.new_zeros(len(means)) if bias is None else bias)
-    return geometry.nearest_boundary(geometry.distances(points, head))[0]
+    if bias is None:
+        bias = means.new_zeros(len(means))
+    head = Head(means, bias)
+    nearest, _ = geometry.nearest_boundary(geometry.distances(points, head))
+    return nearest
 
 
 def sphere(count: int, width: int, generator: Generator) -> Tensor:
@@ -82,9 +86,8 @@ def band(count: int, axis: Tensor, low: float, high: float, generator: Generator
     within = torch.rand(count, generator=generator, dtype=torch.float64)
     angle = (angles[cell] + within * (angles[1] - angles[0]))[:, None]
     across = torch.randn(count, width, generator=generator, dtype=torch.float64)
-    points: Tensor = angle.cos() * axis + angle.sin() * unit(
-        across - (across @ axis)[:, None] * axis
-    )
+    across -= (across @ axis)[:, None] * axis
+    points: Tensor = angle.cos() * axis + angle.sin() * unit(across)
     return points
 
 
@@ -105,193 +108,319 @@ def separation_limit(classes: int) -> float:
     return math.sqrt(classes / (2 * (classes - 1)))
 
 
-def proposition_1(result: Result) -> None:
+def proposition_1(finding: Finding, settings: PropositionOne) -> None:
     """The average boundary distance over a sphere grows with its radius."""
-    settings = result.settings
-    generator = Generator().manual_seed(settings["seed"])
-    radii, count = settings["radii"], settings["points"]
-
-    def averages(means: Tensor, bias: Tensor | None = None) -> list[float]:
-        width = means.shape[1]
-        return [
-            float(boundary_distance(r * sphere(count, width, generator), means, bias).mean())
-            for r in radii
-        ]
-
-    curves, biased, rows, worst = {}, {}, [], math.inf
-    for classes, width in settings["sizes"]:
+    generator = Generator().manual_seed(settings.seed)
+    radii = settings.radii
+    curves: dict[str, list[float]] = {}
+    rows: list[list[str]] = []
+    smallest_growth = math.inf
+    for classes, width in settings.sizes:
         means = simplex_etf(classes, width)
-        curves[f"C = {classes}, P = {width}"] = values = averages(means)
-        worst = min(worst, _smallest_growth(means, count, generator))
-        ends, rises = (
-            (f"{value:.4f}" for value in (values[0], values[-1])),
-            sum(b > a for a, b in pairwise(values)),
-        )
-        rows.append([f"{classes}", f"{width}", *ends, f"{rises} of {len(radii) - 1}"])
-    classes, width = settings["broken"]
-    for bias in settings["biases"]:
-        shift = bias * torch.eye(classes, dtype=torch.float64)[0]
-        biased[f"bias {bias:g} on one class"] = averages(simplex_etf(classes, width), shift)
-    ends_of = (f"average at r = {radius:g}" for radius in (radii[0], radii[-1]))
-    columns = ["C", "P", *ends_of, "steps that rise"]
-    result.table(columns, rows, "Independent points at each radius; ‖μ_i‖ = 1.")
-    rising = all(b > a for values in curves.values() for a, b in pairwise(values))
-    statement = "The average distance rises with the radius, for every C and P"
-    result.check(statement, rising, f"{len(curves)} settings.")
-    directions = f"{count * len(curves):,} directions and pairs of radii"
-    measured = f"{directions}; smallest growth per unit of radius {worst:.1e}."
-    result.check(
-        "No direction is found along which the distance does not grow", worst > 0, measured
+        averages = _averages_over_spheres(radii, means, None, settings.points, generator)
+        curves[f"C = {classes}, P = {width}"] = averages
+        growth = _smallest_growth(means, settings.points, generator)
+        smallest_growth = min(smallest_growth, growth)
+        rising = f"{_count_rises(averages)} of {len(radii) - 1}"
+        ends = [f"{averages[0]:.4f}", f"{averages[-1]:.4f}"]
+        rows.append([f"{classes}", f"{width}", *ends, rising])
+    biased = _averages_with_a_bias(settings, generator)
+
+    finding.table(
+        [
+            "C",
+            "P",
+            f"average at r = {radii[0]:g}",
+            f"average at r = {radii[-1]:g}",
+            "steps that rise",
+        ],
+        rows,
+        "Independent points at each radius; ‖μ_i‖ = 1.",
     )
-    falls = sum(b < a for values in biased.values() for a, b in pairwise(values))
-    cones = "With a bias on one class the regions are no cones, and the search finds radii where the average falls"
-    result.check(cones, falls > 0, f"{falls} falling steps.")
-    result.notes = [
-        "d(z, S) is linear in the radius along each direction, so the statement is about scaling alone."
+    steps = len(radii) - 1
+    finding.decide(
+        "The average distance rises with the radius, for every C and P",
+        all(_count_rises(averages) == steps for averages in curves.values()),
+        f"{len(curves)} settings.",
+    )
+    tried = f"{settings.points * len(curves):,} directions and pairs of radii"
+    finding.decide(
+        "No direction is found along which the distance does not grow",
+        smallest_growth > 0,
+        f"{tried}; smallest growth per unit of radius {smallest_growth:.1e}.",
+    )
+    falls = sum(_count_falls(averages) for averages in biased.values())
+    finding.decide(
+        "With a bias on one class the regions are no cones, and the search finds radii where the "
+        "average falls",
+        falls > 0,
+        f"{falls} falling steps.",
+    )
+    finding.notes = [
+        "d(z, S) is linear in the radius along each direction, so the statement is about scaling "
+        "alone."
     ]
-    result.data = {"radii": radii, "model": curves, "broken": biased}
-    titles = "the paper's model", f"with a bias (C = {classes}, P = {width})"
-    x, y = (
-        "r, distance from the mean, in units of ‖μ_i‖",
-        "average distance to the nearest boundary",
-    )
-    for axis, lines, title in zip(result.axes(9, 3.3, 1, 2)[0], (curves, biased), titles):
-        plot.curves(axis, radii, lines)
-        plot.label(axis, x, y, title, legend=7, log="y" * (lines is curves))
+    finding.data = {"radii": radii, "model": curves, "broken": biased}
+    _draw_radii(curves, biased, settings, finding)
+
+
+def _averages_over_spheres(
+    radii: Sequence[float], means: Tensor, bias: Tensor | None, count: int, generator: Generator
+) -> list[float]:
+    """The average boundary distance over the sphere of each radius."""
+    averages = []
+    for radius in radii:
+        points = radius * sphere(count, means.shape[1], generator)
+        averages.append(float(boundary_distance(points, means, bias).mean()))
+    return averages
+
+
+def _averages_with_a_bias(settings: PropositionOne, generator: Generator) -> dict[str, list[float]]:
+    """The same with a bias on the first class, by the size of the bias."""
+    classes, width = settings.broken
+    means = simplex_etf(classes, width)
+    biased: dict[str, list[float]] = {}
+    for size in settings.biases:
+        bias = size * torch.eye(classes, dtype=torch.float64)[0]
+        averages = _averages_over_spheres(settings.radii, means, bias, settings.points, generator)
+        biased[f"bias {size:g} on one class"] = averages
+    return biased
+
+
+def _count_rises(values: Sequence[float]) -> int:
+    return sum(after > before for before, after in pairwise(values))
+
+
+def _count_falls(values: Sequence[float]) -> int:
+    return sum(after < before for before, after in pairwise(values))
 
 
 def _smallest_growth(means: Tensor, count: int, generator: Generator) -> float:
     """The smallest growth of the distance per unit of radius over random directions and pairs of
     radii."""
     directions = sphere(count, means.shape[1], generator)
-    low, high = (
-        (torch.rand(2, count, generator=generator, dtype=torch.float64) * 5 + 1e-3)
-        .sort(dim=0)
-        .values
-    )
-    growth = boundary_distance(high[:, None] * directions, means) - boundary_distance(
-        low[:, None] * directions, means
-    )
-    return float((growth / (high - low).clamp_min(1e-12)).min())
+    radii = torch.rand(2, count, generator=generator, dtype=torch.float64) * 5 + 1e-3
+    low, high = radii.sort(dim=0).values
+    at_low = boundary_distance(low[:, None] * directions, means)
+    at_high = boundary_distance(high[:, None] * directions, means)
+    growth = (at_high - at_low) / (high - low).clamp_min(1e-12)
+    return float(growth.min())
 
 
-def proposition_2(result: Result) -> None:
+def _draw_radii(
+    curves: Mapping[str, Sequence[float]],
+    biased: Mapping[str, Sequence[float]],
+    settings: PropositionOne,
+    finding: Finding,
+) -> None:
+    left, right = finding.axes(9, 3.3, 1, 2)[0]
+    x = "r, distance from the mean, in units of ‖μ_i‖"
+    y = "average distance to the nearest boundary"
+    plot.curves(left, settings.radii, curves)
+    plot.label(left, x, y, "the paper's model", legend=7, log="y")
+    plot.curves(right, settings.radii, biased)
+    classes, width = settings.broken
+    plot.label(right, x, y, f"with a bias (C = {classes}, P = {width})", legend=7)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Average boundary distances on one sphere: of the points in the dense regions, and of those
+    outside. Lengths are in units of ‖μ_i‖."""
+
+    classes: int
+    width: int
+    reach: float  #: 2σ, how far a dense region reaches from its class mean
+    radius: float  #: of the sphere
+    angle: float  #: up to which points of the sphere belong to a dense region
+    inside: float  #: average distance of the points in the dense regions
+    outside: float  #: average distance of the points outside
+    error: float  #: standard error of the difference of the two
+    share: float  #: `reach` in units of the largest one that keeps classes apart
+    place: float = 0.0  #: where the radius lies between −1 and 1 of the reach
+
+    @property
+    def ratio(self) -> float:
+        """Above 1 is the claim."""
+        return self.inside / self.outside
+
+
+def proposition_2(finding: Finding, settings: PropositionTwo) -> None:
     """At equal radius, points of the dense region lie farther from the boundaries than points
     outside, on average."""
-    settings = result.settings
-    generator = Generator().manual_seed(settings["seed"])
-    count = settings["points"]
-    found: dict[str, list[Case]] = {"separated": [], "overlapping": [], "twins": []}
-    for classes, width in settings["sizes"]:
-        for kind in ("separated", "overlapping"):
-            for share, place in product(settings[kind], settings["places"]):
-                reach = share * separation_limit(classes)
-                case = _compare(classes, width, reach, 1 + place * reach, count, generator)
-                found[kind] += [] if case is None else [{**case, "share": share, "place": place}]
-    twins = found["twins"] = [
-        _twins(p, w, angle, share, count, generator) for p, w, angle, share in settings["twins"]
+    generator = Generator().manual_seed(settings.seed)
+    separated: list[Case] = []
+    overlapping: list[Case] = []
+    for size in settings.sizes:
+        separated += _cases(size, settings.separated, settings, generator)
+        overlapping += _cases(size, settings.overlapping, settings, generator)
+    twins = [_twins(*twin, settings.points, generator) for twin in settings.twins]
+    found = {"separated": separated, "overlapping": overlapping, "twins": twins}
+
+    _table_of_ratios(found, finding)
+    _decide_order(
+        "Where both regions are non-empty and classes are separated, ID averages are larger",
+        separated,
+        finding,
+    )
+    _decide_order(
+        "The order of the averages stays when dense regions reach over the boundaries",
+        overlapping,
+        finding,
+        ours=True,
+    )
+    violations = sum(case.ratio < 1 for case in twins)
+    finding.decide(
+        "Where the class means are no simplex (twins at a small angle, still separated), a "
+        "violation is found",
+        violations > 0,
+        f"In {violations} of {len(twins)} settings.",
+        ours=True,
+    )
+    finding.notes = [
+        "Defined only where |r − ‖μ_i‖| ≤ 2σ: elsewhere the sphere of radius r misses the dense "
+        "region. The paper's range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
+        "The paper's proof shows that the distance falls along each geodesic from a class mean; "
+        "that orders the points of one geodesic, not the averages over regions whose geodesics "
+        "differ in length. The averages are measured.",
+        "Caps are sampled by their angle, since a random point almost never falls in a cap in 20 "
+        "dimensions or more.",
     ]
-    _order_table(found, result)
-    separated = "Where both regions are non-empty and classes are separated, ID averages are larger"
-    overlapping = "The order of the averages stays when dense regions reach over the boundaries"
-    for statement, cases in zip((separated, overlapping), found.values()):
-        right = sum(case["inside"] - case["outside"] >= -2 * case["error"] for case in cases)
-        least = min(cases, key=_ratio)
-        where = f"C = {least['classes']}, P = {least['width']}, 2σ = {least['reach']:.2f}, r = {least['radius']:.2f}"
-        measured = (
-            f"{right} of {len(cases)} settings; smallest ratio {_ratio(least):.3f} ({where})."
-        )
-        result.check(statement, right == len(cases), measured)
-    violations = sum(_ratio(case) < 1 for case in twins)
-    statement = "Where the class means are no simplex (twins at a small angle, still separated), a violation is found"
-    result.check(statement, violations > 0, f"In {violations} of {len(twins)} settings.")
-    result.notes = [
-        "Defined only where |r − ‖μ_i‖| ≤ 2σ: elsewhere the sphere of radius r misses the dense region. The paper's "
-        "range σ < r < 5σ lies outside of that whenever ‖μ_i‖ > 7σ.",
-        "The paper's proof shows that the distance falls along each geodesic from a class mean; that orders the points "
-        "of one geodesic, not the averages over regions whose geodesics differ in length. The averages are measured.",
-        "Caps are sampled by their angle, since a random point almost never falls in a cap in 20 dimensions or more.",
-    ]
-    result.data = found
-    axis = result.axes(7, 4.2)[0, 0]
-    labels = "separated (the paper's model)", "dense regions overlap", "twins: no simplex"
-    looks = (plot.INSIDE, "o"), ("#edae49", "s"), (plot.OUTSIDE, "^")
-    for label, cases, (colour, marker) in zip(labels, found.values(), looks):
-        x, y = ([case[key] for case in cases] for key in ("outside", "inside"))
-        axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
-    ends = [
-        min(case[key] for part in found.values() for case in part for key in ("inside", "outside")),
-        1.5,
-    ]
-    axis.plot(ends, ends, color=plot.GREY, lw=1, ls="--", label="equal")
-    average = "average distance {} the dense region"
-    plot.label(axis, average.format("outside"), average.format("within"), legend=8, log="xy")
+    finding.data = {name: [asdict(case) for case in cases] for name, cases in found.items()}
+    _draw_cases(found, finding)
 
 
-def _ratio(case: Case) -> float:
-    """Average distance of the dense region over that of the rest of the sphere; above 1 is the
-    claim."""
-    return float(case["inside"] / case["outside"])
+def _cases(
+    size: tuple[int, int],
+    shares: Sequence[float],
+    settings: PropositionTwo,
+    generator: Generator,
+) -> list[Case]:
+    """One case for each reach and radius at which neither region is empty."""
+    classes, width = size
+    found = []
+    for share, place in product(shares, settings.places):
+        case = _compare(classes, width, share, place, settings.points, generator)
+        if case is not None:
+            found.append(case)
+    return found
 
 
-def _order_table(found: dict[str, list[Case]], result: Result) -> None:
+def _decide_order(
+    statement: str, cases: Sequence[Case], finding: Finding, ours: bool = False
+) -> None:
+    right = sum(case.inside - case.outside >= -2 * case.error for case in cases)
+    least = min(cases, key=lambda case: case.ratio)
+    where = (
+        f"C = {least.classes}, P = {least.width}, 2σ = {least.reach:.2f}, r = {least.radius:.2f}"
+    )
+    finding.decide(
+        statement,
+        right == len(cases),
+        f"{right} of {len(cases)} settings; smallest ratio {least.ratio:.3f} ({where}).",
+        ours=ours,
+    )
+
+
+def _table_of_ratios(found: Mapping[str, Sequence[Case]], finding: Finding) -> None:
     rows = []
     for name, cases in found.items():
-        for classes, width in sorted({(case["classes"], case["width"]) for case in cases}):
+        sizes = sorted({(case.classes, case.width) for case in cases})
+        for classes, width in sizes:
             ratios = [
-                _ratio(case)
-                for case in cases
-                if (case["classes"], case["width"]) == (classes, width)
+                case.ratio for case in cases if (case.classes, case.width) == (classes, width)
             ]
-            ends = f"{min(ratios):.3f}", f"{max(ratios):.3f}"
+            ends = [f"{min(ratios):.3f}", f"{max(ratios):.3f}"]
             rows.append([name, f"{classes}", f"{width}", f"{len(ratios)}", *ends])
-    columns = ["class means", "C", "P", "settings of σ and r", "smallest ratio", "largest ratio"]
-    note = "Ratio: average distance of the dense region over that of the rest of the sphere; above 1 is the claim."
-    result.table(columns, rows, note)
+    finding.table(
+        ["class means", "C", "P", "settings of σ and r", "smallest ratio", "largest ratio"],
+        rows,
+        "Ratio: average distance of the dense region over that of the rest of the sphere; above 1 "
+        "is the claim.",
+    )
+
+
+def _draw_cases(found: Mapping[str, Sequence[Case]], finding: Finding) -> None:
+    axis = finding.axes(7, 4.2)[0, 0]
+    looks = {
+        "separated": ("separated (the paper's model)", plot.INSIDE, "o"),
+        "overlapping": ("dense regions overlap", "#edae49", "s"),
+        "twins": ("twins: no simplex", plot.OUTSIDE, "^"),
+    }
+    smallest = math.inf
+    for name, cases in found.items():
+        label, colour, marker = looks[name]
+        x = [case.outside for case in cases]
+        y = [case.inside for case in cases]
+        axis.scatter(x, y, s=18, color=colour, marker=marker, label=label, alpha=0.8)
+        smallest = min(smallest, *x, *y)
+    ends = [smallest, 1.5]
+    axis.plot(ends, ends, color=plot.GREY, lw=1, ls="--", label="equal")
+    plot.label(
+        axis,
+        "average distance outside the dense region",
+        "average distance within the dense region",
+        legend=8,
+        log="xy",
+    )
 
 
 def _compare(
-    classes: int, width: int, reach: float, radius: float, count: int, generator: Generator
+    classes: int, width: int, share: float, place: float, count: int, generator: Generator
 ) -> Case | None:
-    """Average distance in the dense region and outside it on one sphere; None where one of the two
-    is empty.
+    """Average distance in the dense region and outside it on one sphere; None if one of the two is
+    empty.
 
     By symmetry one class is enough for the dense regions, and a point within the dense region of
     some class is within that of its own class, since the nearest class mean is its own.
     """
+    reach = share * separation_limit(classes)
+    radius = 1 + place * reach
     angle = cap_angle(radius, 1.0, reach)
     if not math.isfinite(angle) or angle <= 0:
         return None
     means = simplex_etf(classes, width)
     dense = _own(band(count, means[0], 0.0, angle, generator), means)
     points = sphere(count, width, generator)
-    points = points[(points @ means.T).amax(dim=1) < math.cos(angle)]
-    if (
-        len(points) < _FEWEST
-    ):  # the dense regions fill the sphere: look for the rest where it must be
-        points = _own(band(count, means[0], angle, math.pi, generator), means)
-    return None if len(points) < _FEWEST else _case(means, radius, reach, angle, dense, points)
+    outside = points[(points @ means.T).amax(dim=1) < math.cos(angle)]
+    if len(outside) < _FEWEST:
+        # The dense regions nearly fill the sphere: look for the rest where it must be.
+        outside = _own(band(count, means[0], angle, math.pi, generator), means)
+    if len(outside) < _FEWEST:
+        return None
+    return _case(means, radius, reach, angle, dense, outside, share, place)
 
 
 def _case(
-    means: Tensor, radius: float, reach: float, angle: float, dense: Tensor, points: Tensor
+    means: Tensor,
+    radius: float,
+    reach: float,
+    angle: float,
+    dense: Tensor,
+    outside: Tensor,
+    share: float,
+    place: float = 0.0,
 ) -> Case:
     """Average boundary distances within the dense regions and outside, of points (N, P) of the unit
     sphere."""
-    inside, outside = (boundary_distance(radius * part, means) for part in (dense, points))
-    return {
-        **{
-            "classes": len(means),
-            "width": means.shape[1],
-            "reach": reach,
-            "radius": radius,
-            "angle": angle,
-        },
-        **{"inside": float(inside.mean()), "outside": float(outside.mean())},
-        "error": math.hypot(
-            *(float(part.std()) / math.sqrt(len(part)) for part in (inside, outside))
-        ),
-    }
+    inside_distances = boundary_distance(radius * dense, means)
+    outside_distances = boundary_distance(radius * outside, means)
+    return Case(
+        classes=len(means),
+        width=means.shape[1],
+        reach=reach,
+        radius=radius,
+        angle=angle,
+        inside=float(inside_distances.mean()),
+        outside=float(outside_distances.mean()),
+        error=math.hypot(_error_of_mean(inside_distances), _error_of_mean(outside_distances)),
+        share=share,
+        place=place,
+    )
+
+
+def _error_of_mean(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values))
 
 
 def _own(points: Tensor, means: Tensor) -> Tensor:
@@ -306,15 +435,16 @@ def _twins(
     centred, separated."""
     corners = simplex_etf(pairs, width)
     aside = torch.eye(width, dtype=torch.float64)[pairs - 1]  # a direction that no corner has
-    means = torch.cat(
-        [math.cos(angle) * corners + sign * math.sin(angle) * aside for sign in (1, -1)]
-    )
+    one_twin = math.cos(angle) * corners + math.sin(angle) * aside
+    other_twin = math.cos(angle) * corners - math.sin(angle) * aside
+    means = torch.cat([one_twin, other_twin])
     reach = share * math.sin(angle)  # the distance of a mean to the boundary with its twin
     cap = cap_angle(1.0, 1.0, reach)
-    dense = torch.cat([band(count // len(means) + 1, mean, 0.0, cap, generator) for mean in means])
+    per_mean = count // len(means) + 1
+    dense = torch.cat([band(per_mean, mean, 0.0, cap, generator) for mean in means])
     points = sphere(count, width, generator)
     outside = points[(points @ means.T).amax(dim=1) < math.cos(cap)]
-    return {**_case(means, 1.0, reach, cap, dense, outside), "share": share}
+    return _case(means, 1.0, reach, cap, dense, outside, share)
 
 
 def kl(first: Floats, second: Floats) -> float:
@@ -324,107 +454,229 @@ def kl(first: Floats, second: Floats) -> float:
 
 def sides(inside: Floats, outside: Floats) -> tuple[float, float]:
     """D(f_y‖g_y) and D(f_{y|x}‖g_{y|x}), averaged over f_x, of joint tables (x, y)."""
-    marginal = kl(inside.sum(axis=0), outside.sum(axis=0))
-    return marginal, kl(inside, outside) - kl(inside.sum(axis=1), outside.sum(axis=1))
+    of_y = kl(inside.sum(axis=0), outside.sum(axis=0))
+    of_x = kl(inside.sum(axis=1), outside.sum(axis=1))
+    return of_y, kl(inside, outside) - of_x
 
 
-def proposition_kl(result: Result) -> None:
+def proposition_kl(finding: Finding, settings: PropositionKL) -> None:
     """Random joint tables with and without equal x-marginals, and the features of the model."""
-    bins, tables = result.settings["bins"], result.settings["tables"]
-    random = np.random.default_rng(result.settings["seed"])
-    equal, unequal = (
-        [_random_sides(random, same) for _ in range(tables)] for same in (True, False)
-    )
-    measured = _of_features(load_models(result)[0].standings(), bins)
-    result.table(
-        ["OOD set", "D of the deviation x", "D of the distance y", "D of y given x", "D of y/x"],
-        [
-            [name, *(f"{values[key]:.3f}" for key in DIVERGENCES)]
-            for name, values in measured.items()
-        ],
-        f"Kullback-Leibler divergence of ID from OOD in nats, from histograms of {bins} quantile bins.",
-    )
+    random = np.random.default_rng(settings.seed)
+    equal = [_random_sides(random, same=True) for _ in range(settings.tables)]
+    unequal = [_random_sides(random, same=False) for _ in range(settings.tables)]
+    _decide_on_random_tables(equal, unequal, finding)
+
+    model = load_models(finding)[0]
+    inside, *outside = model.standings().values()
+    found: dict[str, Divergences] = {}
+    draws: dict[str, list[Divergences]] = {}
+    for other in outside:
+        name = other.samples.name
+        finding.say(f"divergences of {name}")
+        histograms = _Histograms.of_quantiles(inside, other, settings.bins)
+        found[name] = histograms.divergences(_points(inside), _points(other))
+        draws[name] = _resample(histograms, inside, other, settings.resamples, random)
+    _table_of_divergences(found, draws, settings, finding)
+    _decide_on_features(found, draws, finding)
+    finding.data = {"features": found}
+    left, right = finding.axes(9, 3.9, 1, 2)[0]
+    _draw_random_tables(left, equal, unequal)
+    _draw_divergences(right, found)
+
+
+def _decide_on_random_tables(
+    equal: Sequence[tuple[float, float]],
+    unequal: Sequence[tuple[float, float]],
+    finding: Finding,
+) -> None:
     excess = max(left - right for left, right in equal)
-    text = f"{len(equal):,} random joint distributions; largest excess {excess:.1e}."
-    result.check(
-        "With equal marginals of x, D(f_y‖g_y) is at most its mean given x", excess <= 1e-12, text
+    finding.decide(
+        "With equal marginals of x, D(f_y‖g_y) is at most its mean given x",
+        excess <= 1e-12,
+        f"{len(equal):,} random joint distributions; largest excess {excess:.1e}.",
     )
     violated = sum(left > right + 1e-12 for left, right in unequal)
-    text = f"{violated:,} of {len(unequal):,}."
-    result.check("Without equal marginals the search finds violations", violated > 0, text)
-    of_x = [values["x"] for values in measured.values()]
-    text = f"D of x between {min(of_x):.3f} and {max(of_x):.3f}."
-    result.check(
-        "On the features, the marginals of x are equal: D of x below 0.05", max(of_x) < 0.05, text
+    finding.decide(
+        "Without equal marginals the search finds violations",
+        violated > 0,
+        f"{violated:,} of {len(unequal):,}.",
+        ours=True,
     )
-    for key, statement in (
-        ("conditional", "On the features, conditioning on x raises the divergence"),
-        ("ratio", "What the detector does, dividing y by x, raises it too"),
-    ):
-        raised = sum(values[key] >= values["y"] for values in measured.values())
-        result.check(statement, raised == len(measured), f"On {raised} of {len(measured)} sets.")
-    result.data = {"features": measured}
-    axis, bars = result.axes(9, 3.9, 1, 2)[0]
+
+
+Divergences = dict[str, float]
+"""The divergences of the ID set from an OOD set, by the keys of `DIVERGENCES`."""
+
+
+def _points(part: Standing) -> Floats:
+    """(N, 3) deviation, average distance, and their ratio, which is fDBD's score."""
+    return np.stack([part.deviation, part.distance, part.scores], axis=1)
+
+
+@dataclass(frozen=True)
+class _Histograms:
+    """Edges of the bins of x, y and y/x."""
+
+    of_x: Floats
+    of_y: Floats
+    of_ratio: Floats
+
+    @classmethod
+    def of_quantiles(cls, inside: Standing, outside: Standing, bins: int) -> "_Histograms":
+        """Bins that ID and OOD samples fill about equally; the outermost are without end."""
+
+        def edges(first: Floats, second: Floats) -> Floats:
+            inner = balanced_edges([first, second], bins, 201)[1:-1]
+            return np.array([-np.inf, *inner, np.inf])
+
+        return cls(
+            edges(inside.deviation, outside.deviation),
+            edges(inside.distance, outside.distance),
+            edges(inside.scores, outside.scores),
+        )
+
+    def divergences(self, inside: Floats, outside: Floats) -> Divergences:
+        """Of points (N, 3) of the ID set from those of an OOD set."""
+        joint_inside = self._joint(inside)
+        joint_outside = self._joint(outside)
+        of_y, of_y_given_x = sides(joint_inside, joint_outside)
+        return {
+            "x": kl(joint_inside.sum(axis=1), joint_outside.sum(axis=1)),
+            "y": of_y,
+            "conditional": of_y_given_x,
+            "ratio": kl(self._ratio(inside), self._ratio(outside)),
+        }
+
+    def _joint(self, points: Floats) -> Floats:
+        counts, _, _ = np.histogram2d(points[:, 0], points[:, 1], [self.of_x, self.of_y])
+        # Half a sample more in each row of cells keeps every cell possible.
+        counts += 0.5 / (len(self.of_y) - 1)
+        joint: Floats = counts / counts.sum()
+        return joint
+
+    def _ratio(self, points: Floats) -> Floats:
+        counts = np.histogram(points[:, 2], self.of_ratio)[0] + 0.5
+        shares: Floats = counts / counts.sum()
+        return shares
+
+
+def _resample(
+    histograms: _Histograms,
+    inside: Standing,
+    outside: Standing,
+    count: int,
+    random: np.random.Generator,
+) -> list[Divergences]:
+    """The divergences of `count` bootstrap samples of both sets, in the same bins."""
+    of_id = _points(inside)
+    of_ood = _points(outside)
+    found = []
+    for _ in range(count):
+        drawn_id = of_id[random.integers(len(of_id), size=len(of_id))]
+        drawn_ood = of_ood[random.integers(len(of_ood), size=len(of_ood))]
+        found.append(histograms.divergences(drawn_id, drawn_ood))
+    return found
+
+
+def _spread(draws: Sequence[Divergences], key: str, minus: str = "") -> float:
+    """Standard error of a divergence, or of its difference from another one, by the bootstrap."""
+    values = [draw[key] - (draw[minus] if minus else 0.0) for draw in draws]
+    return float(np.std(values, ddof=1))
+
+
+def _table_of_divergences(
+    found: Mapping[str, Divergences],
+    draws: Mapping[str, Sequence[Divergences]],
+    settings: PropositionKL,
+    finding: Finding,
+) -> None:
+    rows = []
+    for name, values in found.items():
+        cells = []
+        for key in DIVERGENCES:
+            half_width = 1.96 * _spread(draws[name], key)
+            cells.append(f"{values[key]:.3f} ± {half_width:.3f}")
+        rows.append([name, *cells])
+    finding.table(
+        ["OOD set", "D of the deviation x", "D of the distance y", "D of y given x", "D of y/x"],
+        rows,
+        f"Kullback-Leibler divergence of ID from OOD in nats, from histograms of {settings.bins} "
+        f"quantile bins; ±: 95 % interval from {settings.resamples} bootstrap samples.",
+    )
+
+
+def _decide_on_features(
+    found: Mapping[str, Divergences],
+    draws: Mapping[str, Sequence[Divergences]],
+    finding: Finding,
+) -> None:
+    of_x = [values["x"] for values in found.values()]
+    below_margin = []
+    for name, values in found.items():
+        below_margin.append(Comparison.of(0.05 - values["x"], _spread(draws[name], "x")))
+    finding.decide(
+        "On the features, the marginals of x are equal: D of x below 0.05",
+        below_margin,
+        f"D of x between {min(of_x):.3f} and {max(of_x):.3f}.",
+    )
+    statements = {
+        "conditional": "On the features, conditioning on x raises the divergence",
+        "ratio": "What the detector does, dividing y by x, raises it too",
+    }
+    for key, statement in statements.items():
+        tests = []
+        differences = []
+        for name, values in found.items():
+            raised_by = values[key] - values["y"]
+            error = _spread(draws[name], key, minus="y")
+            tests.append(Comparison.of(raised_by, error))
+            differences.append(f"{name} {raised_by:+.3f} ± {1.96 * error:.3f}")
+        finding.decide(statement, tests, f"Nats: {', '.join(differences)}.")
+
+
+def _draw_random_tables(
+    axis: plot.Axes,
+    equal: Sequence[tuple[float, float]],
+    unequal: Sequence[tuple[float, float]],
+) -> None:
     for pairs, colour, name in ((unequal, "#edae49", "unequal"), (equal, plot.INSIDE, "equal")):
-        left, right = np.maximum(np.array(pairs[:400]).T, 1e-4)
-        look = {"s": 7, "alpha": 0.6, "linewidths": 0, "rasterized": True}
-        axis.scatter(right, left, color=colour, label=f"{name} marginals of x", **look)
+        of_y, of_y_given_x = np.maximum(np.array(pairs[:400]).T, 1e-4)
+        axis.scatter(
+            of_y_given_x,
+            of_y,
+            color=colour,
+            label=f"{name} marginals of x",
+            s=7,
+            alpha=0.6,
+            linewidths=0,
+            rasterized=True,
+        )
     axis.plot([1e-4, 30], [1e-4, 30], color=plot.GREY, lw=1, ls="--")
     title = "random joint distributions (claim: below the line)"
     plot.label(axis, "D of y given x, nats", "D of y, nats", title, legend=8, log="xy")
-    places = np.arange(len(measured))
+
+
+def _draw_divergences(axis: plot.Axes, found: Mapping[str, Divergences]) -> None:
+    places = np.arange(len(found))
     for number, (key, (name, colour)) in enumerate(DIVERGENCES.items()):
-        heights = [values[key] for values in measured.values()]
-        bars.bar(places + 0.2 * (number - 1.5), heights, 0.2, color=colour, label=name)
-    bars.set_xticks(places, list(measured), fontsize=8, rotation=20)
-    plot.label(bars, y="D of ID from OOD, nats", title="features of the model", legend=8)
+        heights = [values[key] for values in found.values()]
+        axis.bar(places + 0.2 * (number - 1.5), heights, 0.2, color=colour, label=name)
+    axis.set_xticks(places, list(found), fontsize=8, rotation=20)
+    plot.label(axis, y="D of ID from OOD, nats", title="features of the model", legend=8)
 
 
 def _random_sides(random: np.random.Generator, same: bool) -> tuple[float, float]:
     """Both sides for a random pair of joint distributions, from sharp to flat."""
     x, y = random.integers(2, 12, size=2)
-    sharp = 10 ** random.uniform(-0.7, 1, size=2)
-    conditional = [random.dirichlet(np.full(y, part), size=x) + 1e-9 for part in sharp]
+    sharpness = 10 ** random.uniform(-0.7, 1, size=2)
+    given_x = [random.dirichlet(np.full(y, sharp), size=x) + 1e-9 for sharp in sharpness]
     marginals = random.dirichlet(np.ones(x), size=2)
     if same:
         marginals[1] = marginals[0]
     elif random.random() < 0.5:
-        conditional[1] = conditional[0] + 0.2 * conditional[1]  # x tells most, and y follows it
-    joint = [m[:, None] * c / c.sum(axis=1, keepdims=True) for m, c in zip(marginals, conditional)]
+        given_x[1] = given_x[0] + 0.2 * given_x[1]  # x tells most, and y follows it
+    joint = []
+    for marginal, conditional in zip(marginals, given_x):
+        normalised = conditional / conditional.sum(axis=1, keepdims=True)
+        joint.append(marginal[:, None] * normalised)
     return sides(joint[0], joint[1])
-
-
-def _of_features(found: Mapping[str, Standing], bins: int) -> dict[str, dict[str, float]]:
-    """The divergences of the ID set from each OOD set, x the deviation and y the average
-    distance."""
-    inside, *outside = found.values()
-    divergences = {}
-    for other in outside:
-        pair = inside, other
-        x_edges, y_edges, ratio_edges = (
-            [
-                -np.inf,
-                *balanced_edges([getattr(part, kind) for part in pair], bins, 201)[1:-1],
-                np.inf,
-            ]
-            for kind in ("deviation", "distance", "scores")
-        )
-        # Half a sample more in each row of cells keeps every cell possible.
-        counts = [
-            np.histogram2d(p.deviation, p.distance, [x_edges, y_edges])[0] + 0.5 / bins
-            for p in pair
-        ]
-        first, second = (part / part.sum() for part in counts)
-        ratios = [np.histogram(part.scores, ratio_edges)[0] + 0.5 for part in pair]
-        marginal, conditional = sides(first, second)
-        of_x, ratio = (
-            kl(first.sum(axis=1), second.sum(axis=1)),
-            kl(*(part / part.sum() for part in ratios)),
-        )
-        divergences[other.samples.name] = {
-            "x": of_x,
-            "y": marginal,
-            "conditional": conditional,
-            "ratio": ratio,
-        }
-    return divergences

@@ -15,13 +15,16 @@ from fdbd.paper import across_networks, boundary_figures, closed_form, propositi
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
 from fdbd.paper.experiment import Experiment, find
+from fdbd.paper.finding import Finding, Record, TextTable
 from fdbd.paper.models import MissingData
-from fdbd.paper.result import Record, Result, Table
 from fdbd.util.devices import choose_device
 from fdbd.util.files import read_json, write_text
 from fdbd.util.version import __version__
 
-PROGRAMS: dict[str, Callable[[Result], None]] = {
+Program = Callable[[Finding, Any], None]
+"""Fills in a finding; the second argument are the experiment's settings, of the type that
+`fdbd.paper.settings.KINDS` has for its kind."""
+PROGRAMS: dict[str, Program] = {
     "detector-table": detector_table,
     "percentiles": across_networks.percentiles,
     "regularization-gain": across_networks.regularization_gain,
@@ -31,14 +34,14 @@ PROGRAMS: dict[str, Callable[[Result], None]] = {
     "deviation": boundary_figures.deviation,
     "distances": boundary_figures.distances,
     "nearest-k": boundary_figures.nearest_k,
-    "distance-quality": closed_form.closed_form,
+    "distance-quality": closed_form.distance_quality,
     "theorem": closed_form.theorem,
     "proposition-1": propositions.proposition_1,
     "proposition-2": propositions.proposition_2,
     "proposition-kl": propositions.proposition_kl,
     "complexity": complexity,
 }
-"""What fills in the result of an experiment, by the `kind` that its file gives."""
+"""What fills in the finding of an experiment, by the `kind` that its file gives."""
 
 
 def run(
@@ -52,9 +55,9 @@ def run(
     called with a few words on what is being done.
 
     Raises:
-        MissingData: when nothing of it can be run here.
+        MissingData: if nothing of it can be run here.
     """
-    return _run(Result(_find(name, scale, device), say), Path(out))
+    return _run(Finding(_find(name, scale, device), say), Path(out))
 
 
 def run_all(
@@ -72,64 +75,86 @@ def run_all(
     same, unless `fresh`; one that lacked data is. What cannot be run at all has a record whose
     `missing` says why, and no files.
     """
-    experiments, folder = [_find(name, scale, device) for name in names], Path(out)
+    experiments = [_find(name, scale, device) for name in names]
+    folder = Path(out)
     records: list[Record] = []
-    words = "{task.fields[name]}: {task.description}"
-    columns = BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn(words)
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not progress
-    ) as bar:
+    bar = Progress(
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[name]}: {task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not progress,
+    )
+    with bar:
         task = bar.add_task("", total=len(experiments), name="")
+
+        def say(text: str) -> None:
+            bar.update(task, description=text)
+
         for experiment in experiments:
             bar.update(task, completed=len(records), name=experiment.name, description="")
-            result = Result(experiment, lambda text: bar.update(task, description=text))
-            kept: Any = None if fresh else read_json(folder / f"{experiment.name}.json")
-            is_same = isinstance(kept, dict) and kept.get("made_from") == made_from(experiment)
-            try:
-                records.append(kept if is_same and not kept["missing"] else _run(result, folder))
-            except MissingData as error:
-                records.append(Result(experiment, missing=[str(error)]).record())
+            kept = None if fresh else _kept(experiment, folder)
+            records.append(kept or _run_or_say_why_not(experiment, folder, say))
     if len(records) > 1 and any(record["checks"] for record in records):
         write_text(folder / "README.md", summary(records))
     return records
 
 
+def _kept(experiment: Experiment, folder: Path) -> Record | None:
+    """The record of an earlier run, if it is whole and nothing that it depends on has changed."""
+    record: Any = read_json(folder / f"{experiment.name}.json")
+    if not isinstance(record, dict) or record.get("made_from") != made_from(experiment):
+        return None
+    return None if record["missing"] else record
+
+
+def _run_or_say_why_not(experiment: Experiment, folder: Path, say: Callable[[str], None]) -> Record:
+    try:
+        return _run(Finding(experiment, say), folder)
+    except MissingData as error:
+        return Finding(experiment, missing=[str(error)]).record()
+
+
 def _find(name: str, scale: str, device: str) -> Experiment:
     choose_device(device)  # an error now rather than in the middle
-    experiment = find(name, scale, device)
-    if experiment.kind not in PROGRAMS:
-        raise ValueError(
-            f"{experiment.name}: kind is {experiment.kind!r}, expected one of {', '.join(PROGRAMS)}"
-        )
-    return experiment
+    return find(name, scale, device)
 
 
-def _run(result: Result, folder: Path) -> Record:
+def _run(finding: Finding, folder: Path) -> Record:
     start = time.perf_counter()
-    PROGRAMS[result.experiment.kind](result)
-    record = result.record(time.perf_counter() - start, made_from(result.experiment))
-    result.write(record, folder)
+    experiment = finding.experiment
+    PROGRAMS[experiment.kind](finding, experiment.settings)
+    for entry in experiment.settings.not_tested:
+        finding.leave_untested(entry.statement, entry.why)
+    record = finding.record(time.perf_counter() - start, made_from(experiment))
+    finding.write(record, folder)
     return record
 
 
 def made_from(experiment: Experiment) -> str:
-    """A digest of what a result depends on: the experiment, the version, the features and weights
+    """A digest of what a finding depends on: the experiment, the version, the features and weights
     in the package."""
     digest = hashlib.sha256(f"{__version__} {experiment.digest}".encode())
-    for path in [
-        *sorted(bundle.FOLDER.glob("*.safetensors")),
-        *(zoo_card(name).path for name in list_zoo()),
-    ]:
+    features = sorted(bundle.FOLDER.glob("*.safetensors"))
+    weights = [zoo_card(name).path for name in list_zoo()]
+    for path in [*features, *weights]:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def summary(records: Sequence[Record]) -> str:
     """README.md of a folder of results: one line per experiment."""
-    links = [f"[{r['name']}]({r['name']}.md)" if r["checks"] else r["name"] for r in records]
-    rows = [
-        [link, r["title"], r["verdict"], f"{r['seconds']:.0f} s"] for link, r in zip(links, records)
-    ]
-    lines = ["# Results", "", Table("", ["experiment", "what", "verdict", "time"], rows).markdown()]
-    missing = [f"- {record['name']}: {line}" for record in records for line in record["missing"]]
-    return "\n".join([*lines, *(["Missing:", "", *missing, ""] if missing else [])])
+    rows = []
+    missing = []
+    for record in records:
+        name = record["name"]
+        link = f"[{name}]({name}.md)" if record["checks"] else name
+        rows.append([link, record["title"], record["verdict"], f"{record['seconds']:.0f} s"])
+        missing += [f"- {name}: {line}" for line in record["missing"]]
+    table = TextTable("", ["experiment", "what", "verdict", "time"], rows)
+    lines = ["# Results", "", table.markdown()]
+    if missing:
+        lines += ["Missing:", "", *missing, ""]
+    return "\n".join(lines)

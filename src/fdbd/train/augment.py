@@ -24,10 +24,14 @@ class Augment:
     """What may happen to an image; the default is the flip and pad-4 crop of He et al. (2016).
 
     pad: pixels of padding before a random crop of the original size; padding: "constant" (zeros) or
-    "reflect". area: range of the share of the image that a random resized crop keeps, aspect ratio
-    3/4 to 4/3; None for none. jitter, hue: largest relative change of brightness, contrast and
-    saturation, largest turn of hue in fractions of the colour circle, applied with probability
-    `jitter_p`; gray_p: probability of dropping colour (Chen et al., 2020)."""
+        "reflect".
+    area: range of the share of the image that a random resized crop keeps, aspect ratio 3/4 to 4/3;
+        None for none.
+    jitter, hue: largest relative change of brightness, contrast and saturation, largest turn of hue
+        in fractions of the colour circle, applied with probability `jitter_p`.
+    gray_p: probability of dropping colour.
+    blur_p: probability of a Gaussian blur with a standard deviation of 0.1 to 2 pixels, whose
+        kernel is a tenth of the side (Chen et al., 2020, as are the colours)."""
 
     flip: bool = True
     pad: int = 4
@@ -37,6 +41,7 @@ class Augment:
     hue: float = 0.0
     jitter_p: float = 0.8
     gray_p: float = 0.0
+    blur_p: float = 0.0
 
     def draw(self, n: int, generator: Generator) -> Draws:
         """Random numbers for n images: each value has n rows."""
@@ -63,6 +68,10 @@ class Augment:
             draws["turn"] = turn.masked_fill(off, 0)
         if self.gray_p:
             draws["gray"] = uniform() < self.gray_p
+        if self.blur_p:
+            is_blurred = uniform() < self.blur_p
+            # A deviation of 0 stands for no blur.
+            draws["blur"] = uniform(low=0.1, high=2.0).masked_fill(~is_blurred, 0)
         return draws
 
     def apply(self, images: Tensor, draws: Draws, size: int | None = None) -> Tensor:
@@ -76,14 +85,19 @@ class Augment:
             images = _crop(images, draws, self.pad, self.padding, size)
         else:
             images = torch.where(draws["flip"][:, None, None, None], images.flip(3), images)
-        return _colour(images, draws) if "factors" in draws or "gray" in draws else images
+        if "factors" in draws or "gray" in draws:
+            images = _colour(images, draws)
+        if "blur" in draws:
+            images = _blur(images, draws["blur"])
+        return images
 
 
 def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None) -> Tensor:
     """Pad, crop at each image's offset, mirror where `flip`: one gather for all. For a window of
     another `side` the offset, 0 … 2·pad, is stretched to all places that the window has."""
     n, _, height, width = images.shape
-    offset, device = draws["offset"], images.device
+    offset = draws["offset"]
+    device = images.device
     padded = F.pad(images, (pad, pad, pad, pad), mode=padding).permute(0, 2, 3, 1)
     if side is not None:
         room = torch.tensor([height + 2 * pad - side, width + 2 * pad - side], device=device)
@@ -91,7 +105,8 @@ def _crop(images: Tensor, draws: Draws, pad: int, padding: str, side: int | None
             raise ValueError(
                 f"a window of {side} does not fit images of {height}×{width} padded by {pad}"
             )
-        offset, height, width = offset * room // (2 * pad), side, side
+        offset = offset * room // (2 * pad)
+        height = width = side
     rows = offset[:, :1] + torch.arange(height, device=device)
     columns = offset[:, 1:] + torch.arange(width, device=device)
     columns = torch.where(draws["flip"][:, None], columns.flip(1), columns)
@@ -107,7 +122,9 @@ def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
     theta[:, 0, 0] = torch.where(draws["flip"], -size[:, 0], size[:, 0])
     theta[:, 1, 1] = size[:, 1]
     theta[:, :, 2] = draws["centre"]
-    height, width = (side, side) if side is not None else images.shape[2:]
+    height, width = images.shape[2:]
+    if side is not None:
+        height = width = side
     grid = F.affine_grid(theta, [*images.shape[:2], height, width], align_corners=False)
     return F.grid_sample(
         images, grid, mode="bilinear", padding_mode="reflection", align_corners=False
@@ -117,7 +134,8 @@ def _resized_crop(images: Tensor, draws: Draws, side: int | None) -> Tensor:
 def _colour(images: Tensor, draws: Draws) -> Tensor:
     """Brightness, saturation, hue and grey as one colour matrix per sample, then contrast around
     the mean grey."""
-    n, to_yiq = len(images), _YIQ.to(images)
+    n = len(images)
+    to_yiq = _YIQ.to(images)
     factors = draws.get("factors", images.new_ones(n, 3))
     turn = draws.get("turn", images.new_zeros(n)) * (2 * torch.pi)
     saturation = factors[:, 2]
@@ -125,10 +143,30 @@ def _colour(images: Tensor, draws: Draws) -> Tensor:
         saturation = saturation.masked_fill(draws["gray"], 0)
     matrix = images.new_zeros(n, 3, 3)
     matrix[:, 0, 0] = 1
-    matrix[:, 1, 1] = matrix[:, 2, 2] = saturation * turn.cos()
-    matrix[:, 1, 2], matrix[:, 2, 1] = -saturation * turn.sin(), saturation * turn.sin()
+    # A turn of hue rotates the plane of I and Q, and saturation stretches it.
+    matrix[:, 1, 1] = saturation * turn.cos()
+    matrix[:, 1, 2] = -saturation * turn.sin()
+    matrix[:, 2, 1] = saturation * turn.sin()
+    matrix[:, 2, 2] = saturation * turn.cos()
     matrix = factors[:, :1, None] * (torch.linalg.inv(to_yiq) @ matrix @ to_yiq)
     images = (matrix @ images.flatten(2)).view_as(images)
     gray = (images * to_yiq[0].view(1, 3, 1, 1)).sum(1).mean(dim=(1, 2)).view(n, 1, 1, 1)
     contrast = factors[:, 1].view(n, 1, 1, 1)
     return (gray + contrast * (images - gray)).clamp(0, 1)
+
+
+def _blur(images: Tensor, deviations: Tensor) -> Tensor:
+    """Each image under a Gaussian of its own standard deviation (N,), in pixels; 0 leaves it as it
+    is. Rows and columns are blurred one after the other, which is the same and costs less."""
+    n, channels, height, width = images.shape
+    radius = max(1, min(height, width) // 20)
+    places = torch.arange(-radius, radius + 1, device=images.device)
+    kernels = torch.exp(-(places**2) / (2 * deviations.clamp_min(1e-3)[:, None] ** 2))
+    kernels = (kernels / kernels.sum(dim=1, keepdim=True)).repeat_interleave(channels, dim=0)
+    # One group per image and channel gives each its own kernel.
+    planes = images.reshape(1, n * channels, height, width)
+    planes = F.pad(planes, (radius, radius, radius, radius), mode="reflect")
+    planes = F.conv2d(planes, kernels[:, None, None, :], groups=n * channels)
+    planes = F.conv2d(planes, kernels[:, None, :, None], groups=n * channels)
+    blurred = planes.view(n, channels, height, width)
+    return torch.where(deviations[:, None, None, None] > 0, blurred, images)

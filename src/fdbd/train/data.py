@@ -16,33 +16,41 @@ from fdbd.data.datasets import ImageFiles, Images
 def labelled_images(data: Any, num_classes: int, image_size: int = 0) -> Images:
     """Images with labels below `num_classes`, from what `fdbd.train.train` takes. Image files,
     which may differ in size, are decoded to centre squares of side `image_size`."""
-    if not isinstance(data, Images):
-        if not isinstance(data, (tuple, list)) or len(data) != 2:
-            if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-                raise ValueError(
-                    f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}"
-                )
-            singles = [data[place] for place in range(len(data))]
-            data = (
-                np.stack([np.asarray(image) for image, _ in singles]),
-                [int(label) for _, label in singles],
-            )
-        pixels, given = (each.numpy() if isinstance(each, Tensor) else each for each in data)
-        data = Images(pixels, given)
-    images: Images = data
+    images = data if isinstance(data, Images) else _as_images(data)
     labels = images.labels
     if labels is None or not len(labels):
         raise ValueError("training needs labelled images, and this dataset has none")
     if isinstance(images.images, ImageFiles):
-        if not (side := image_size or images.images.size):
+        side = image_size or images.images.size
+        if not side:
             raise ValueError("image files may differ in size: set image_size, the side to train at")
         images = replace(images, images=images.images.resized(side))
-    low, high = labels.min(), labels.max()
+    low = labels.min()
+    high = labels.max()
     if low < 0 or high >= num_classes:
         raise ValueError(
-            f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's classes"
+            f"labels run from {low} to {high}, outside 0 to {num_classes - 1} of the recipe's "
+            "classes"
         )
     return images
+
+
+def _as_images(data: Any) -> Images:
+    """Of a pair (images, labels), or of a dataset of single (image, label)."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return Images(_as_array(data[0]), _as_array(data[1]))
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ValueError(
+            f"expected (images, labels) or a dataset of (image, label), not {type(data).__name__}"
+        )
+    singles = [data[place] for place in range(len(data))]
+    pixels = np.stack([np.asarray(image) for image, _ in singles])
+    labels = np.array([int(label) for _, label in singles])
+    return Images(pixels, labels)
+
+
+def _as_array(values: Any) -> Any:
+    return values.numpy() if isinstance(values, Tensor) else values
 
 
 def read(images: Images, rows: Tensor, device: torch.device) -> Tensor:
@@ -53,9 +61,8 @@ def read(images: Images, rows: Tensor, device: torch.device) -> Tensor:
             pixels = np.stack(list(pool.map(images.images.__getitem__, rows.tolist())))
     else:
         pixels = np.ascontiguousarray(images.images[rows.numpy()])
-    return (
-        torch.from_numpy(pixels).to(device, non_blocking=True).permute(0, 3, 1, 2).float().div(255)
-    )
+    on_device = torch.from_numpy(pixels).to(device, non_blocking=True)
+    return on_device.permute(0, 3, 1, 2).float().div(255)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -26,6 +26,7 @@ from fdbd.networks.checkpoint import load_plain
 from fdbd.train.data import labelled_images, normalise, read
 from fdbd.train.distributed import mean_over_processes, process_group, rows_of, world
 from fdbd.train.objectives import OBJECTIVES, Contrastive, fit_linear, head_of, set_head
+from fdbd.train.optimisers import OPTIMISERS, optimiser_of
 from fdbd.train.presets import Preset, preset
 from fdbd.util.devices import choose_device
 from fdbd.util.files import beside
@@ -58,6 +59,7 @@ def train(
     progress: bool = True,
     resume: bool = True,
     checkpoint_steps: int = 0,
+    max_steps: int = 0,
     **overrides: Any,
 ) -> Trained:
     """Train a classifier by a preset's recipe, with any of its fields overridden.
@@ -66,55 +68,78 @@ def train(
     `fdbd.data.datasets.Images`, or as a dataset of single (image, label), which is read into
     memory; without `data` the preset's dataset is loaded. out: a folder for `checkpoint.pt` (each
     epoch, and every `checkpoint_steps` steps if given), `log.csv` and `model.safetensors`; a second
-    call with the same folder continues where the first one stopped. Under `torchrun` the processes
-    share each batch. A GPU is used where there is one, with `torch.compile`, and with bfloat16
-    where it has that."""
+    call with the same folder continues where the first one stopped. max_steps: stop after so many
+    steps of the recipe, and fit the head and test on no more images than were trained on: a smoke
+    run that takes every step of the way and gives a useless model; 0 for the whole recipe. Under
+    `torchrun` the processes share each batch. If there is a GPU, it is used, with `torch.compile`,
+    and with bfloat16 if it has that."""
     config = (preset(recipe) if isinstance(recipe, str) else recipe).override(**overrides)
     _check(config)
     if log not in LOGS:
         raise ValueError(f"log {log!r} is none of {', '.join(LOGS)}")
+    if max_steps < 0:
+        raise ValueError(f"max_steps is {max_steps}, expected 0 or a number of steps")
+    train_set, test_set = _load_data(config, data, test)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    where = _own_device(device)
+    forked = [where] if where.type == "cuda" else []
+    with process_group(where), torch.random.fork_rng(forked):
+        show = progress and world()[0] == 0
+        run = _Run(config, train_set, test_set, folder, where, show, max_steps)
+        checkpoint = None if folder is None else folder / "checkpoint.pt"
+        if resume and checkpoint is not None and checkpoint.exists():
+            run.restore(checkpoint)
+        run.fit(_Log(log, folder if run.rank == 0 else None), checkpoint_steps)
+        return run.finish()
+
+
+def _load_data(config: Preset, data: Any, test: Any) -> tuple[Images, Images | None]:
+    """The training images, and the test images if there are any."""
     if data is None:
         data = datasets.load(config.dataset, "train")
-        test = datasets.load(config.dataset, "test") if test is None else test
+        if test is None:
+            test = datasets.load(config.dataset, "test")
     train_set = labelled_images(data, config.num_classes, config.image_size)
-    test_set = (
-        None if test is None else labelled_images(test, config.num_classes, config.image_size)
-    )
+    test_set = None
+    if test is not None:
+        test_set = labelled_images(test, config.num_classes, config.image_size)
     if config.batch_size > len(train_set):
         raise ValueError(
             f"a batch of {config.batch_size} is larger than the {len(train_set)} images given"
         )
-    if (folder := None if out is None else Path(out)) is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    return train_set, test_set
+
+
+def _own_device(device: str | torch.device | None) -> torch.device:
     where = choose_device(device)
-    if (
-        where.type == "cuda" and where.index is None
-    ):  # pragma: no cover - GPU; under torchrun each process has its own
+    if where.type == "cuda" and where.index is None:  # pragma: no cover - GPU
+        # Under torchrun each process has its own GPU.
         where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(where)
-    with process_group(where), torch.random.fork_rng([where] if where.type == "cuda" else []):
-        run = _Run(config, train_set, test_set, folder, where, progress and world()[0] == 0)
-        if resume and folder is not None and (folder / "checkpoint.pt").exists():
-            run.restore(folder / "checkpoint.pt")
-        run.fit(_Log(log, folder if run.rank == 0 else None), checkpoint_steps)
-        return run.finish()
+    return where
 
 
 def _check(config: Preset) -> None:
     if config.objective not in OBJECTIVES:
         raise ValueError(f"objective {config.objective!r} is none of {', '.join(OBJECTIVES)}")
-    if config.optimizer not in ("sgd", "adamw"):
-        raise ValueError(f"optimizer {config.optimizer!r} is neither 'sgd' nor 'adamw'")
+    if config.optimizer not in OPTIMISERS:
+        raise ValueError(f"optimizer {config.optimizer!r} is none of {', '.join(OPTIMISERS)}")
     for name in ("epochs", "batch_size", "num_classes", "lr"):
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name} must be positive, not {getattr(config, name)}")
+        value = getattr(config, name)
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
     if config.sizes and config.augment.area is None and not config.augment.pad:
         raise ValueError("sizes needs random crops: set the augmentation's pad or area")
-    config.rate(0.5)
-    if config.start and (card := models.zoo_card(config.start)).model != config.model:
-        raise ValueError(
-            f"start is {config.start}, a {card.model}, which gives no weights to a {config.model}"
-        )
+    config.rate(0.5)  # an unknown schedule is an error now rather than at the first step
+    if config.start:
+        card = models.zoo_card(config.start)
+        if card.model != config.model:
+            raise ValueError(
+                f"start is {config.start}, a {card.model}, which gives no weights to a "
+                f"{config.model}"
+            )
 
 
 class _Log:
@@ -160,77 +185,103 @@ class _Run:
         folder: Path | None,
         device: torch.device,
         show: bool,
+        max_steps: int = 0,
     ) -> None:
-        self.config, self.data, self.test, self.folder = config, data, test, folder
-        self.device, self.show = device, show
+        self.config = config
+        self.data = data
+        self.test = test
+        self.folder = folder
+        self.device = device
+        self.show = show
         self.rank, self.processes = world()
         self.rows = rows_of(self.rank, self.processes, config.batch_size)
         self.labels = torch.as_tensor(data.labels)
         self.epoch_steps = len(data) // config.batch_size
-        self.step, self.total = 0, self.epoch_steps * config.epochs
-        self.order, self.ordered = torch.empty(0), -1  # the images' order in epoch `ordered`
-        self.sums, self.seconds = (
-            torch.zeros(2),
-            0.0,
-        )  # loss and accuracy, summed over this epoch's steps
+        self.total = self.epoch_steps * config.epochs
+        self.last = min(self.total, max_steps) if max_steps else self.total
+        # What the head is fitted on, and what is tested: all, except in a smoke run.
+        self.image_limit = max_steps * config.batch_size if max_steps else None
+
+        # Where it stands.
+        self.step = 0
+        self.order = torch.empty(0)  # of the images in epoch `ordered_epoch`
+        self.ordered_epoch = -1
+        self.sums = torch.zeros(2)  # loss and accuracy, summed over this epoch's steps
+        self.seconds = 0.0
         self.history: list[Row] = []
         self.has_head = False  # of a contrastive objective
 
         torch.manual_seed(config.seed)
+        model = self._new_model()
+        self.head_name, _ = head_of(model)
+        objective = OBJECTIVES[config.objective](model, config)
+        self.objective = objective.to(device).to(memory_format=torch.channels_last)
+        self.model = self.objective.model
+        self.optimizer = optimiser_of(config, self.objective)
+        # The weights that are evaluated and kept: their average, if the recipe has one.
+        self.kept = self.model
+        if config.ema:
+            self.kept = copy.deepcopy(self.model).requires_grad_(False).eval()
+        self.mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.forward = self._forward()
+
+    def _new_model(self) -> nn.Module:
+        """The recipe's network with the weights that training starts from."""
+        config = self.config
         model = models.create(config.model, num_classes=config.num_classes)
         if config.whiten:
             if not isinstance(model, CompactResNet):
                 raise ValueError(f"whiten is for the compact network, not {config.model}")
-            first = read(data, torch.arange(min(5000, len(data))), torch.device("cpu"))
-            whiten_stem(model, normalise(first, config.mean, config.std))
+            first_rows = torch.arange(min(5000, len(self.data)))
+            first_images = read(self.data, first_rows, torch.device("cpu"))
+            whiten_stem(model, normalise(first_images, config.mean, config.std))
         if config.start:
             model.load_state_dict(models.zoo(config.start).state_dict())
-        self.head_name, head = head_of(model)
+        _, head = head_of(model)
         if head.out_features != config.num_classes:
             raise ValueError(
-                f"{config.model} has {head.out_features} outputs, the recipe {config.num_classes} classes"
+                f"{config.model} has {head.out_features} outputs, the recipe "
+                f"{config.num_classes} classes"
             )
-        if device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
+        if self.device.type == "cuda" and self.processes > 1:  # pragma: no cover - GPU
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        self.objective = (
-            OBJECTIVES[config.objective](model, config)
-            .to(device)
-            .to(memory_format=torch.channels_last)
-        )
-        self.model = self.objective.model
-        self.optimizer = _optimizer(config, self.objective)
-        self.kept = (
-            copy.deepcopy(self.model).requires_grad_(False).eval() if config.ema else self.model
-        )
-        self.mixed = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
+        return model
+
+    def _forward(self) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The objective as it is called: joined over processes, and compiled on a GPU."""
+        forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self.objective
         if self.processes > 1:
-            devices = [device.index] if device.type == "cuda" else None
-            self.forward = nn.parallel.DistributedDataParallel(self.objective, devices)
-        if device.type == "cuda":  # pragma: no cover - GPU
-            self.forward = torch.compile(self.forward)
+            devices = [self.device.index] if self.device.type == "cuda" else None
+            forward = nn.parallel.DistributedDataParallel(self.objective, devices)
+        if self.device.type == "cuda":  # pragma: no cover - GPU
+            forward = torch.compile(forward)
+        return forward
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """This process's part of the next joint batch: `views` copies of its images, normalised,
         and the labels."""
         config = self.config
         epoch, place = divmod(self.step, self.epoch_steps)
-        if epoch != self.ordered:
+        if epoch != self.ordered_epoch:
             shuffle = torch.Generator().manual_seed(_seed(config.seed, 1, epoch))
-            self.order, self.ordered = torch.randperm(len(self.data), generator=shuffle), epoch
-        chosen = self.order[place * config.batch_size : (place + 1) * config.batch_size][self.rows]
+            self.order = torch.randperm(len(self.data), generator=shuffle)
+            self.ordered_epoch = epoch
+        joint = self.order[place * config.batch_size : (place + 1) * config.batch_size]
+        chosen = joint[self.rows]
         images = read(self.data, chosen, self.device)
+        size = None
+        if config.sizes:
+            phase = self.step * len(config.sizes) // self.total
+            size = config.sizes[phase]
         generator = torch.Generator().manual_seed(_seed(config.seed, 2, self.step))
-        size = config.sizes[self.step * len(config.sizes) // self.total] if config.sizes else None
         views = []
         for _ in range(self.objective.views):
             draws = config.augment.draw(config.batch_size, generator)
             mine = {key: value[self.rows] for key, value in draws.items()}
             views.append(config.augment.apply(images, mine, size))
         batch = normalise(torch.cat(views), config.mean, config.std)
-        return batch.contiguous(memory_format=torch.channels_last), self.labels[chosen].to(
-            self.device
-        )
+        labels = self.labels[chosen].to(self.device)
+        return batch.contiguous(memory_format=torch.channels_last), labels
 
     def advance(self) -> None:
         """One optimiser step."""
@@ -262,14 +313,15 @@ class _Run:
         weight = 1 - min(self.config.ema, (1 + self.step) / (10 + self.step))
         new = self.model.state_dict()
         for key, average in self.kept.state_dict().items():
-            average.lerp_(new[key], weight) if average.is_floating_point() else average.copy_(
-                new[key]
-            )
+            if average.is_floating_point():
+                average.lerp_(new[key], weight)
+            else:  # a count of batches
+                average.copy_(new[key])
 
     def fit(self, log: _Log, checkpoint_steps: int) -> None:
         """From where it stands to the end."""
-        with Bar(self.config.name, self.total, self.show) as bar:
-            while self.step < self.total:
+        with Bar(self.config.name, self.last, self.show) as bar:
+            while self.step < self.last:
                 started = time.perf_counter()
                 self.advance()
                 self.seconds += time.perf_counter() - started
@@ -277,12 +329,13 @@ class _Run:
                 loss, accuracy = (self.sums / (place or self.epoch_steps)).tolist()
                 bar.description = f"{self.config.name}  loss {loss:.3f}  accuracy {accuracy:.1%}"
                 bar.update(self.step)
-                if place == 0:
-                    self.end_epoch(
-                        {"epoch": self.step // self.epoch_steps, "loss": loss, "accuracy": accuracy}
-                    )
+                # The last step of a smoke run ends its epoch early.
+                ends_epoch = place == 0 or self.step == self.last
+                if ends_epoch:
+                    epoch = -(-self.step // self.epoch_steps)
+                    self.end_epoch({"epoch": epoch, "loss": loss, "accuracy": accuracy})
                     log.write(self.history)
-                if place == 0 or (checkpoint_steps and self.step % checkpoint_steps == 0):
+                if ends_epoch or (checkpoint_steps and self.step % checkpoint_steps == 0):
                     self.save()
 
     def end_epoch(self, row: Row) -> None:
@@ -306,9 +359,13 @@ class _Run:
     ) -> Tensor:
         """What the kept model says of the first `count` images, or of all: (N, …) on the CPU in
         float32."""
-        model, out = self.kept.eval(), []
-        parts = torch.arange(min(count or len(images), len(images))).split(500)
-        for part in track(parts, "features for the head", enabled=show):
+        model = self.kept.eval()
+        taken = len(images)
+        for limit in (count, self.image_limit):
+            if limit is not None:
+                taken = min(taken, limit)
+        out = []
+        for part in track(torch.arange(taken).split(500), "features for the head", enabled=show):
             batch = normalise(read(images, part, self.device), self.config.mean, self.config.std)
             out.append(model(batch.flip(3) if flip else batch).float().cpu())
         return torch.cat(out)
@@ -317,45 +374,66 @@ class _Run:
         """Test accuracy, fraction; before there is a head, that of the nearest class mean of 5,000
         training images."""
         assert self.test is not None
-        out, classes = self.outputs(self.test), self.config.num_classes
+        out = self.outputs(self.test)
+        classes = self.config.num_classes
         if isinstance(self.objective, Contrastive) and not self.has_head:
             known = F.normalize(self.outputs(self.data, 5000), dim=1)
             labels = self.labels[: len(known)]
-            means = torch.stack(
-                [known[labels == c].mean(dim=0) for c in range(classes)]
-            ).nan_to_num()
-            out = out @ F.normalize(means, dim=1).T
-        return float((out.argmax(dim=1) == torch.as_tensor(self.test.labels)).float().mean())
+            means = torch.stack([known[labels == c].mean(dim=0) for c in range(classes)])
+            # A class without samples has no mean.
+            out = out @ F.normalize(means.nan_to_num(), dim=1).T
+        truth = torch.as_tensor(self.test.labels)[: len(out)]
+        return float((out.argmax(dim=1) == truth).float().mean())
 
     def finish(self) -> Trained:
         """Fit the head where the objective leaves none, write the model, and say how good it is."""
-        model, config = self.kept, self.config
+        model = self.kept
+        config = self.config
         if isinstance(self.objective, Contrastive):
-            flips = (False, True) if config.linear_flip else (False,)
-            features = [self.outputs(self.data, flip=flip, show=self.show) for flip in flips]
-            labels = self.labels.repeat(len(flips))
-            head = fit_linear(torch.cat(features), labels, config, _seed(config.seed, 0, 0))
-            set_head(model, self.head_name, head.to(self.device))
-            self.has_head = True
+            self._fit_head(model)
         accuracy = None if self.test is None else self.evaluate()
         path = None if self.folder is None else self.folder / "model.safetensors"
         if path is not None and self.rank == 0:
-            about = {
-                name: getattr(config, name)
-                for name in ("model", "num_classes", "dataset", "seed", "mean", "std")
-            }
-            about |= {"recipe": config.name, "test_accuracy": accuracy}
-            said = {
-                key: value if isinstance(value, str) else json.dumps(value)
-                for key, value in about.items()
-            }
-            models.save_weights(model, path, metadata=said)
+            models.save_weights(model, path, metadata=self._about_model(accuracy))
         return Trained(model.eval(), self.history, accuracy, config, path)
+
+    def _fit_head(self, model: nn.Module) -> None:
+        """Put a linear head on the frozen features, of the images and perhaps of their mirror
+        images."""
+        config = self.config
+        flips = (False, True) if config.linear_flip else (False,)
+        features = [self.outputs(self.data, flip=flip, show=self.show) for flip in flips]
+        labels = self.labels[: len(features[0])].repeat(len(flips))
+        head = fit_linear(torch.cat(features), labels, config, _seed(config.seed, 0, 0))
+        set_head(model, self.head_name, head.to(self.device))
+        self.has_head = True
+
+    def _about_model(self, accuracy: float | None) -> dict[str, str]:
+        """What a file of weights says of them: texts as they are, all else as JSON."""
+        config = self.config
+        about = {
+            "model": config.model,
+            "num_classes": config.num_classes,
+            "dataset": config.dataset,
+            "seed": config.seed,
+            "mean": config.mean,
+            "std": config.std,
+            "recipe": config.name,
+            "test_accuracy": accuracy,
+        }
+        if self.last < self.total:
+            about["stopped_after_steps"] = self.last
+        said = {}
+        for key, value in about.items():
+            said[key] = value if isinstance(value, str) else json.dumps(value)
+        return said
 
     def _parts(self) -> dict[str, Any]:
         """What has weights or moments of its own."""
-        parts = {"objective": self.objective, "optimizer": self.optimizer}
-        return parts if self.kept is self.model else {**parts, "average": self.kept}
+        parts: dict[str, Any] = {"objective": self.objective, "optimizer": self.optimizer}
+        if self.kept is not self.model:
+            parts["average"] = self.kept
+        return parts
 
     def save(self) -> None:
         """Write where it stands: tensors and plain values only."""
@@ -370,12 +448,12 @@ class _Run:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint; another recipe's is an error that names the difference."""
         state: dict[str, Any] = load_plain(path)
-        # A field that the file does not know came later: it had its default then.
-        old = {**json.loads(_describe(Preset("", ""))), **json.loads(state["config"])}
+        old = _with_defaults(json.loads(state["config"]))
         new = json.loads(_describe(self.config))
-        changed = [
-            f"{key} was {old[key]!r}, is {new[key]!r}" for key in new if old[key] != new[key]
-        ]
+        changed = []
+        for key in new:
+            if old[key] != new[key]:
+                changed.append(f"{key} was {old[key]!r}, is {new[key]!r}")
         if state["images"] != len(self.data):
             changed.append(f"images were {state['images']}, are {len(self.data)}")
         if changed:
@@ -390,17 +468,14 @@ class _Run:
 
 def _describe(config: Preset) -> str:
     """The recipe's numbers as JSON; its prose may change without being another recipe."""
-    return json.dumps(
-        {key: value for key, value in asdict(config).items() if key not in ("name", "summary")}
-    )
+    values = asdict(config)
+    del values["name"], values["summary"]
+    return json.dumps(values)
 
 
-def _optimizer(config: Preset, module: nn.Module) -> torch.optim.Optimizer:
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": parameters, "weight_decay": config.weight_decay}]
-    if not config.decay_all:
-        groups[0]["params"] = [p for p in parameters if p.ndim > 1]
-        groups.append({"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0})
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov)
+def _with_defaults(described: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as a checkpoint describes it. A field that the file does not know came later: it had
+    its default then."""
+    defaults = json.loads(_describe(Preset("", "")))
+    augment = {**defaults["augment"], **described.get("augment", {})}
+    return {**defaults, **described, "augment": augment}

@@ -31,17 +31,18 @@ def supcon(embeddings: Tensor, labels: Tensor, temperature: float = 0.1) -> Tens
     """
     similarity = embeddings @ embeddings.T / temperature
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
-    log_probability = similarity - similarity.masked_fill(itself, float("-inf")).logsumexp(
-        dim=1, keepdim=True
-    )
+    to_others = similarity.masked_fill(itself, float("-inf"))
+    log_probability = similarity - to_others.logsumexp(dim=1, keepdim=True)
     positive = (labels[:, None] == labels[None, :]) & ~itself
     count = positive.sum(dim=1)
     anchors = count > 0
     if not bool(anchors.any()):
         raise ValueError(
-            "no sample of this batch has a positive: give at least two views or two samples of a class"
+            "no sample of this batch has a positive: give at least two views or two samples of a "
+            "class"
         )
-    return (-(log_probability * positive).sum(dim=1)[anchors] / count[anchors]).mean()
+    of_positives = (log_probability * positive).sum(dim=1)
+    return (-of_positives[anchors] / count[anchors]).mean()
 
 
 def nearest_accuracy(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -69,7 +70,8 @@ def head_of(model: nn.Module) -> tuple[str, nn.Linear]:
     ((name, head),) = heads.items()
     if not isinstance(head, nn.Linear):
         raise ValueError(
-            f"the head {name!r} of {type(model).__name__} is a convolution; training needs an nn.Linear"
+            f"the head {name!r} of {type(model).__name__} is a convolution; training needs an "
+            "nn.Linear"
         )
     return name, head
 
@@ -96,9 +98,8 @@ class CrossEntropy(Objective):
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images)
-        return F.cross_entropy(logits, labels), (
-            logits.detach().argmax(dim=1) == labels
-        ).float().mean()
+        is_right = logits.detach().argmax(dim=1) == labels
+        return F.cross_entropy(logits, labels), is_right.float().mean()
 
 
 class Contrastive(Objective):
@@ -111,10 +112,12 @@ class Contrastive(Objective):
         super().__init__(model)
         self.temperature = temperature
         name, head = head_of(model)
-        self.width = width = head.in_features
+        self.width = head.in_features
         set_head(model, name, nn.Identity())
         self.projector = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, projection)
+            nn.Linear(self.width, self.width),
+            nn.ReLU(inplace=True),
+            nn.Linear(self.width, projection),
         )
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +133,10 @@ class SupCon(Contrastive):
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         _, embeddings = self.embed(images)
-        joint, joint_labels = gather(embeddings), gather(labels.repeat(self.views))
-        return supcon(joint, joint_labels, self.temperature), nearest_accuracy(joint, joint_labels)
+        joint = gather(embeddings)
+        joint_labels = gather(labels.repeat(self.views))
+        loss = supcon(joint, joint_labels, self.temperature)
+        return loss, nearest_accuracy(joint, joint_labels)
 
 
 class CSI(Contrastive):
@@ -154,26 +159,27 @@ class CSI(Contrastive):
         self.turn = nn.Linear(self.width, 4)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        count = len(images)
-        turns = torch.arange(4, device=images.device).repeat_interleave(count)
-        features, embeddings = self.embed(
-            rotate(images).contiguous(memory_format=torch.channels_last)
-        )
+        turns = torch.arange(4, device=images.device).repeat_interleave(len(images))
+        turned = rotate(images).contiguous(memory_format=torch.channels_last)
+        features, embeddings = self.embed(turned)
         told = self.turn(features)
-        joint, joint_turns = gather(embeddings), gather(turns)
+        joint = gather(embeddings)
+        joint_turns = gather(turns)
+        identity = self._identity(labels, len(joint))
+        contrast = supcon(joint, identity * 4 + joint_turns, self.temperature)
+        accuracy = (told.detach().argmax(dim=1) == turns).float().mean()
+        return contrast + F.cross_entropy(told, turns), accuracy
+
+    def _identity(self, labels: Tensor, joint_count: int) -> Tensor:
+        """What positives of the joint batch share beside their turn: the class, or the image."""
+        copies = self.views * 4
         if self.labelled:
-            identity = gather(labels.repeat(self.views * 4))
-        else:
-            # Which image: its place in the joint batch; the same for both views and all turns.
-            batch = len(labels)
-            own = torch.arange(batch, device=images.device).repeat(self.views * 4)
-            identity = gather(own) + batch * (
-                torch.arange(len(joint), device=images.device) // len(own)
-            )
-        loss = supcon(joint, identity * 4 + joint_turns, self.temperature) + F.cross_entropy(
-            told, turns
-        )
-        return loss, (told.detach().argmax(dim=1) == turns).float().mean()
+            return gather(labels.repeat(copies))
+        # Which image: its place in the joint batch; the same for both views and all turns.
+        count = len(labels)
+        own = torch.arange(count, device=labels.device).repeat(copies)
+        process = torch.arange(joint_count, device=labels.device) // len(own)
+        return gather(own) + count * process
 
 
 OBJECTIVES: dict[str, Callable[[nn.Module, Preset], Objective]] = {
@@ -191,14 +197,19 @@ def fit_linear(features: Tensor, labels: Tensor, config: Preset, seed: int) -> n
 
     Standardising makes the problem well conditioned; it is folded into the weights afterwards, so
     the head applies to raw features: W x' + b with x' = (x − m)/s is (W/s) x + (b − W m/s)."""
-    mean, std = features.mean(dim=0), features.std(dim=0).clamp_min(1e-6)
+    mean = features.mean(dim=0)
+    std = features.std(dim=0).clamp_min(1e-6)
     x = (features - mean) / std
     head = nn.Linear(x.shape[1], config.num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     batch = min(1024, len(x))
     optimizer = torch.optim.SGD(
-        head.parameters(), config.linear_lr, 0.9, 0, config.linear_weight_decay, nesterov=True
+        head.parameters(),
+        lr=config.linear_lr,
+        momentum=0.9,
+        weight_decay=config.linear_weight_decay,
+        nesterov=True,
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, config.linear_epochs * (len(x) // batch)
@@ -206,7 +217,8 @@ def fit_linear(features: Tensor, labels: Tensor, config: Preset, seed: int) -> n
     generator = torch.Generator().manual_seed(seed)
     for _ in range(config.linear_epochs):
         order = torch.randperm(len(x), generator=generator)
-        for part in torch.split(order[: len(x) // batch * batch], batch):
+        whole_batches = order[: len(x) // batch * batch]
+        for part in torch.split(whole_batches, batch):
             optimizer.zero_grad()
             F.cross_entropy(head(x[part]), labels[part]).backward()
             optimizer.step()

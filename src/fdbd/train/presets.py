@@ -4,10 +4,11 @@ needs no scheduler."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fdbd.core.tables import from_table
 from fdbd.train.augment import Augment
 from fdbd.util.files import parse_toml
 
@@ -20,13 +21,15 @@ class Preset:
     training, or of each of its two cycles where there is a `restart` (when, as a fraction; scale of
     the peak): see `rate`.
 
-    weight_decay falls on all parameters, or only on weight matrices and filters when `decay_all` is
-    false. ema: decay per step of the average that is evaluated and kept; 0 for none. sizes: image
-    sides of equally long phases of training (small ones first are cheaper, and a resized crop
-    enlarges what it shows: Touvron et al., 2019); empty for the images' own. image_size: side of
-    the centre squares that image files are decoded to; arrays have one size. start: the zoo model
-    whose weights training starts from; empty for random ones. linear_*: the head on frozen features
-    that follows a contrastive objective."""
+    optimizer: "sgd", "adamw" or "lars".
+    weight_decay: falls on all parameters, or only on weight matrices and filters if `decay_all` is
+        false.
+    ema: decay per step of the average that is evaluated and kept; 0 for none.
+    sizes: image sides of equally long phases of training (small ones first are cheaper, and a
+        resized crop enlarges what it shows: Touvron et al., 2019); empty for the images' own.
+    image_size: side of the centre squares that image files are decoded to; arrays have one size.
+    start: the zoo model whose weights training starts from; empty for random ones.
+    linear_*: the head on frozen features that follows a contrastive objective."""
 
     name: str
     summary: str
@@ -77,53 +80,63 @@ class Preset:
             when, scale = self.restart
             if not 0 < when < 1 or not scale > 0:
                 raise ValueError(
-                    f"restart is {self.restart}, expected a fraction of training and a positive scale"
+                    f"restart is {self.restart}, expected a fraction of training and a positive "
+                    "scale"
                 )
             if progress < when:
                 progress /= when
             else:
-                progress, peak = (progress - when) / (1 - when), peak * scale
+                progress = (progress - when) / (1 - when)
+                peak *= scale
         if progress < self.warmup:
             return peak * progress / self.warmup
         if self.schedule == "multistep":
-            return round(
-                peak * 0.1 ** sum(progress >= milestone for milestone in self.milestones), 12
-            )
+            passed = sum(progress >= milestone for milestone in self.milestones)
+            # Rounded, so that 0.1 after three milestones is 0.0001 and not a hair beside it.
+            return round(peak * 0.1**passed, 12)
+        if self.schedule == "constant":
+            return peak
         rest = (progress - self.warmup) / (1 - self.warmup)
-        factors = {
-            "constant": 1.0,
-            "cosine": 0.5 * (1 + math.cos(math.pi * rest)),
-            "triangle": 1 - rest,
-        }
-        return peak * factors[self.schedule]
+        if self.schedule == "cosine":
+            return peak * 0.5 * (1 + math.cos(math.pi * rest))
+        return peak * (1 - rest)
 
     def override(self, **changes: Any) -> Preset:
-        """A copy with some fields changed; a name that is no field is an error that lists them."""
-        known = {f.name for f in fields(self)}
-        if unknown := sorted(set(changes) - known):
+        """A copy with some fields changed; a name that is not a field is an error that lists
+        them."""
+        known = {each.name for each in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
             raise ValueError(
-                f"no such training option: {', '.join(unknown)} (there are {', '.join(sorted(known))})"
+                f"no such training option: {', '.join(unknown)} (there are "
+                f"{', '.join(sorted(known))})"
             )
         return replace(self, **changes)
 
 
-def _read(text: str) -> dict[str, Preset]:
+def read_presets(text: str, name: str = "presets.toml") -> dict[str, Preset]:
+    """The recipes of a TOML text, whose tables are recipes by name. `like` names an earlier recipe
+    that one is the same as except for what it says.
+
+    Raises:
+        ValueError: if a field is unknown (the nearest one is suggested) or has the wrong type.
+
+    >>> read_presets('[mine]\\nsummary = "two epochs"\\nepochs = 2')["mine"].epochs
+    2
+    """
     found: dict[str, Preset] = {}
-    for name, said in parse_toml(text).items():
-        like = found[said.pop("like")] if "like" in said else Preset(name, "")
-        if "augment" in said:
-            said["augment"] = Augment(**_with_tuples(said["augment"]))
-        found[name] = replace(like, name=name, **_with_tuples(said))
+    for title, table in parse_toml(text).items():
+        own = dict(table)
+        like = own.pop("like", None)
+        if like is not None and like not in found:
+            raise ValueError(f"{name}, [{title}]: like is {like!r}, which is no recipe above it")
+        inherited = asdict(found[like]) if like is not None else {}
+        values = {**inherited, **own, "name": title}
+        found[title] = from_table(values, Preset, name=f"{name}, [{title}]")
     return found
 
 
-def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
-
-
-PRESETS = _read(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+PRESETS = read_presets(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 
 
 def preset(name: str) -> Preset:
