@@ -1,0 +1,300 @@
+"""The choice of a detector without OOD data: a pool is fitted, weighed on pseudo-OOD samples that
+are made of held-out in-distribution samples, pruned to a budget, and becomes one detector.
+
+`choose` does this to a fitted pool, `Auto` holds the options, `Choice` says what was found. How a
+`Guard` gets its held-out samples is in `choice_samples`, the rule's numbers are in `choice_rule`."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch
+from fdbd.decision.choice_rule import (
+    BETA,
+    EQUAL_POOL,
+    POOL,
+    Budget,
+    Cost,
+    Floats,
+    keep,
+    make_member,
+    weigh,
+)
+from fdbd.detectors import Detector, Ensemble
+from fdbd.detectors.base import innermost
+from fdbd.metrics import evaluate
+
+COST_ROWS = 32
+"""Samples in a batch when a member's time is measured."""
+FEWEST = 30
+"""Held-out samples below which a weight would be mostly chance."""
+Kinds = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+"""Pseudo-OOD samples by kind, each what the model takes or a Batch of features; or a function that
+makes them of held-out samples."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Options of ``Guard(model, "auto")``: the pool is fitted in one run of the network over the
+    training data, and weighed in one run over held-out samples and pseudo-OOD samples made of them.
+
+    Experimental: docs/choosing.md says on which networks it was tried, and what it reached there.
+
+    Args:
+        budget: what the chosen detectors may cost together: a `Budget`, or words such as
+            "200us, 10MB, no bank". None: no limit.
+        kinds: pseudo-OOD samples of your own, in place of those made of images: a function of the
+            held-out samples (what the model takes, or a Batch of features) that returns samples by
+            kind, or these samples themselves. For text: shuffled words, another language; for
+            audio: reversed bands, noise.
+        pool: names of detectors, with a percentile in brackets where they have one, such as
+            "react(95)+energy"; the first stays if the budget admits none. None: the pool of the
+            study.
+        beta: how fast a weight grows with the AUROC on the kinds, per percentage point.
+        held_out: how many held-out samples are used at most; more are not better.
+        per_kind: pseudo-OOD images of each kind.
+        seed: of the pseudo-OOD images, and of which samples are held out.
+
+    >>> Auto(budget="no bank").budget
+    Budget(microseconds=None, megabytes=None, bank=False)
+    """
+
+    budget: Budget | str | None = None
+    kinds: Kinds | None = None
+    pool: Sequence[str] | None = None
+    beta: float = BETA
+    held_out: int = 300
+    per_kind: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.budget, str):
+            object.__setattr__(self, "budget", Budget.parse(self.budget))
+        if self.budget is None:
+            object.__setattr__(self, "budget", Budget())
+        if not isinstance(self.budget, Budget):
+            raise TypeError(f"budget is {self.budget!r}, expected words, an fdbd.Budget or None")
+        if not 0 <= self.beta < float("inf"):
+            raise ValueError(f"beta is {self.beta}, expected a number from 0")
+        if self.held_out < FEWEST:
+            raise ValueError(f"held_out is {self.held_out}, expected at least {FEWEST} samples")
+        if self.per_kind < 1:
+            raise ValueError(f"per_kind is {self.per_kind}, expected at least 1")
+        if self.pool is not None and len(self.pool) < 2:
+            raise ValueError("the pool has fewer than two detectors: name the one as the detector")
+
+    @property
+    def limits(self) -> Budget:
+        """The budget, which `__post_init__` has made of words."""
+        assert isinstance(self.budget, Budget)
+        return self.budget
+
+    def specs(self, can_be_weighed: bool) -> tuple[str, ...]:
+        """Names of the pool; without pseudo-OOD samples, of the equal ensemble."""
+        if self.pool is not None:
+            names = tuple(self.pool)
+        elif can_be_weighed:
+            names = POOL
+        else:
+            names = EQUAL_POOL
+        if self.limits.bank:
+            return names
+        return tuple(name for name in names if not _has_bank(make_member(name)))
+
+    def make_pool(self, can_be_weighed: bool = True, num_samples: int | None = None) -> Ensemble:
+        """The pool as one detector, so that it is fitted in shared passes."""
+        members = [make_member(name, num_samples) for name in self.specs(can_be_weighed)]
+        return Ensemble(members, "fisher")
+
+
+class Member(NamedTuple):
+    """What was found of one detector of the pool."""
+
+    name: str
+    weight: float  #: its share of all weights, before any was left out
+    share: float  #: its share among those that were kept; 0: left out
+    cost: Cost
+    aurocs: dict[str, tuple[float, float, float]]
+    """AUROC by kind, held-out samples against pseudo-OOD samples, with its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `choose` found, for people and for a guard's file."""
+
+    members: tuple[Member, ...]
+    num_held_out: int
+    per_kind: dict[str, int] = field(default_factory=dict)  #: pseudo-OOD samples by kind
+    notes: tuple[str, ...] = ()  #: what to know before it is trusted, a sentence each
+
+    @property
+    def kept(self) -> tuple[Member, ...]:
+        """The members that were kept, the largest share first."""
+        kept = [member for member in self.members if member.share > 0]
+        return tuple(sorted(kept, key=lambda member: -member.share))
+
+    @property
+    def cost(self) -> Cost:
+        """What the kept members cost together."""
+        costs = [member.cost for member in self.kept]
+        return Cost(
+            sum(cost.microseconds for cost in costs),
+            sum(cost.megabytes for cost in costs),
+            any(cost.has_bank for cost in costs),
+        )
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the members that were kept and what they cost.
+
+        >>> cost = Cost(3.0, 0.5, False)
+        >>> Choice((Member("fdbd", 1.0, 1.0, cost, {}),), 300).summary
+        'fdbd 100 %: 3 µs per sample in batches of 32, 0.5 MB beside the head'
+        """
+        shares = ", ".join(f"{member.name} {100 * member.share:.0f} %" for member in self.kept)
+        cost = self.cost
+        return (
+            f"{shares}: {cost.microseconds:.3g} µs per sample in batches of {COST_ROWS}, "
+            f"{cost.megabytes:.3g} MB beside the head"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        members = [
+            {**member._asdict(), "cost": member.cost._asdict()} for member in self.members
+        ]
+        total = self.cost._asdict()
+        return {
+            "members": members,
+            "cost": total,
+            "num_held_out": self.num_held_out,
+            "per_kind": self.per_kind,
+            "notes": list(self.notes),
+        }
+
+
+def choose(
+    pool: Ensemble, names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch], auto: Auto
+) -> tuple[Detector, Choice]:
+    """Weigh a fitted pool, leave out what carries little weight or exceeds the budget, and calibrate
+    the rest: a weighted ensemble, or the one detector that is left.
+
+    Args:
+        pool, names: the fitted pool of `Auto.make_pool`, and how its members are called.
+        held_out: features of in-distribution samples that neither the network nor the fit has seen.
+        kinds: features of pseudo-OOD samples by kind; none: equal weights.
+    """
+    count = len(held_out.features)
+    if count < FEWEST:
+        raise ValueError(
+            f"{count} held-out samples, expected at least {FEWEST} to weigh detectors with, better {auto.held_out}"
+        )
+    members = pool.members
+    share_head(members)
+    with torch.no_grad():
+        inside = [_finite_scores(member, name, held_out) for member, name in zip(members, names)]
+        outside = {
+            kind: [member.score(batch) for member in members] for kind, batch in kinds.items()
+        }
+    aurocs = [
+        {kind: _auroc(inside[place], scores[place]) for kind, scores in outside.items()}
+        for place in range(len(members))
+    ]
+    costs = [measure_cost(member, held_out) for member in members]
+    weights = np.full(len(members), 1 / len(members))
+    if kinds:
+        weights = weigh(np.array([[of[kind][0] for of in aurocs] for kind in kinds]), auto.beta)
+    kept = keep(weights, costs, auto.limits)
+    shares = _shares(weights, kept)
+    detector = members[kept[0]]
+    if len(kept) > 1:
+        chosen = [members[place] for place in kept]
+        detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
+        detector.calibrate(held_out)
+    found = [
+        Member(names[place], float(weights[place]), float(shares[place]), costs[place], of)
+        for place, of in enumerate(aurocs)
+    ]
+    sizes = {kind: len(batch.features) for kind, batch in kinds.items()}
+    notes = _notes(kinds, auto, [costs[place] for place in kept])
+    return detector, Choice(tuple(found), count, sizes, notes)
+
+
+def share_head(members: Sequence[Detector]) -> None:
+    """Let all members hold one copy of the head, which is large where there are many classes."""
+    first, *others = [part for member in members for part in innermost(member)]
+    for part in others:
+        for name in ("head_weight", "head_bias"):
+            part._set_buffer(name, first._buffers[name])
+
+
+def measure_cost(member: Detector, batch: Batch) -> Cost:
+    """The time of a score in this process, the median of several, and the memory of what was
+    learnt."""
+    rows = torch.arange(COST_ROWS) % len(batch.features)
+    few = batch.rows(rows)
+    times = []
+    with torch.no_grad():
+        for _ in range(7):
+            start = time.perf_counter()
+            member.score(few)
+            times.append(time.perf_counter() - start)
+    # The first two scores pay for caches and threads.
+    seconds = statistics.median(times[2:])
+    num_bytes = 0
+    for part in member.modules():
+        for name, tensor in part._buffers.items():
+            if tensor is not None and name not in ("head_weight", "head_bias"):
+                num_bytes += tensor.numel() * tensor.element_size()
+    return Cost(1e6 * seconds / COST_ROWS, num_bytes / 1e6, _has_bank(member))
+
+
+def _has_bank(member: Detector) -> bool:
+    from fdbd.detectors.knn import Banked
+
+    return any(isinstance(part, Banked) for part in member.modules())
+
+
+def _finite_scores(member: Detector, name: str, held_out: Batch) -> Tensor:
+    scores = member.score(held_out)
+    if not torch.isfinite(scores).all():
+        row = int((~torch.isfinite(scores)).nonzero()[0])
+        raise ValueError(
+            f"{name} scores held-out sample {row} {scores[row].item()}, expected a finite score: its features "
+            "are not finite"
+        )
+    return scores
+
+
+def _auroc(inside: Tensor, outside: Tensor) -> tuple[float, float, float]:
+    found = evaluate(inside, outside).auroc
+    return float(found), float(found.low), float(found.high)
+
+
+def _shares(weights: Floats, kept: Sequence[int]) -> Floats:
+    """The weights of those that are kept, normalised; 0 for the others."""
+    shares = np.zeros_like(weights)
+    chosen = list(kept)
+    shares[chosen] = weights[chosen] / weights[chosen].sum()
+    return shares
+
+
+def _notes(kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost]) -> tuple[str, ...]:
+    notes = []
+    if not kinds:
+        notes.append(
+            "no pseudo-OOD samples could be made, so all members have equal weights: give fdbd.Auto(kinds=…) a "
+            "function that makes them"
+        )
+    if not auto.limits.admits(costs):
+        notes.append("the budget admits no detector of the pool: the first was taken nevertheless")
+    return tuple(notes)
