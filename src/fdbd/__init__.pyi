@@ -29,6 +29,9 @@ from .core.perturbation import InputPerturbation as InputPerturbation
 from .decision.answers import Decision as Decision
 from .decision.answers import Explanation as Explanation
 from .decision.answers import NotCalibratedError as NotCalibratedError
+from .decision.choice import Auto as Auto
+from .decision.choice import Choice as Choice
+from .decision.choice_rule import Budget as Budget
 from .decision.guard import Guard as Guard
 from .decision.guard_file import from_hub as from_hub
 from .decision.guard_file import load as load

@@ -76,16 +76,17 @@ def make_kinds(
 
 def check_images(images: object) -> None:
     """ValueError unless these are images that kinds can be made of."""
-    is_tensor = isinstance(images, Tensor)
-    if not is_tensor or images.ndim != 4 or not images.is_floating_point():
-        found = f"{images.dtype} {tuple(images.shape)}" if is_tensor else type(images).__name__
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        found = type(images).__name__
+        if isinstance(images, Tensor):
+            found = f"{images.dtype} {tuple(images.shape)}"
         raise ValueError(
-            f"pseudo-OOD images are made of floating-point images (N, C, H, W), not of {found}: give a function "
-            "that makes pseudo-OOD inputs of yours"
+            f"pseudo-OOD images are made of floating-point images (N, C, H, W), not of {found}"
         )
     if not len(images) or min(images.shape[2:]) < GRID:
+        shape = tuple(images.shape)
         raise ValueError(
-            f"images have shape {tuple(images.shape)}, expected at least one, with sides of at least {GRID} pixels"
+            f"images have shape {shape}, expected at least one, with sides of at least {GRID} pixels"
         )
 
 
@@ -111,9 +112,9 @@ def shuffle_patches(images: Tensor, limits: Limits, generator: torch.Generator) 
     shuffled = torch.stack([patch[places] for patch, places in zip(patches, order)])
     shuffled = shuffled.unflatten(1, (GRID, GRID)).permute(0, 3, 1, 4, 2, 5)
     shuffled = shuffled.reshape(count, channels, tall, wide)
-    if (tall, wide) == (height, width):
-        return shuffled
-    return _resize(shuffled, height, width)
+    if (tall, wide) != (height, width):
+        shuffled = _resize(shuffled, height, width)
+    return shuffled
 
 
 def scramble_phases(images: Tensor, limits: Limits, generator: torch.Generator) -> Tensor:
@@ -124,7 +125,8 @@ def scramble_phases(images: Tensor, limits: Limits, generator: torch.Generator) 
     # The phases of a real image, so that the inverse transform is real, too.
     shift = torch.angle(torch.fft.rfft2(noise))
     shift[..., 0, 0] = 0
-    return torch.fft.irfft2(spectrum * torch.exp(1j * shift), s=images.shape[2:])
+    scrambled: Tensor = torch.fft.irfft2(spectrum * torch.exp(1j * shift), s=images.shape[2:])
+    return scrambled
 
 
 def spectrum_noise(images: Tensor, limits: Limits, generator: torch.Generator) -> Tensor:
@@ -133,7 +135,7 @@ def spectrum_noise(images: Tensor, limits: Limits, generator: torch.Generator) -
     amplitude = torch.fft.rfft2(images - images.mean(dim=(2, 3), keepdim=True)).abs()
     amplitude = amplitude.mean(dim=0, keepdim=True)
     white = torch.randn(images.shape, generator=generator)
-    noise = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=images.shape[2:])
+    noise: Tensor = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=images.shape[2:])
     noise = noise / noise.std(dim=(2, 3), keepdim=True).clamp_min(1e-12)
     spread = images.std(dim=(0, 2, 3), keepdim=True)
     return images.mean(dim=(0, 2, 3), keepdim=True) + spread * noise
@@ -156,7 +158,7 @@ def tile_tiny_crops(images: Tensor, limits: Limits, generator: torch.Generator) 
 def posterise(images: Tensor, limits: Limits, generator: torch.Generator) -> Tensor:
     """Two levels in each channel, split at the channel's median: flat areas in eight colours."""
     low, high = limits
-    median = images.flatten(2).median(dim=2).values[:, :, None, None]
+    median: Tensor = images.flatten(2).median(dim=2).values[:, :, None, None]
     return torch.where(images > median, high, low)
 
 

@@ -1,13 +1,11 @@
 """The choice of a detector without OOD data: a pool is fitted, weighed on pseudo-OOD samples that
-are made of held-out in-distribution samples, pruned to a budget, and becomes one detector.
+are made of held-out in-distribution ones, pruned to a budget, and becomes one detector.
 
 `choose` does this to a fitted pool, `Auto` holds the options, `Choice` says what was found. How a
 `Guard` gets its held-out samples is in `choice_samples`, the rule's numbers are in `choice_rule`."""
 
 from __future__ import annotations
 
-import copy
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,7 +127,13 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` found, for people and for a guard's file."""
+    """What `choose` found, for people and for a guard's file.
+
+    >>> cost = Cost(3.0, 0.5, False)
+    >>> members = Member("fdbd", 0.6, 1.0, cost, {}), Member("knn", 0.4, 0.0, cost, {})
+    >>> [member.name for member in Choice(members, 300).kept]
+    ['fdbd']
+    """
 
     members: tuple[Member, ...]
     num_held_out: int
@@ -167,11 +171,29 @@ class Choice:
             f"{cost.megabytes:.3g} MB beside the head"
         )
 
+    @classmethod
+    def from_dict(cls, values: Any) -> Choice:
+        """What `to_dict` has made; ValueError for anything else."""
+        try:
+            members = tuple(
+                Member(
+                    str(member["name"]),
+                    float(member["weight"]),
+                    float(member["share"]),
+                    Cost(**member["cost"]),
+                    {str(kind): tuple(found) for kind, found in member["aurocs"].items()},
+                )
+                for member in values["members"]
+            )
+            return cls(
+                members, int(values["num_held_out"]), values["per_kind"], tuple(values["notes"])
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"this does not describe a choice of detectors: {error!r}") from None
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        members = [
-            {**member._asdict(), "cost": member.cost._asdict()} for member in self.members
-        ]
+        members = [{**member._asdict(), "cost": member.cost._asdict()} for member in self.members]
         total = self.cost._asdict()
         return {
             "members": members,
@@ -185,8 +207,8 @@ class Choice:
 def choose(
     pool: Ensemble, names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch], auto: Auto
 ) -> tuple[Detector, Choice]:
-    """Weigh a fitted pool, leave out what carries little weight or exceeds the budget, and calibrate
-    the rest: a weighted ensemble, or the one detector that is left.
+    """Weigh a fitted pool, leave out what carries little weight or exceeds the budget, and
+    calibrate the rest: a weighted ensemble, or the one detector that is left.
 
     Args:
         pool, names: the fitted pool of `Auto.make_pool`, and how its members are called.
@@ -196,7 +218,8 @@ def choose(
     count = len(held_out.features)
     if count < FEWEST:
         raise ValueError(
-            f"{count} held-out samples, expected at least {FEWEST} to weigh detectors with, better {auto.held_out}"
+            f"{count} held-out samples, expected at least {FEWEST} to weigh detectors with, "
+            f"better {auto.held_out}"
         )
     members = pool.members
     share_head(members)
@@ -210,9 +233,10 @@ def choose(
         for place in range(len(members))
     ]
     costs = [measure_cost(member, held_out) for member in members]
-    weights = np.full(len(members), 1 / len(members))
     if kinds:
         weights = weigh(np.array([[of[kind][0] for of in aurocs] for kind in kinds]), auto.beta)
+    else:
+        weights = _equal_weights(names)
     kept = keep(weights, costs, auto.limits)
     shares = _shares(weights, kept)
     detector = members[kept[0]]
@@ -234,22 +258,21 @@ def share_head(members: Sequence[Detector]) -> None:
     first, *others = [part for member in members for part in innermost(member)]
     for part in others:
         for name in ("head_weight", "head_bias"):
-            part._set_buffer(name, first._buffers[name])
+            part._buffers[name] = first._buffers[name]
 
 
 def measure_cost(member: Detector, batch: Batch) -> Cost:
-    """The time of a score in this process, the median of several, and the memory of what was
-    learnt."""
+    """The time of a score in this process and the memory of what was learnt. The time is the least
+    of several, which other work on the machine disturbs least."""
     rows = torch.arange(COST_ROWS) % len(batch.features)
     few = batch.rows(rows)
     times = []
     with torch.no_grad():
-        for _ in range(7):
+        for _ in range(10):
             start = time.perf_counter()
             member.score(few)
             times.append(time.perf_counter() - start)
-    # The first two scores pay for caches and threads.
-    seconds = statistics.median(times[2:])
+    seconds = min(times)
     num_bytes = 0
     for part in member.modules():
         for name, tensor in part._buffers.items():
@@ -262,6 +285,15 @@ def _has_bank(member: Detector) -> bool:
     from fdbd.detectors.knn import Banked
 
     return any(isinstance(part, Banked) for part in member.modules())
+
+
+def _equal_weights(names: Sequence[str]) -> Floats:
+    """The same weight for each detector of the equal ensemble, or for all if none of it is there."""
+    is_in = np.array([name in EQUAL_POOL for name in names], dtype=np.float64)
+    if not is_in.any():
+        is_in[:] = 1
+    shares: Floats = is_in / is_in.sum()
+    return shares
 
 
 def _finite_scores(member: Detector, name: str, held_out: Batch) -> Tensor:
@@ -292,8 +324,8 @@ def _notes(kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost]) -> tup
     notes = []
     if not kinds:
         notes.append(
-            "no pseudo-OOD samples could be made, so all members have equal weights: give fdbd.Auto(kinds=…) a "
-            "function that makes them"
+            "no pseudo-OOD samples could be made of these data, so all members have equal weights: give "
+            "fdbd.Auto(kinds=…) a function that makes them"
         )
     if not auto.limits.admits(costs):
         notes.append("the budget admits no detector of the pool: the first was taken nevertheless")

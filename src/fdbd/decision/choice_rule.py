@@ -141,7 +141,9 @@ def weigh(aurocs: Floats, beta: float = BETA) -> Floats:
     return normalised
 
 
-def keep(weights: Floats, costs: Sequence[Cost], budget: Budget, least: float = LEAST_SHARE) -> list[int]:
+def keep(
+    weights: Floats, costs: Sequence[Cost], budget: Budget, least: float = LEAST_SHARE
+) -> list[int]:
     """Which members stay, in their order: those with at least a share of `least`, from the largest
     weight on as far as the budget admits them.
 

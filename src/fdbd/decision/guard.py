@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -16,19 +16,22 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
-from fdbd.core.batch import Batch, Head, Inputs, as_batch
+from fdbd.core.batch import Batch, Head, Inputs, as_batch, logits_of
 from fdbd.core.configuration import NotFittedError, require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
 from fdbd.decision import hub, onnx_export
 from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
+from fdbd.decision.choice import Auto, Choice, choose
+from fdbd.decision.choice_samples import HeldOut, Seen, in_pieces, pseudo_ood, set_aside
 from fdbd.decision.identity import guard_id
 from fdbd.decision.threshold import FewSamplesWarning, Target, Threshold, check_target
-from fdbd.detectors import Detector, Shaped, as_detector, create_shaping
+from fdbd.detectors import Detector, Ensemble, Shaped, as_detector, create_shaping
 from fdbd.detectors.shaping import Shaping
 from fdbd.fitting.driver import fit_detector, over_processes
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.fitting.spool import Spool
+from fdbd.fitting.statistics import Count
 from fdbd.networks.classifier import PRECISIONS, Classifier, rows_finite, split_batch
 from fdbd.networks.find_head import HeadName
 from fdbd.networks.wrapped import weights_hash
@@ -58,7 +61,8 @@ class Guard(nn.Module):
     Args:
         model: any ``nn.Module`` with a linear head that gives each sample one of C classes, a
             `Classifier`, or a bare `Head` for features without a network.
-        detector: a detector or its name, as in `fdbd.create`.
+        detector: a detector or its name, as in `fdbd.create`; ``"auto"``, or `fdbd.Auto` with
+            options, chooses and weighs detectors by itself (experimental).
         shaping: an activation shaping or its name, put before the detector.
         perturb: an `InputPerturbation`, applied to images before they are scored; None: none.
         head: name of the model's linear head, where it is not found by itself.
@@ -74,7 +78,7 @@ class Guard(nn.Module):
     def __init__(
         self,
         model: nn.Module | Head | None = None,
-        detector: Detector | str = "fdbd",
+        detector: Detector | Auto | str = "fdbd",
         *,
         shaping: Shaping | str | None = None,
         perturb: InputPerturbation | None = None,
@@ -82,6 +86,13 @@ class Guard(nn.Module):
         layers: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self.auto = _as_auto(detector)
+        """How the detector is chosen; None: it is the one that was given."""
+        if self.auto is not None:
+            if shaping is not None:
+                raise ValueError('"auto" chooses among shapings by itself: leave shaping out')
+            detector = self.auto.make_pool(self._can_be_weighed(model))
+        assert not isinstance(detector, Auto)
         detector = as_detector(detector)
         if shaping is not None:
             detector = Shaped(create_shaping(shaping, before=type(detector)), detector)
@@ -114,7 +125,7 @@ class Guard(nn.Module):
         self._version = 0
         self._fitted_weights: str | None = None
 
-    def fit(self, data: Data, *, progress: bool = True) -> Self:
+    def fit(self, data: Data, *, held_out: Data | None = None, progress: bool = True) -> Self:
         """Fit the detector on training data, in one streaming pass of the network; a detector that
         needs several passes reads the features from a temporary file. Under torchrun each process
         passes its shard, and all end with the same detector.
@@ -122,12 +133,21 @@ class Guard(nn.Module):
         Args:
             data: a data loader of tensors or arrays, (inputs, labels), dicts or `Batch`es of
                 features; or one batch.
+            held_out: with ``"auto"``, in-distribution data that neither the network's training nor
+                `data` hold, by which detectors are weighed; some 300 samples. None: `calibrate`
+                sets a part of its data aside for that.
             progress: show a bar when it takes more than two seconds.
         """
+        if held_out is not None and self.auto is None:
+            raise ValueError('held_out is what "auto" weighs detectors by: leave it out')
         self.seen, self.threshold, self.agreement = Sketch(), None, {}
+        self.about.pop("choice", None)
         self._version = 0
         self._fitted_weights = None
         combine, head = over_processes(), self.head
+        if self.auto is not None:
+            # What an earlier fit has chosen makes room for the whole pool.
+            self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier))
         with torch.no_grad(), Spool() as spool:
             items = iter(track(_items(data), "fitting", enabled=progress))
             batches: Iterable[Batch] = (self.noted(*self.training_batch(item)) for item in items)
@@ -135,6 +155,10 @@ class Guard(nn.Module):
                 for batch in batches:
                     spool.append(batch)
                 batches = spool
+            if self.auto is not None:
+                # How much of the data a member keeps depends on how many there are.
+                num_rows = _over_all(combine, spool.num_rows)
+                self.detector = self.auto.make_pool(self._can_be_weighed(self.classifier), num_rows)
             fit_detector(self.detector, batches, head, combine)
             for item in (
                 items
@@ -144,6 +168,8 @@ class Guard(nn.Module):
             self.seen = combine(self.seen)
         self._fitted_weights = self._weights()
         self.warn_of_labels("fit")
+        if held_out is not None:
+            self._choose(held_out, share=1.0, progress=progress)
         return self
 
     def calibrate(
@@ -162,19 +188,25 @@ class Guard(nn.Module):
         what the network was trained on.
 
         Args:
-            data, progress: as for `fit`.
+            data, progress: as for `fit`. With ``"auto"``, and without held-out data in the fit, a
+                random part of `data` weighs the detectors, 300 samples or one half of them, and the
+                rest sets the threshold.
             tpr: fraction of in-distribution samples to accept; 0.95 if neither is given.
             alpha: instead, the largest fraction of false alarms, on average over the draw of the
                 calibration data: a conformal threshold.
             per_class: a threshold for each predicted class.
         """
         check_target(tpr, alpha)
-        self.require_fitted()
-        with torch.no_grad():
-            batches = [
-                self.calibration_scores(item)
-                for item in track(_items(data), "calibrating", enabled=progress)
-            ]
+        if self.auto is not None and self.choice is None and self.detector.is_fitted:
+            # Scores of what weighed the detectors would be too good for a threshold.
+            batches = self._choose(data, share=0.5, progress=progress)
+        else:
+            self.require_fitted()
+            with torch.no_grad():
+                batches = [
+                    self.calibration_scores(item)
+                    for item in track(_items(data), "calibrating", enabled=progress)
+                ]
         if not batches:
             raise ValueError(
                 "the calibration data hold no samples; give at least one non-empty batch"
@@ -197,6 +229,61 @@ class Guard(nn.Module):
         )
         self.set_threshold(scores, predicted, tpr=tpr, alpha=alpha, per_class=per_class)
         return self
+
+    @property
+    def choice(self) -> Choice | None:
+        """What ``"auto"`` has found and chosen; None: nothing yet, or the detector was given."""
+        found = self.about.get("choice")
+        return None if found is None else Choice.from_dict(found)
+
+    def _can_be_weighed(self, model: object) -> bool:
+        """Whether pseudo-OOD samples can be made: of images by themselves, of others by the user."""
+        assert self.auto is not None
+        return isinstance(model, nn.Module) or self.auto.kinds is not None
+
+    def _choose(self, data: Data, share: float, progress: bool) -> list[CalibrationScores]:
+        """Weigh the fitted pool by a random part of in-distribution data, at most this share of
+        them, and make the chosen members the detector. Returns its scores on the rest."""
+        assert self.auto is not None
+        with torch.no_grad(), Spool() as spool:
+            seen = map(self._seen, track(_items(data), "choosing", enabled=progress))
+            held = HeldOut(self.auto.held_out, share, self.auto.seed)
+            held_out, inputs, others = set_aside(seen, spool, held)
+            held_out = self.features_alone(held_out)
+            kinds = {
+                kind: self._features_of(samples)
+                for kind, samples in pseudo_ood(inputs, held_out, self.auto).items()
+            }
+            names = self.auto.specs(self._can_be_weighed(self.classifier))
+            pool = self.detector
+            assert isinstance(pool, Ensemble)
+            self.detector, choice = choose(pool, names, held_out, kinds, self.auto)
+            for note in choice.notes:
+                _warn(f"auto: {note}")
+            self.about["choice"] = choice.to_dict()
+            rest = []
+            for batch, hashes in others():
+                scores = self.calibration_scores(batch)
+                rest.append(scores._replace(hashes=hashes))
+        return rest
+
+    def _seen(self, item: Inputs | Batch) -> Seen:
+        """What the network says of one batch of held-out data."""
+        if isinstance(item, Batch):
+            batch = self.features_alone(item)
+            return Seen(batch, None, sample_hashes(batch.features))
+        inputs, labels = split_batch(item)
+        batch = self._require_classifier()(inputs)
+        return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
+
+    def _features_of(self, samples: Inputs | Batch) -> Batch:
+        """Features of pseudo-OOD samples."""
+        if isinstance(samples, Batch):
+            return self.features_alone(samples)
+        classifier = self._require_classifier()
+        batches = [classifier(piece) for piece in in_pieces(split_batch(samples)[0])]
+        logits = [logits_of(batch) for batch in batches]
+        return Batch(torch.cat([batch.features for batch in batches]), torch.cat(logits))
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""
@@ -282,6 +369,9 @@ class Guard(nn.Module):
 
     def require_fitted(self) -> None:
         """Raise NotFittedError unless the guard was fitted or loaded."""
+        if self.auto is not None and self.choice is None and self.detector.is_fitted:
+            calls = "guard.calibrate(loader), or guard.fit(loader, held_out=other_loader)"
+            raise NotFittedError(f'"auto" has not chosen its detectors yet: call {calls}')
         if not self.detector.is_fitted:
             calls = "guard.fit(loader) on training data, then guard.calibrate(loader) on other data"
             raise NotFittedError(f"the guard is not fitted: call {calls}")
@@ -487,6 +577,22 @@ def warn_of_other_weights(guard: Guard, path: str | os.PathLike[str]) -> None:
             "but the features have changed, and the threshold does not hold for them: load the "
             "guard with the model that it was fitted on, or fit a new guard"
         )
+
+
+def _as_auto(detector: object) -> Auto | None:
+    if isinstance(detector, Auto):
+        return detector
+    is_auto = isinstance(detector, str) and detector.strip().lower() == "auto"
+    return Auto() if is_auto else None
+
+
+def _over_all(combine: Callable[[Any], Any] | None, num_rows: int) -> int:
+    """The number of training samples of all processes."""
+    rows = Count()
+    rows.count = num_rows
+    if combine is not None:
+        rows = combine(rows)
+    return rows.count
 
 
 def _warn(text: str, category: type[UserWarning] = UserWarning) -> None:

@@ -11,7 +11,8 @@ from typing_extensions import Self
 
 from fdbd.core.batch import Batch
 
-_ROWS = 4096
+MOST_ROWS = 4096
+"""Rows of a batch as it is read back, at most."""
 
 
 class Spool:
@@ -21,13 +22,15 @@ class Spool:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fdbd-spool-")  # noqa: SIM115 - closed by __exit__
         self._pieces = 0
+        self.num_rows = 0
 
     def append(self, batch: Batch) -> None:
         """Write a batch."""
         batch = batch.detach().cpu()
         self._file.seek(0, os.SEEK_END)
-        for start in range(0, len(batch.features), _ROWS):
-            pickle.dump(batch.rows(slice(start, start + _ROWS))._map(Tensor.clone), self._file)
+        self.num_rows += len(batch.features)
+        for start in range(0, len(batch.features), MOST_ROWS):
+            pickle.dump(batch.rows(slice(start, start + MOST_ROWS))._map(Tensor.clone), self._file)
             self._pieces += 1
 
     def __iter__(self) -> Iterator[Batch]:

@@ -124,16 +124,17 @@ def _extract(entry: Mapping[str, Any], result: Result) -> StudyNetwork:
     sizes = result.settings["sizes"]
     title = entry["title"]
     named = _network(entry, result)
-    assert named.preprocess is not None
+    own = named.preprocess
+    assert own is not None
     classifier = Classifier(named.model)
     head = classifier.head
-    side = named.preprocess.size
+    side = own.size
     cache = FeatureCache()
 
     def features(images: Images, preprocess: Preprocess | None = None) -> FeatureSet:
         result.say(f"{title}: {images.name}, {len(images):,} images")
         return cache.features(
-            classifier, images, preprocess or named.preprocess, batch_size=sizes["batch"]
+            classifier, images, preprocess or own, batch_size=sizes["batch"]
         )
 
     def dataset(name: str, split: str, limit: int) -> Images:
@@ -148,8 +149,8 @@ def _extract(entry: Mapping[str, Any], result: Result) -> StudyNetwork:
     held_out = replace(fresh.subset(held_rows), name=f"{entry['id']}, held out")
     test = replace(fresh.subset(test_rows), name=f"{entry['id']}, test")
 
-    squares = np.stack([named.preprocess.fit(held_out[row]) for row in range(len(held_out))])
-    as_it_is = replace(named.preprocess, resize=None, crop="none")
+    squares = np.stack([own.fit(held_out[row]) for row in range(len(held_out))])
+    as_it_is = replace(own, resize=None, crop="none")
     kinds = {
         kind: features(Images(pixels, name=f"kind {kind}"), as_it_is)
         for kind, pixels in kinds_of_pixels(
@@ -233,15 +234,11 @@ def _trained(entry: Mapping[str, Any], result: Result) -> Path:
     if not weights.is_file():
         result.say(f"training {entry['title']}")
         data = load(entry["id"], "train", limit=limit)
-        train(
-            preset(recipe), data, out=folder, model=entry["model"], progress=False, **options
-        )
+        train(preset(recipe), data, out=folder, model=entry["model"], progress=False, **options)
     return weights
 
 
-def _score_all(
-    network: StudyNetwork, candidates: Sequence[str], result: Result
-) -> StudyScores:
+def _score_all(network: StudyNetwork, candidates: Sequence[str], result: Result) -> StudyScores:
     """Fit every candidate on the training features, and score all sets."""
     scores: dict[str, list[Floats]] = {name: [] for name in network.sets}
     fitted: list[str] = []
@@ -289,9 +286,8 @@ def _write_scores(path: Path, scores: StudyScores) -> None:
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as draft, open(draft, "wb") as file:
-        np.savez_compressed(
-            file, about=np.array(json.dumps(about)), **dict(scores.sets)
-        )
+        arrays: Any = {"about": np.array(json.dumps(about)), **scores.sets}
+        np.savez_compressed(file, **arrays)
 
 
 def _read_scores(path: Path) -> StudyScores:

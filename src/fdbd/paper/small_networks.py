@@ -22,7 +22,8 @@ class SmallCNN(nn.Module):
         x = F.max_pool2d(F.relu(self.conv1(images)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.conv3(x))
-        return self.fc(x.mean(dim=(2, 3)))
+        logits: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return logits
 
 
 class CifarTransformer(nn.Module):
@@ -44,4 +45,5 @@ class CifarTransformer(nn.Module):
         patches = self.patch_embed["proj"](images).flatten(2).transpose(1, 2)
         token = self.cls_token.expand(len(images), -1, -1)
         x = torch.cat([token, patches], dim=1) + self.pos_embed
-        return self.mlp_head(self.transformer(x)[:, 0])
+        logits: Tensor = self.mlp_head(self.transformer(x)[:, 0])
+        return logits

@@ -1,0 +1,195 @@
+"""Where a guard's held-out samples come from: a random part of what a loader yields, kept while the
+network runs over it once, and the pseudo-OOD samples that are made of that part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch
+from fdbd.data.pseudo_ood import GRID, make_kinds
+from fdbd.decision.choice import FEWEST, Auto
+from fdbd.fitting.spool import MOST_ROWS, Spool
+
+KIND_BATCH = 64  # pseudo-OOD samples that the network sees at once
+
+
+class Seen(NamedTuple):
+    """What the network said of one batch of held-out data."""
+
+    batch: Batch
+    inputs: Any  #: what the network was given: a tensor, a dict of tensors, or None for features
+    hashes: Tensor  #: (N,) of the samples
+
+
+class HeldOut:
+    """A random part of some data: at most `most` of its samples, and at most the share `share`.
+
+    The network has run over all the data; features of all are on disk, inputs of the part are in
+    memory. Which samples are chosen follows from the seed and the number of samples alone, so the
+    rest is exchangeable with new data if the whole is.
+    """
+
+    def __init__(self, most: int, share: float, seed: int) -> None:
+        self.most = most
+        self.share = share
+        self.count = 0
+        self._generator = torch.Generator().manual_seed(seed)
+        self._rows: list[int] = []  # of the candidates, in no order
+        self._inputs: list[Any] = []
+
+    def add(self, inputs: Any, size: int) -> None:
+        """Offer one batch: each sample so far is a candidate with the same probability (reservoir
+        sampling, algorithm R of Vitter, 1985)."""
+        for row in range(size):
+            place = len(self._rows)
+            if place < self.most:
+                self._rows.append(self.count)
+                self._inputs.append(_row_of(inputs, row))
+            else:
+                place = self._draw(self.count + 1)
+                if place < self.most:
+                    self._rows[place] = self.count
+                    self._inputs[place] = _row_of(inputs, row)
+            self.count += 1
+
+    def finish(self) -> tuple[list[int], Any]:
+        """The chosen row numbers, and their inputs as one batch; None for features."""
+        size = min(self.most, int(self.share * self.count))
+        if size < FEWEST:
+            raise ValueError(
+                f"{size} of {self.count} samples can be held out to weigh detectors with, expected at least {FEWEST}: "
+                "give more data, or other data as fit(…, held_out=…)"
+            )
+        order = torch.randperm(len(self._rows), generator=self._generator).tolist()
+        chosen = order[:size]
+        rows = [self._rows[place] for place in chosen]
+        inputs = _stacked([self._inputs[place] for place in chosen])
+        return rows, inputs
+
+    def _draw(self, below: int) -> int:
+        return int(torch.randint(below, (), generator=self._generator))
+
+
+def set_aside(
+    seen: Iterable[Seen], spool: Spool, held: HeldOut
+) -> tuple[Batch, Any, Callable[[], Iterator[tuple[Batch, Tensor]]]]:
+    """Features of the part that is held out, its inputs, and a function that gives the features and
+    hashes of all others, batch by batch."""
+    sizes: list[int] = []
+    hashes: list[Tensor] = []
+    for batch, inputs, of_rows in seen:
+        held.add(inputs, len(batch.features))
+        for start in range(0, len(batch.features), MOST_ROWS):
+            part = slice(start, start + MOST_ROWS)
+            spool.append(batch.rows(part))
+            sizes.append(len(batch.features[part]))
+            hashes.append(of_rows[part])
+    rows, inputs = held.finish()
+    is_held = torch.zeros(held.count, dtype=torch.bool)
+    is_held[rows] = True
+    masks = is_held.split(sizes)
+    places = torch.cumsum(is_held, 0) - 1
+    parts = [batch.rows(mask) for batch, mask in zip(spool, masks) if mask.any()]
+    # In the order of their inputs.
+    features = _joined(parts).rows(places[torch.tensor(rows)])
+
+    def others() -> Iterator[tuple[Batch, Tensor]]:
+        for batch, mask, of_rows in zip(spool, masks, hashes):
+            if not mask.all():
+                yield batch.rows(~mask), of_rows.cpu()[~mask]
+
+    return features, inputs, others
+
+
+def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
+    """Pseudo-OOD samples by kind, each what the model takes or a Batch: those of the user, else
+    images made of the held-out ones; none where the inputs are not images."""
+    if callable(auto.kinds):
+        made = auto.kinds(held_out if inputs is None else inputs)
+    elif auto.kinds is not None:
+        made = auto.kinds
+    else:
+        return _of_images(inputs, auto)
+    if not isinstance(made, Mapping) or not made:
+        raise ValueError(
+            f"kinds gave {type(made).__name__}, expected a dict of pseudo-OOD samples by kind"
+        )
+    return dict(made)
+
+
+def in_pieces(samples: Any) -> Iterator[Any]:
+    """What the model takes, in batches that it takes at once."""
+    first = samples if isinstance(samples, Tensor) else next(iter(samples.values()))
+    for start in range(0, len(first), KIND_BATCH):
+        part = slice(start, start + KIND_BATCH)
+        if isinstance(samples, Tensor):
+            yield samples[part]
+        else:
+            yield {name: values[part] for name, values in samples.items()}
+
+
+def _of_images(inputs: Any, auto: Auto) -> dict[str, Any]:
+    """Kinds of the one batch of images among the inputs, with the others as they are."""
+    name, images = _find_images(inputs)
+    if images is None:
+        return {}
+    made = make_kinds(images.float(), auto.per_kind, seed=auto.seed)
+    kinds = {}
+    for kind, changed in made.items():
+        if not images.is_floating_point():
+            changed = changed.round()
+        changed = changed.to(images.dtype)
+        kinds[kind] = changed if name is None else {name: changed}
+    return kinds
+
+
+def _find_images(inputs: Any) -> tuple[str | None, Tensor | None]:
+    """The images (N, C, H, W) that the model takes, with their name if it takes a dict of them
+    alone; None where there are none."""
+    name = None
+    if isinstance(inputs, Mapping) and len(inputs) == 1:
+        name, inputs = next(iter(inputs.items()))
+    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or min(inputs.shape[2:]) < GRID:
+        return None, None
+    if inputs.shape[1] > 4:
+        return None, None
+    return name, inputs
+
+
+def _row_of(inputs: Any, row: int) -> Any:
+    """One sample, in memory of its own."""
+    if isinstance(inputs, Tensor):
+        return inputs[row].detach().cpu().clone()
+    if isinstance(inputs, Mapping) and all(isinstance(part, Tensor) for part in inputs.values()):
+        return {name: part[row].detach().cpu().clone() for name, part in inputs.items()}
+    return None
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if any(row is None for row in rows):
+        return None
+    if isinstance(rows[0], Tensor):
+        return torch.stack(rows) if _have_one_shape(rows) else None
+    if not all(_have_one_shape([row[name] for row in rows]) for name in rows[0]):
+        return None
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _have_one_shape(tensors: list[Tensor]) -> bool:
+    return len({tensor.shape for tensor in tensors}) == 1
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    """Features, logits and labels of several batches as one."""
+    first = parts[0]
+    logits = None
+    labels = None
+    if first.logits is not None:
+        logits = torch.cat([part.logits for part in parts if part.logits is not None])
+    if first.labels is not None:
+        labels = torch.cat([part.labels for part in parts if part.labels is not None])
+    return Batch(torch.cat([part.features for part in parts]), logits, labels)
