@@ -71,7 +71,7 @@ def test_the_chosen_detector_is_a_weighted_ensemble_like_any_other(guard) -> Non
         assert any(math.isclose(share, other) for other in shares.values()), member.label
     assert tuple(member.name for member in guard.choice.members) == POOL
     posters = make_kinds(make_images(50, 3), 50, ["poster"])["poster"]
-    assert guard(posters).is_ood.float().mean() > 0.5
+    assert guard(posters).is_ood.float().mean() > 4 * 0.05
 
 
 def test_a_saved_guard_answers_the_same_and_knows_what_was_chosen(guard, tmp_path) -> None:

@@ -192,4 +192,5 @@ def _joined(parts: list[Batch]) -> Batch:
         logits = torch.cat([part.logits for part in parts if part.logits is not None])
     if first.labels is not None:
         labels = torch.cat([part.labels for part in parts if part.labels is not None])
-    return Batch(torch.cat([part.features for part in parts]), logits, labels)
+    features = torch.cat([part.features for part in parts])
+    return Batch(features, logits=logits, labels=labels)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from fdbd.core import artifact
-from fdbd.core.batch import Batch, Head, Inputs, as_batch, logits_of
+from fdbd.core.batch import Batch, Head, Inputs, as_batch, required_logits
 from fdbd.core.configuration import NotFittedError, require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.data.labels import Agreement
@@ -282,8 +282,9 @@ class Guard(nn.Module):
             return self.features_alone(samples)
         classifier = self._require_classifier()
         batches = [classifier(piece) for piece in in_pieces(split_batch(samples)[0])]
-        logits = [logits_of(batch) for batch in batches]
-        return Batch(torch.cat([batch.features for batch in batches]), torch.cat(logits))
+        logits = [required_logits(batch) for batch in batches]
+        features = torch.cat([batch.features for batch in batches])
+        return Batch(features, logits=torch.cat(logits))
 
     def _compare(self, stage: str, labels: Tensor | None, predicted: Tensor) -> None:
         """Count where given labels and predictions agree."""

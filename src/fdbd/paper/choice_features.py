@@ -133,9 +133,7 @@ def _extract(entry: Mapping[str, Any], result: Result) -> StudyNetwork:
 
     def features(images: Images, preprocess: Preprocess | None = None) -> FeatureSet:
         result.say(f"{title}: {images.name}, {len(images):,} images")
-        return cache.features(
-            classifier, images, preprocess or own, batch_size=sizes["batch"]
-        )
+        return cache.features(classifier, images, preprocess or own, batch_size=sizes["batch"])
 
     def dataset(name: str, split: str, limit: int) -> Images:
         return load(name, split, limit=limit, for_size=side)
