@@ -29,7 +29,8 @@ def test_every_kind_has_the_shape_and_the_range_of_its_images(
     for name, made in make_kinds(images, count, list(KINDS)).items():
         assert made.shape == (count, channels, height, width), name
         assert torch.isfinite(made).all(), name
-        assert (made >= low).all() and (made <= high).all(), name
+        assert (made >= low).all(), name
+        assert (made <= high).all(), name
 
 
 def test_the_same_seed_gives_the_same_images_and_another_seed_others() -> None:
