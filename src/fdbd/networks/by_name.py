@@ -33,6 +33,7 @@ from fdbd.networks.architectures import (
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, read_weights
 from fdbd.networks.find_head import find_heads
 from fdbd.networks.public import public_network
+from fdbd.networks.small import SmallCNN, SmallTransformer
 from fdbd.networks.wrapped import weights_hash
 from fdbd.util.devices import choose_device
 from fdbd.util.extras import import_object, require
@@ -48,6 +49,8 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
     "densenet22": partial(DenseNet, 22, 12),
     "wrn40_2": partial(WideResNet, 40, 2),
     "resnet10_compact": CompactResNet,
+    "small_cnn": SmallCNN,
+    "small_vit": SmallTransformer,
 }
 _ZOO = Path(__file__).parent / "weights"
 

@@ -5,6 +5,7 @@ candidate detector on them. Both are kept in the cache, so that a run that was s
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,6 @@ from fdbd.networks.by_name import NamedModel, model_by_name
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.models import MissingData
 from fdbd.paper.result import Result
-from fdbd.train.loop import train
-from fdbd.train.presets import preset
 from fdbd.util.files import beside, cache_root, data_roots
 from fdbd.util.terminal import one_line
 
@@ -105,7 +104,7 @@ def _scores_of(entry: Mapping[str, Any], result: Result) -> StudyScores:
     asked = {
         "entry": dict(entry),
         "candidates": list(settings["candidates"]),
-        "sizes": dict(settings["sizes"]),
+        "sizes": _sizes(entry, settings),
         "kinds": list(settings["kinds"]),
         "format": 1,
     }
@@ -119,9 +118,14 @@ def _scores_of(entry: Mapping[str, Any], result: Result) -> StudyScores:
     return scores
 
 
+def _sizes(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, int]:
+    """How many images are asked for, with the network's own numbers where it has some."""
+    return {**settings["sizes"], **entry.get("sizes", {})}
+
+
 def _extract(entry: Mapping[str, Any], result: Result) -> StudyNetwork:
     """Run one network over everything that is asked of it."""
-    sizes = result.settings["sizes"]
+    sizes = _sizes(entry, result.settings)
     title = entry["title"]
     named = _network(entry, result)
     own = named.preprocess
@@ -188,52 +192,28 @@ def kinds_of_pixels(squares: Pixels, names: Sequence[str], count: int) -> dict[s
 def _network(entry: Mapping[str, Any], result: Result) -> NamedModel:
     """The network with its weights: published ones, or those that training gives here."""
     checkpoint = entry.get("checkpoint")
-    if "train" in entry:
-        checkpoint = _trained(entry, result)
-    elif checkpoint is not None:
-        checkpoint = _find_weights(checkpoint)
+    if checkpoint is not None:
+        checkpoint = _find_weights(checkpoint, entry["train_with"])
     return model_by_name(
         entry["model"],
         checkpoint,
         num_classes=entry.get("num_classes"),
         preprocess=entry.get("preprocess"),
         device=result.experiment.device,
-        trust=True,
     )
 
 
-def _find_weights(name: str) -> Path:
-    """A file below FDBD_DATA; or PACKAGE/FILE, a file in an installed package."""
-    for root in data_roots():
-        if (root / name).is_file():
-            return root / name
+def _find_weights(name: str, remedy: str) -> Path:
+    """A file as the path stands, below FDBD_DATA, or PACKAGE/FILE in an installed package."""
+    places = [Path(name), *(root / name for root in data_roots())]
     package, _, rest = name.partition("/")
-    try:
-        from importlib import resources
-
-        file = Path(str(resources.files(package).joinpath(rest)))
-    except ModuleNotFoundError:
-        file = Path(name)
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"no {name} below FDBD_DATA, and no installed package {package} has it"
-        )
-    return file
-
-
-def _trained(entry: Mapping[str, Any], result: Result) -> Path:
-    """Weights of a network that a preset trains in a few minutes; trained once."""
-    options = dict(entry["train"])
-    recipe = options.pop("preset")
-    limit = options.pop("images")
-    described = json.dumps([entry["model"], entry["id"], entry["train"]], sort_keys=True)
-    folder = cache_root() / "choice" / hashlib.sha256(described.encode()).hexdigest()[:16]
-    weights = folder / "model.safetensors"
-    if not weights.is_file():
-        result.say(f"training {entry['title']}")
-        data = load(entry["id"], "train", limit=limit)
-        train(preset(recipe), data, out=folder, model=entry["model"], progress=False, **options)
-    return weights
+    specification = importlib.util.find_spec(package)
+    if specification is not None and specification.origin is not None:
+        places.append(Path(specification.origin).parent / rest)
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"no weights at {name}: {remedy}")
 
 
 def _score_all(network: StudyNetwork, candidates: Sequence[str], result: Result) -> StudyScores:

@@ -1,5 +1,4 @@
-"""Two small networks of the study on choosing a detector, beside the published ones: a transformer
-for CIFAR-10, and a plain CNN that trains in a minute or two."""
+"""Two small networks for 32 × 32 images: a plain CNN that trains in minutes, and a transformer."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class SmallCNN(nn.Module):
         return logits
 
 
-class CifarTransformer(nn.Module):
+class SmallTransformer(nn.Module):
     """A vision transformer for 32 × 32 images: patches of 4, a class token, six layers with their
     norms behind the blocks, 128 features. Names of its parts are those of the public checkpoint
     ``vit_cifar10_small.pth``."""
