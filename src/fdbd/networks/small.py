@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class SmallCNN(nn.Module):
     """Three convolutions with pooling between them, and a linear head: images (N, 3, 32, 32)."""
 
-    def __init__(self, num_classes: int = 10, width: int = 32) -> None:
+    def __init__(self, num_classes: int = 10, width: int = 16) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)

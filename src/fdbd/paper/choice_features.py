@@ -8,8 +8,8 @@ import hashlib
 import importlib.util
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,21 @@ from fdbd.bench.cache import FeatureCache
 from fdbd.core.batch import Head
 from fdbd.core.pixels import Pixels
 from fdbd.core.preprocessing import Preprocess
-from fdbd.data.datasets import DatasetUnavailable, Images, load
+from fdbd.data.datasets import Images, load
 from fdbd.data.features import FeatureSet
 from fdbd.data.images import spread_evenly
 from fdbd.data.pseudo_ood import make_kinds
 from fdbd.decision.choice_rule import make_member
-from fdbd.networks.by_name import NamedModel, model_by_name
+from fdbd.networks.by_name import model_by_name
 from fdbd.networks.classifier import Classifier
-from fdbd.paper.models import MissingData
-from fdbd.paper.result import Result
-from fdbd.util.files import beside, cache_root, data_roots
+from fdbd.util.files import beside, cache_root, data_roots, parse_toml
 from fdbd.util.terminal import one_line
 
 Floats = NDArray[np.float64]
+Say = Callable[[str], None]
+PROTOCOL = Path(__file__).with_name("choosing.toml")
+BATCH = 32
+SHARD_ROWS = 256  # images that a run that is stopped loses at most
 
 
 @dataclass(frozen=True)
@@ -83,98 +85,129 @@ class StudyScores:
         return [name[5:] for name in self.sets if name.startswith("kind ")]
 
 
-def load_networks(result: Result) -> list[StudyScores]:
-    """Scores on every network of the study that is available; the result says what is missing."""
-    found = []
-    for entry in result.settings["models"]:
-        try:
-            found.append(_scores_of(entry, result))
-        except (DatasetUnavailable, OSError, ValueError, RuntimeError, ImportError) as error:
-            result.missing.append(f"{entry['title']}: {one_line(error)}")
-    if not found:
-        raise MissingData(
-            f"{result.experiment.name} cannot be run here: {'; '.join(result.missing)}"
+@dataclass(frozen=True)
+class NetworkEntry:
+    """A network as the study's file names it."""
+
+    title: str
+    group: str
+    model: str
+    id: str
+    checkpoint: str | None = None
+    remedy: str = ""  #: how to get the checkpoint
+    preprocess: str | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images are used."""
+
+    train: int
+    held_out: int
+    per_kind: int
+    test: int
+    ood: int
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is asked of each network: the study's file."""
+
+    kinds: tuple[str, ...]
+    candidates: tuple[str, ...]
+    sizes: Mapping[str, Sizes]
+    ood: Mapping[str, tuple[str, ...]]  #: by the name of the ID set
+    near: Mapping[str, tuple[str, ...]]
+    networks: tuple[NetworkEntry, ...]
+
+    @classmethod
+    def read(cls, path: Path = PROTOCOL) -> Protocol:
+        """The protocol in a file."""
+        values: Any = parse_toml(path.read_text(encoding="utf-8"))
+        return cls(
+            tuple(values["kinds"]),
+            tuple(values["candidates"]),
+            {name: Sizes(**numbers) for name, numbers in values["sizes"].items()},
+            {name: tuple(sets) for name, sets in values["ood"].items()},
+            {name: tuple(sets) for name, sets in values["near"].items()},
+            tuple(NetworkEntry(**entry) for entry in values["networks"]),
         )
-    return found
+
+    def sizes_of(self, entry: NetworkEntry) -> Sizes:
+        """Those of ImageNet networks, or of the others."""
+        return self.sizes["imagenet" if entry.id == "imagenet-sample" else "cifar"]
 
 
-def _scores_of(entry: Mapping[str, Any], result: Result) -> StudyScores:
-    """From the cache if the network's entry, the candidates and the sizes are the same."""
-    settings = result.settings
+def scores_of(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyScores:
+    """Scores on one network: from the cache if the network's entry, the candidates and the sizes
+    are the same."""
     asked = {
-        "entry": dict(entry),
-        "candidates": list(settings["candidates"]),
-        "sizes": _sizes(entry, settings),
-        "kinds": list(settings["kinds"]),
+        "entry": asdict(entry),
+        "candidates": protocol.candidates,
+        "sizes": asdict(protocol.sizes_of(entry)),
+        "kinds": protocol.kinds,
+        "ood": protocol.ood[entry.id],
+        "near": protocol.near.get(entry.id, ()),
         "format": 1,
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_root() / "choice" / f"{digest}.npz"
     if path.is_file():
         return _read_scores(path)
-    network = _extract(entry, result)
-    scores = _score_all(network, settings["candidates"], result)
+    network = _extract(entry, protocol, say, device)
+    scores = _score_all(network, protocol.candidates, say)
     _write_scores(path, scores)
     return scores
 
 
-def _sizes(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, int]:
-    """How many images are asked for, with the network's own numbers where it has some."""
-    return {**settings["sizes"], **entry.get("sizes", {})}
-
-
-def _extract(entry: Mapping[str, Any], result: Result) -> StudyNetwork:
+def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> StudyNetwork:
     """Run one network over everything that is asked of it."""
-    sizes = _sizes(entry, result.settings)
-    title = entry["title"]
-    named = _network(entry, result)
+    sizes = protocol.sizes_of(entry)
+    checkpoint = None
+    if entry.checkpoint is not None:
+        checkpoint = _find_weights(entry.checkpoint, entry.remedy)
+    named = model_by_name(entry.model, checkpoint, preprocess=entry.preprocess, device=device)
     own = named.preprocess
     assert own is not None
     classifier = Classifier(named.model)
     head = classifier.head
-    side = own.size
-    cache = FeatureCache()
+    cache = FeatureCache(shard_rows=SHARD_ROWS)
 
-    def features(images: Images, preprocess: Preprocess | None = None) -> FeatureSet:
-        result.say(f"{title}: {images.name}, {len(images):,} images")
-        return cache.features(classifier, images, preprocess or own, batch_size=sizes["batch"])
+    def features(images: Images, preprocess: Preprocess = own) -> FeatureSet:
+        say(f"{entry.title}: {images.name}, {len(images):,} images")
+        return cache.features(classifier, images, preprocess, batch_size=BATCH)
 
-    def dataset(name: str, split: str, limit: int) -> Images:
-        return load(name, split, limit=limit, for_size=side)
+    def dataset(name: str, split: str, limit: int | None = None) -> Images:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* has .* of .* images")
+            return load(name, split, limit=limit, for_size=own.size)
 
-    training = dataset(entry["id"], "train", sizes["train"]).as_classes(head.num_classes)
-    fresh = load(entry["id"], "test", for_size=side).as_classes(head.num_classes)
+    training = dataset(entry.id, "train", sizes.train).as_classes(head.num_classes)
+    fresh = dataset(entry.id, "test").as_classes(head.num_classes)
     # The held-out images and the test images are different images of the same data.
-    held_rows = spread_evenly(sizes["held_out"], len(fresh))
+    held_rows = spread_evenly(sizes.held_out, len(fresh))
     other_rows = np.setdiff1d(np.arange(len(fresh)), held_rows)
-    test_rows = other_rows[spread_evenly(min(sizes["test"], len(other_rows)), len(other_rows))]
-    held_out = replace(fresh.subset(held_rows), name=f"{entry['id']}, held out")
-    test = replace(fresh.subset(test_rows), name=f"{entry['id']}, test")
+    test_rows = other_rows[spread_evenly(min(sizes.test, len(other_rows)), len(other_rows))]
+    held_out = replace(fresh.subset(held_rows), name=f"{entry.id}, held out")
+    test = replace(fresh.subset(test_rows), name=f"{entry.id}, test")
 
     squares = np.stack([own.fit(held_out[row]) for row in range(len(held_out))])
+    made = kinds_of_pixels(squares, protocol.kinds, sizes.per_kind)
     as_it_is = replace(own, resize=None, crop="none")
     kinds = {
         kind: features(Images(pixels, name=f"kind {kind}"), as_it_is)
-        for kind, pixels in kinds_of_pixels(
-            squares, result.settings["kinds"], sizes["per_kind"]
-        ).items()
+        for kind, pixels in made.items()
     }
-    ood = {}
-    for name in entry["ood"]:
-        try:
-            ood[name] = features(dataset(name, "test", sizes["ood"]))
-        except (DatasetUnavailable, OSError) as error:
-            result.missing.append(f"{title}, {name}: {one_line(error)}")
     return StudyNetwork(
-        title,
-        entry["group"],
-        tuple(entry.get("near", ())),
-        head,
-        features(training),
-        features(held_out),
-        kinds,
-        features(test),
-        ood,
+        title=entry.title,
+        group=entry.group,
+        near=protocol.near.get(entry.id, ()),
+        head=head,
+        train=features(training),
+        held_out=features(held_out),
+        kinds=kinds,
+        test=features(test),
+        ood={name: features(dataset(name, "test", sizes.ood)) for name in protocol.ood[entry.id]},
     )
 
 
@@ -187,20 +220,6 @@ def kinds_of_pixels(squares: Pixels, names: Sequence[str], count: int) -> dict[s
         name: kind.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         for name, kind in made.items()
     }
-
-
-def _network(entry: Mapping[str, Any], result: Result) -> NamedModel:
-    """The network with its weights: published ones, or those that training gives here."""
-    checkpoint = entry.get("checkpoint")
-    if checkpoint is not None:
-        checkpoint = _find_weights(checkpoint, entry["train_with"])
-    return model_by_name(
-        entry["model"],
-        checkpoint,
-        num_classes=entry.get("num_classes"),
-        preprocess=entry.get("preprocess"),
-        device=result.experiment.device,
-    )
 
 
 def _find_weights(name: str, remedy: str) -> Path:
@@ -216,13 +235,13 @@ def _find_weights(name: str, remedy: str) -> Path:
     raise FileNotFoundError(f"no weights at {name}: {remedy}")
 
 
-def _score_all(network: StudyNetwork, candidates: Sequence[str], result: Result) -> StudyScores:
+def _score_all(network: StudyNetwork, candidates: Sequence[str], say: Say) -> StudyScores:
     """Fit every candidate on the training features, and score all sets."""
     scores: dict[str, list[Floats]] = {name: [] for name in network.sets}
     fitted: list[str] = []
     failures: dict[str, str] = {}
     for spec in candidates:
-        result.say(f"{network.title}: {spec}")
+        say(f"{network.title}: {spec}")
         try:
             of_sets = _score_one(spec, network)
         except (ValueError, RuntimeError, ImportError) as error:
