@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from fdbd import cli
-from fdbd.bench import load_bundle
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
@@ -105,22 +104,6 @@ def test_the_code_of_the_page_for_others_prints_its_table() -> None:
         shown[start + 6 * bundle] for start in range(6) for bundle in range(2)
     ]  # the table's order differs
     assert sorted(cells) == sorted(by_detector)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bundle", "title"),
-    [
-        ("imagenet-resnet50", "ResNet-50 on ImageNet"),
-        *((name, name) for name in ("cifar10-ce", "cifar10-supcon")),
-    ],
-)
-def test_the_table_of_networks_has_the_numbers_of_the_package(bundle: str, title: str) -> None:
-    text = (ROOT / "docs" / "which-detector.md").read_text(encoding="utf-8")
-    first, *others = _cells(text, title)
-    name, first = re.findall(r"`(.*)` (.*)", first)[0]
-    results = load_bundle(bundle).run([name, "fdbd", "energy", "knn", "vim", "msp"], latency=False)
-    assert [first, *(cell.replace("*", "") for cell in others)] == list(_averages(results, 1))
 
 
 def _averages(results, digits: int = 2) -> list[str]:

@@ -8,7 +8,10 @@ from rich.console import Console
 
 from fdbd.commands.options import DEVICE, JSON, answer, arg, note, opt, print_table
 
-SCALES = "small: features in the package; public: public networks and images; paper: its own networks and data."
+SCALES = (
+    "small: features in the package; public: public networks and images; paper: its own networks "
+    "and data."
+)
 
 
 def paper(

@@ -22,17 +22,17 @@ __all__ = [
     "run_all",
 ]
 
-_RENAMED = {"Result": "Finding", "Check": "Statement", "Table": "TextTable"}
+_RENAMED: dict[str, type] = {"Result": Finding, "Check": Statement, "Table": TextTable}
 
 
 def __getattr__(name: str) -> Any:
     """The names that classes had until 0.2."""
     if name not in _RENAMED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new_name = _RENAMED[name]
+    renamed = _RENAMED[name]
     warnings.warn(
-        f"fdbd.paper.{name} is fdbd.paper.{new_name}; the old name goes in 0.4",
+        f"fdbd.paper.{name} is fdbd.paper.{renamed.__name__}; the old name goes in 0.4",
         DeprecationWarning,
         stacklevel=2,
     )
-    return globals()[new_name]
+    return renamed
