@@ -91,8 +91,8 @@ def test_a_mean_of_one_set_and_one_without_scores_keep_the_intervals_of_the_sets
 
 
 def test_a_verdict_needs_a_significant_difference() -> None:
-    assert Comparison.of(0.0, 0.0).verdict() == "undecided"
-    assert Comparison.of(1e-9, 0.0).verdict() == "higher"
-    assert Comparison.of(-0.03, 0.01).verdict() == "lower"
-    assert Comparison.of(0.019, 0.01).verdict() == "undecided"
-    assert Comparison.of(0.019, 0.01).verdict(level=0.1) == "higher"
+    assert Comparison.from_difference(0.0, 0.0).verdict() == "undecided"
+    assert Comparison.from_difference(1e-9, 0.0).verdict() == "higher"
+    assert Comparison.from_difference(-0.03, 0.01).verdict() == "lower"
+    assert Comparison.from_difference(0.019, 0.01).verdict() == "undecided"
+    assert Comparison.from_difference(0.019, 0.01).verdict(level=0.1) == "higher"

@@ -300,7 +300,7 @@ def test_constant_scores_and_single_samples_have_intervals() -> None:
 def test_the_bootstrap_agrees_with_resampling_both_sides() -> None:
     rng = np.random.default_rng(0)
     inside, outside = rng.normal(2, 1, 800), rng.normal(0, 1, 600)
-    low, high = fpr_interval([Counts.of(inside, outside)], 0.95, 0.95, 20_000, seed=0)
+    low, high = fpr_interval([Counts.from_scores(inside, outside)], 0.95, 0.95, 20_000, seed=0)
     resampled = [
         metrics.fpr_at_tpr(rng.choice(inside, len(inside)), rng.choice(outside, len(outside)))
         for _ in range(2000)
@@ -329,7 +329,7 @@ def population(name: str, sizes: tuple[int, int]) -> dict[str, float]:
     of `sizes`."""
     rng, n = np.random.default_rng(123), 400_000
     inside, outside = (sampler(rng, n) for sampler in SETTINGS[name])
-    counts = Counts.of(inside, outside)
+    counts = Counts.from_scores(inside, outside)
     balanced = counts._replace(
         positive=counts.positive * sizes[0], negative=counts.negative * sizes[1]
     )

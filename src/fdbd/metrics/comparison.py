@@ -4,6 +4,7 @@ or several."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -24,20 +25,32 @@ class Comparison(NamedTuple):
     p_value: float  #: two-sided: the probability of a difference at least as large when the detectors are equal
 
     @classmethod
-    def of(cls, difference: float, standard_error: float) -> Comparison:
+    def from_difference(cls, difference: float, standard_error: float) -> Comparison:
         """The normal test of a difference; a standard error of 0 leaves no doubt about any
         difference but 0."""
-        if standard_error == 0:
-            return cls(difference, 0.0, 1.0 if difference == 0 else 0.0)
-        return cls(
-            difference, standard_error, math.erfc(abs(difference) / standard_error / math.sqrt(2))
+        if standard_error > 0:
+            p_value = math.erfc(abs(difference) / standard_error / math.sqrt(2))
+        elif difference == 0:
+            p_value = 1.0
+        else:
+            p_value = 0.0
+        return cls(difference, standard_error, p_value)
+
+    @classmethod
+    def of(cls, difference: float, standard_error: float) -> Comparison:
+        """The former name of `from_difference`."""
+        warnings.warn(
+            "Comparison.of is now Comparison.from_difference; the old name will be removed in 0.4",
+            DeprecationWarning,
+            stacklevel=2,
         )
+        return cls.from_difference(difference, standard_error)
 
     def verdict(self, level: float = 0.05) -> Verdict:
         """Whether the first detector's AUROC is higher, lower, or not told apart at this level of
         significance.
 
-        >>> Comparison.of(0.259, 0.090).verdict(), Comparison.of(0.0001, 0.01).verdict()
+        >>> Comparison.from_difference(0.259, 0.090).verdict(), Comparison.from_difference(0.0001, 0.01).verdict()
         ('higher', 'undecided')
         """
         if self.p_value > level:
@@ -78,32 +91,45 @@ class Influences(NamedTuple):
 
 def influences(id_scores: ArrayLike, ood_scores: ArrayLike, metric: str = "auroc") -> Influences:
     """Influence of each sample on "auroc", "aupr_in" or "aupr_out"."""
-    counts = Counts.of(id_scores, ood_scores)
-    if metric == "aupr_out":
-        of_ood, of_id = (part[::-1] for part in precision_influences(counts.swapped()))
+    counts = Counts.from_scores(id_scores, ood_scores)
+    if metric == "auroc":
+        of_id, of_ood = area_influences(counts)
+    elif metric == "aupr_in":
+        of_id, of_ood = precision_influences(counts)
     else:
-        of_id, of_ood = (
-            area_influences(counts) if metric == "auroc" else precision_influences(counts)
-        )
+        # OOD is positive there, and the levels run from the lowest score up.
+        of_positive, of_negative = precision_influences(counts.swapped())
+        of_ood = of_positive[::-1]
+        of_id = of_negative[::-1]
     ascending = counts.scores[::-1]
-    inside, outside = (
-        -1 - np.searchsorted(ascending, as_scores(part, "")) for part in (id_scores, ood_scores)
-    )
-    return Influences(of_id[inside], of_ood[outside])
+    level_of_id = -1 - np.searchsorted(ascending, as_scores(id_scores, "id_scores"))
+    level_of_ood = -1 - np.searchsorted(ascending, as_scores(ood_scores, "ood_scores"))
+    return Influences(of_id[level_of_id], of_ood[level_of_ood])
 
 
 def compare(first: Sequence[Influences], second: Sequence[Influences]) -> Comparison:
     """Compares the mean AUROC of two detectors over OOD sets that share their ID samples, from the
     `influences` on each set."""
-    for a, b in zip(first, second):
-        of_a, of_b = (f"{len(part.of_id)} ID and {len(part.of_ood)} OOD" for part in (a, b))
-        if of_a != of_b:
-            raise ValueError(f"the detectors scored different samples: {of_a} against {of_b}")
-        if min(len(a.of_id), len(a.of_ood)) < 2:
-            raise ValueError(f"a comparison takes two samples per side, got {of_a}")
-    parts = [Influences(a.of_id - b.of_id, a.of_ood - b.of_ood) for a, b in zip(first, second)]
+    parts = differences(first, second)
+    # The mean influence of the ID samples on AUROC is AUROC itself.
     difference = float(np.mean([part.of_id.mean() for part in parts]))
-    return Comparison.of(difference, standard_error(parts))
+    return Comparison.from_difference(difference, standard_error(parts))
+
+
+def differences(first: Sequence[Influences], second: Sequence[Influences]) -> list[Influences]:
+    """The influences on the difference of two detectors, for each OOD set."""
+    found = []
+    for a, b in zip(first, second):
+        sizes_of_a = f"{len(a.of_id)} ID and {len(a.of_ood)} OOD"
+        sizes_of_b = f"{len(b.of_id)} ID and {len(b.of_ood)} OOD"
+        if sizes_of_a != sizes_of_b:
+            raise ValueError(
+                f"the detectors scored different samples: {sizes_of_a} against {sizes_of_b}"
+            )
+        if min(len(a.of_id), len(a.of_ood)) < 2:
+            raise ValueError(f"a comparison takes two samples per side, got {sizes_of_a}")
+        found.append(Influences(a.of_id - b.of_id, a.of_ood - b.of_ood))
+    return found
 
 
 def standard_error(sets: Sequence[Influences]) -> float:
@@ -115,5 +141,9 @@ def standard_error(sets: Sequence[Influences]) -> float:
     with A_ji the influence of ID sample i in set j of J, and B_jk that of OOD sample k of set j.
     """
     by_id = np.mean([part.of_id for part in sets], axis=0)
-    of_ood = sum(part.of_ood.var(ddof=1) / len(part.of_ood) for part in sets) / len(sets) ** 2
-    return math.sqrt(by_id.var(ddof=1) / len(by_id) + of_ood)
+    variance = by_id.var(ddof=1) / len(by_id)
+    for part in sets:
+        # Measures of ID samples alone have no influences of OOD samples.
+        if len(part.of_ood) > 1:
+            variance += part.of_ood.var(ddof=1) / len(part.of_ood) / len(sets) ** 2
+    return math.sqrt(variance)

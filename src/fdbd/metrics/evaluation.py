@@ -59,7 +59,7 @@ class Evaluation:
     """
 
     auroc: Estimate
-    fpr: Estimate  #: false-positive rate at the true-positive rate `tpr`, in the convention `positive`
+    fpr: Estimate  #: false-positive rate at the rate `tpr`, in the convention `positive`
     aupr_in: Estimate  #: ID as positive, whatever `positive` is
     aupr_out: Estimate  #: OOD as positive
     tpr: float
@@ -77,29 +77,34 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, object]:
         """Plain numbers and strings, for JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: value.to_dict() if isinstance(value, Estimate) else value
-            for name, value in values.items()
-        }
+        found: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found[field.name] = value.to_dict() if isinstance(value, Estimate) else value
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Evaluation:
         """What `to_dict` gave."""
-        given: Any = ((field.name, values[field.name]) for field in fields(cls))
-        read: dict[str, Any] = {
-            name: Estimate(**part) if isinstance(part, dict) else part for name, part in given
-        }
+        read: dict[str, Any] = {}
+        for field in fields(cls):
+            value = values[field.name]
+            read[field.name] = Estimate(**value) if isinstance(value, dict) else value
         return cls(**read)
 
     def __str__(self) -> str:
-        named = {"AUROC": self.auroc, f"FPR{100 * self.tpr:g}": self.fpr}
-        named |= {"AUPR-in": self.aupr_in, "AUPR-out": self.aupr_out}
-        shown = (
-            f"{k} {as_percent(v)} [{as_percent(v.low)}, {as_percent(v.high)}]"
-            for k, v in named.items()
-        )
-        return f"{', '.join(shown)} (%, {self.positive.upper()} positive, {self.num_id} ID, {self.num_ood} OOD)"
+        named = {
+            "AUROC": self.auroc,
+            f"FPR{100 * self.tpr:g}": self.fpr,
+            "AUPR-in": self.aupr_in,
+            "AUPR-out": self.aupr_out,
+        }
+        shown = []
+        for title, value in named.items():
+            limits = f"[{as_percent(value.low)}, {as_percent(value.high)}]"
+            shown.append(f"{title} {as_percent(value)} {limits}")
+        sizes = f"{self.num_id} ID, {self.num_ood} OOD"
+        return f"{', '.join(shown)} (%, {self.positive.upper()} positive, {sizes})"
 
 
 def evaluate(
@@ -137,16 +142,18 @@ def evaluate(
     """
     expect("confidence", confidence, 0 < confidence < 1, "a fraction between 0 and 1")
     expect("bootstrap", bootstrap, bootstrap >= 100, "at least 100 draws for an interval")
-    counts = Counts.of(id_scores, ood_scores)
-    chosen, swapped = oriented(counts, positive), counts.swapped()
+    counts = Counts.from_scores(id_scores, ood_scores)
+    ood_positive = counts.swapped()
+    chosen = oriented(counts, positive)
+    fpr = false_positive_rate(chosen, tpr)
+    fpr_limits = fpr_interval([chosen], tpr, confidence, bootstrap, seed)
     return Evaluation(
         auroc=Estimate(area(counts), *auroc_interval(counts, confidence)),
-        fpr=Estimate(
-            false_positive_rate(chosen, tpr),
-            *fpr_interval([chosen], tpr, confidence, bootstrap, seed),
-        ),
+        fpr=Estimate(fpr, *fpr_limits),
         aupr_in=Estimate(average_precision(counts), *aupr_interval(counts, confidence)),
-        aupr_out=Estimate(average_precision(swapped), *aupr_interval(swapped, confidence)),
+        aupr_out=Estimate(
+            average_precision(ood_positive), *aupr_interval(ood_positive, confidence)
+        ),
         tpr=float(tpr),
         positive=positive,
         confidence=float(confidence),
@@ -178,23 +185,40 @@ def average(
     >>> round(float(average(found, "auroc", inside, [near, far])), 4)
     0.9375
     """
-    parts: list[Estimate] = [getattr(evaluation, metric) for evaluation in evaluations]
-    value, low, high = (
-        sum(each) / len(parts) for each in zip(*((float(p), p.low, p.high) for p in parts))
-    )
-    if len(parts) == 1 or id_scores is None:
-        return Estimate(value, low, high)
+    mean = mean_estimate([getattr(evaluation, metric) for evaluation in evaluations])
+    if len(evaluations) == 1 or id_scores is None:
+        return mean
     if metric == "fpr":
-        first = evaluations[0]
-        counts = [oriented(Counts.of(id_scores, scores), first.positive) for scores in ood_scores]
-        shared: Literal["positive", "negative"] = (
-            "positive" if first.positive == "id" else "negative"
-        )
-        return Estimate(value, *fpr_interval(counts, first.tpr, first.confidence, shared=shared))
+        limits = _joint_fpr_interval(evaluations[0], id_scores, ood_scores)
+        return Estimate(mean, *limits)
     sets = [influences(id_scores, scores, metric) for scores in ood_scores]
     separate = sum(standard_error([part]) for part in sets) / len(sets)
-    ratio = standard_error(sets) / separate if separate > 0 else 1.0
-    return Estimate(value, value - ratio * (value - low), value + ratio * (high - value))
+    ratio = 1.0
+    if separate > 0:
+        ratio = standard_error(sets) / separate
+    return Estimate(mean, mean - ratio * (mean - mean.low), mean + ratio * (mean.high - mean))
+
+
+def mean_estimate(parts: Sequence[Estimate]) -> Estimate:
+    """The mean of several estimates, with the mean of their limits, as if all erred alike."""
+    value = sum(float(part) for part in parts) / len(parts)
+    low = sum(part.low for part in parts) / len(parts)
+    high = sum(part.high for part in parts) / len(parts)
+    return Estimate(value, low, high)
+
+
+def _joint_fpr_interval(
+    one: Evaluation, id_scores: ArrayLike, ood_scores: Sequence[ArrayLike]
+) -> Interval:
+    """The interval of FPR@TPR's mean over sets that share their ID samples; `one` is the evaluation
+    on any of them."""
+    counts = []
+    for scores in ood_scores:
+        counts.append(oriented(Counts.from_scores(id_scores, scores), one.positive))
+    shared: Literal["positive", "negative"] = "negative"
+    if one.positive == "id":
+        shared = "positive"
+    return fpr_interval(counts, one.tpr, one.confidence, shared=shared)
 
 
 def as_percent(fraction: float) -> str:

@@ -35,12 +35,14 @@ def auroc_interval(counts: Counts, confidence: float) -> Interval:
     p)·AUROC + p/2, with p the largest share of one side that a sample of that size misses with
     probability 1 − confidence.
     """
-    value, pairs = area(counts), min(counts.num_positive, counts.num_negative)
+    value = area(counts)
+    pairs = min(counts.num_positive, counts.num_negative)
     variance, freedom = _spread(counts, area_influences(counts))
-    low, high = limits = _pair_limits(value, pairs, confidence)
+    low, high = clopper_pearson(value, pairs, confidence)
     if variance > 0:
-        inner = _logit_limits(value, variance, freedom, confidence)
-        low, high = max(inner[0], limits[0]), min(inner[1], limits[1])
+        inner_low, inner_high = logit_limits(value, variance, freedom, confidence)
+        low = max(inner_low, low)
+        high = min(inner_high, high)
     unseen = 1 - (1 - confidence) ** (1 / pairs)
     shifted = (1 - unseen) * value + unseen / 2
     return _around(value, min(low, shifted), max(high, shifted))
@@ -56,17 +58,19 @@ def aupr_interval(counts: Counts, confidence: float) -> Interval:
     AUROC stood at its lower pair limit because that share of the negatives lay above all positives;
     that is the interval at AUPR 1.
     """
-    value, corrected = average_precision(counts), average_precision(counts, extra_negatives=0.5)
+    value = average_precision(counts)
+    corrected = average_precision(counts, extra_negatives=0.5)
     roc = area(counts)
-    roc_low, roc_high = _pair_limits(roc, min(counts.num_positive, counts.num_negative), confidence)
+    pairs = min(counts.num_positive, counts.num_negative)
+    roc_low, roc_high = clopper_pearson(roc, pairs, confidence)
     above = (1 - roc_low) * counts.num_negative / counts.num_positive
     worst = 1 - above * math.log1p(1 / above) if above > 0 else 1.0
     variance, freedom = _spread(counts, precision_influences(counts))
     if variance <= 0 or value >= 1:
         gain = (roc_high - roc) / (1 - roc) if roc < 1 else 0.0
         return _around(value, worst, value + (1 - value) * gain)
-    low, _ = _logit_limits(corrected, variance, freedom, confidence)
-    _, high = _logit_limits(value, variance, freedom, confidence)
+    low, _ = logit_limits(corrected, variance, freedom, confidence)
+    _, high = logit_limits(value, variance, freedom, confidence)
     return _around(value, min(max(low, worst), corrected), high)
 
 
@@ -94,28 +98,33 @@ def fpr_interval(
     """
     from scipy.special import betaincinv
 
-    tpr, rng = float(as_decimal(tpr)), np.random.default_rng(seed)
+    tpr = float(as_decimal(tpr))
+    rng = np.random.default_rng(seed)
     value = float(np.mean([false_positive_rate(counts, tpr) for counts in sets]))
-    uniform = rng.random(draws) if shared == "negative" and len(sets) > 1 else None
+    uniform = None
+    if shared == "negative" and len(sets) > 1:
+        uniform = rng.random(draws)
 
     def beta(a: Floats, b: Floats) -> Floats:
         """Beta numbers, drawn freely or at the quantiles `uniform`."""
-        return rng.beta(a, b) if uniform is None else betaincinv(a, b, uniform)
+        if uniform is None:
+            return rng.beta(a, b)
+        return betaincinv(a, b, uniform)
 
     below = None
-    uppers, lowers = [], []
+    uppers = []
+    lowers = []
     for counts in sets:
         if below is None or shared == "negative":
             below = rng.binomial(counts.num_positive, 1 - tpr, size=draws)
         total = counts.num_negative
-        most, fewest = _accepted(counts, below), _accepted(counts, below + 1)
+        most = _accepted(counts, below)
+        fewest = _accepted(counts, below + 1)
         uppers.append(np.where(most == total, 1.0, beta(most + 1, np.maximum(total - most, 1))))
         lowers.append(np.where(fewest == 0, 0.0, beta(np.maximum(fewest, 1), total - fewest + 1)))
     tail = (1 - confidence) / 2
-    low, high = (
-        np.quantile(np.mean(lowers, axis=0), tail),
-        np.quantile(np.mean(uppers, axis=0), 1 - tail),
-    )
+    low = np.quantile(np.mean(lowers, axis=0), tail)
+    high = np.quantile(np.mean(uppers, axis=0), 1 - tail)
     return _around(value, float(low), float(high))
 
 
@@ -138,7 +147,8 @@ def area_influences(counts: Counts) -> tuple[Floats, Floats]:
 def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
     """The same for average precision: a positive brings its own precision and raises that of every
     positive at or below it; a negative lowers them."""
-    true, false = np.cumsum(counts.positive), np.cumsum(counts.negative)
+    true = np.cumsum(counts.positive)
+    false = np.cumsum(counts.negative)
     share = counts.positive / counts.num_positive / (true + false) ** 2
     raised = np.cumsum((share * false)[::-1])[::-1] * counts.num_positive
     lowered = np.cumsum((share * true)[::-1])[::-1] * counts.num_negative
@@ -148,7 +158,8 @@ def precision_influences(counts: Counts) -> tuple[Floats, Floats]:
 def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, float]:
     """Variance of a statistic whose influences by level are given, and the degrees of freedom of
     that variance."""
-    variance = uncertainty = 0.0
+    variance = 0.0
+    uncertainty = 0.0
     for influence, weight in zip(influences, (counts.positive, counts.negative)):
         number = weight.sum()
         if number < 2:
@@ -161,7 +172,8 @@ def _spread(counts: Counts, influences: tuple[Floats, Floats]) -> tuple[float, f
     return float(variance), max(float(freedom), 1.0)
 
 
-def _logit_limits(value: float, variance: float, freedom: float, confidence: float) -> Interval:
+def logit_limits(value: float, variance: float, freedom: float, confidence: float) -> Interval:
+    """Limits from a variance with its degrees of freedom, by Student's t on the logit scale."""
     from scipy.special import expit, stdtrit
 
     if not 0 < value < 1:
@@ -175,11 +187,13 @@ def _logit_limits(value: float, variance: float, freedom: float, confidence: flo
     return float(expit(centre - reach)), float(expit(centre + reach))
 
 
-def _pair_limits(value: float, trials: int, confidence: float) -> Interval:
+def clopper_pearson(value: float, trials: float, confidence: float) -> Interval:
     """Clopper and Pearson's limits for a share `value` of `trials`."""
     from scipy.special import betaincinv
 
-    hits, misses, tail = trials * value, trials * (1 - value), (1 - confidence) / 2
+    hits = trials * value
+    misses = trials * (1 - value)
+    tail = (1 - confidence) / 2
     low = betaincinv(hits, misses + 1, tail) if hits > 0 else 0.0
     high = betaincinv(hits + 1, misses, 1 - tail) if misses > 0 else 1.0
     return float(low), float(high)

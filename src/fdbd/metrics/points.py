@@ -25,15 +25,14 @@ class Counts(NamedTuple):
     scores: Floats  #: (L,) the distinct scores, descending
 
     @classmethod
-    def of(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
+    def from_scores(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
         """ID as positive, higher scores first."""
-        inside, outside = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
-        scores, level = np.unique(np.concatenate([inside, outside]), return_inverse=True)
-        positive = np.bincount(level[: len(inside)], minlength=len(scores))
-        negative = np.bincount(level[len(inside) :], minlength=len(scores))
-        return cls(
-            positive[::-1].astype(np.float64), negative[::-1].astype(np.float64), scores[::-1]
-        )
+        inside = as_scores(id_scores, "id_scores")
+        outside = as_scores(ood_scores, "ood_scores")
+        ascending, level = np.unique(np.concatenate([inside, outside]), return_inverse=True)
+        positive = np.bincount(level[: len(inside)], minlength=len(ascending)).astype(np.float64)
+        negative = np.bincount(level[len(inside) :], minlength=len(ascending)).astype(np.float64)
+        return cls(positive[::-1], negative[::-1], ascending[::-1])
 
     def swapped(self) -> Counts:
         """OOD as positive, by the negated score."""
@@ -78,7 +77,7 @@ def auroc(id_scores: ArrayLike, ood_scores: ArrayLike) -> float:
     >>> auroc([3.0, 2.0, 2.0], [1.0, 2.0])
     0.833...
     """
-    return area(Counts.of(id_scores, ood_scores))
+    return area(Counts.from_scores(id_scores, ood_scores))
 
 
 def fpr_at_tpr(
@@ -100,7 +99,7 @@ def fpr_at_tpr(
     >>> fpr_at_tpr([1.0, 2.0, 3.0, 4.0], [0.0, 1.5, 2.5], tpr=0.75)
     0.333...
     """
-    return false_positive_rate(oriented(Counts.of(id_scores, ood_scores), positive), tpr)
+    return false_positive_rate(oriented(Counts.from_scores(id_scores, ood_scores), positive), tpr)
 
 
 def aupr(
@@ -115,7 +114,7 @@ def aupr(
     >>> aupr([3.0, 2.0], [1.0, 2.5])
     0.833...
     """
-    return average_precision(oriented(Counts.of(id_scores, ood_scores), positive))
+    return average_precision(oriented(Counts.from_scores(id_scores, ood_scores), positive))
 
 
 def roc_curve(
@@ -132,7 +131,7 @@ def roc_curve(
     ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0], [inf, 2.0, 1.0, 0.0])
     """
     expect("points", points, points >= 2, "at least 2: the two ends of the curve")
-    counts = Counts.of(id_scores, ood_scores)
+    counts = Counts.from_scores(id_scores, ood_scores)
     fpr = np.append(0.0, np.cumsum(counts.negative) / counts.num_negative)
     tpr = np.append(0.0, np.cumsum(counts.positive) / counts.num_positive)
     thresholds = np.append(np.inf, counts.scores)
@@ -164,5 +163,6 @@ def false_positive_rate(counts: Counts, tpr: float) -> float:
 
 def average_precision(counts: Counts, extra_negatives: float = 0.0) -> float:
     """AUPR of `counts`; `extra_negatives` are put above every sample."""
-    true, false = np.cumsum(counts.positive), np.cumsum(counts.negative) + extra_negatives
+    true = np.cumsum(counts.positive)
+    false = np.cumsum(counts.negative) + extra_negatives
     return float((counts.positive * (true / (true + false))).sum() / counts.num_positive)

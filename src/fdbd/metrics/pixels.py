@@ -1,0 +1,245 @@
+"""Measures for score maps: does the score of each pixel, and each connected region of flagged
+pixels, find the OOD objects of an image?
+
+Scores are higher for in-distribution pixels, as everywhere. In a truth map 1 is OOD, 0 is ID, and
+255 is ignored. OOD is the positive class, as in SegmentMeIfYouCan and Fishyscapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.core.batch import ArrayLike
+from fdbd.core.configuration import expect
+from fdbd.metrics.evaluation import Estimate
+from fdbd.metrics.points import Counts, Floats, area, average_precision, false_positive_rate
+
+ID, OOD, IGNORED = 0, 1, 255
+# Thresholds of F1*: 0.25, 0.30, …, 0.75 (Chan et al., 2021).
+F1_LEVELS = tuple(np.arange(25, 76, 5) / 100)
+# Bins of scores behind the intervals; the values themselves are exact.
+BOOTSTRAP_BINS = 2048
+
+
+@dataclass(frozen=True)
+class PixelEvaluation:
+    """What `evaluate_pixels` found; fractions, each with an interval over images."""
+
+    auroc: Estimate
+    fpr95: Estimate  #: share of ID pixels flagged when 95 % of OOD pixels are
+    ap: Estimate  #: average precision, OOD positive
+    num_images: int
+    num_ood_pixels: int
+    num_id_pixels: int
+
+
+def evaluate_pixels(
+    scores: Iterable[ArrayLike],
+    truth: Iterable[ArrayLike],
+    *,
+    confidence: float = 0.95,
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> PixelEvaluation:
+    """Pixel AUROC, FPR at 95 % TPR and average precision over all pixels of all images.
+
+    Pixels of one image resemble each other, so the intervals draw whole images, with replacement,
+    `bootstrap` times. They are over the images that were given: with a handful of images they are
+    wide, and rightly so.
+
+    Args:
+        scores: maps (H, W), one per image, higher = more in-distribution.
+        truth: maps (H, W) of 0 (ID), 1 (OOD) and 255 (ignored).
+        confidence: of the intervals, a fraction.
+        bootstrap, seed: number of random draws of images, and their seed.
+
+    >>> found = evaluate_pixels([[[3.0, 2.0], [1.0, 0.0]]], [[[0, 0], [1, 1]]])
+    >>> float(found.auroc), float(found.fpr95), float(found.ap)
+    (1.0, 0.0, 1.0)
+    """
+    expect("confidence", confidence, 0 < confidence < 1, "a fraction between 0 and 1")
+    expect("bootstrap", bootstrap, bootstrap >= 100, "at least 100 draws for an interval")
+    inside: list[Floats] = []
+    outside: list[Floats] = []
+    for score, mask in _checked_pairs(scores, truth):
+        inside.append(score[mask == ID])
+        outside.append(score[mask == OOD])
+    if not sum(map(len, inside)) or not sum(map(len, outside)):
+        raise ValueError(
+            "the truth maps hold no ID pixel, or no OOD pixel: there is nothing to tell"
+        )
+    # OOD is positive, by the negated score.
+    counts = Counts.from_scores(np.concatenate(inside), np.concatenate(outside)).swapped()
+    values = (area(counts), false_positive_rate(counts, 0.95), average_precision(counts))
+    lows, highs = _image_intervals(inside, outside, confidence, bootstrap, seed)
+    estimates = [
+        Estimate(value, min(low, value), max(high, value))
+        for value, low, high in zip(values, lows, highs)
+    ]
+    return PixelEvaluation(
+        auroc=estimates[0],
+        fpr95=estimates[1],
+        ap=estimates[2],
+        num_images=len(inside),
+        num_ood_pixels=counts.num_positive,
+        num_id_pixels=counts.num_negative,
+    )
+
+
+def _checked_pairs(
+    scores: Iterable[ArrayLike], truth: Iterable[ArrayLike]
+) -> Iterator[tuple[Floats, NDArray[Any]]]:
+    """Score and truth of each image as arrays of one shape."""
+    score_maps = list(scores)
+    truth_maps = list(truth)
+    if len(score_maps) != len(truth_maps):
+        raise ValueError(f"{len(score_maps)} score maps and {len(truth_maps)} truth maps")
+    for number, (score_map, truth_map) in enumerate(zip(score_maps, truth_maps)):
+        score = np.asarray(score_map, dtype=np.float64)
+        mask = np.asarray(truth_map)
+        if score.ndim != 2 or score.shape != mask.shape:
+            raise ValueError(
+                f"image {number} has scores {score.shape} and truth {mask.shape}, expected two maps "
+                "(H, W) of one shape"
+            )
+        if not np.isin(mask, (ID, OOD, IGNORED)).all():
+            raise ValueError(f"the truth of image {number} holds other values than 0, 1 and 255")
+        if np.isnan(score[mask != IGNORED]).any():
+            raise ValueError(f"the scores of image {number} hold NaN")
+        yield score, mask
+
+
+def _image_intervals(
+    inside: Sequence[Floats], outside: Sequence[Floats], confidence: float, draws: int, seed: int
+) -> tuple[Floats, Floats]:
+    """Limits of AUROC, FPR95 and AP from `draws` draws of images, on binned scores: a draw is then a
+    sum of histograms, however many pixels there are."""
+    pooled = np.concatenate([*inside, *outside])
+    edges = np.unique(np.quantile(pooled, np.linspace(0, 1, BOOTSTRAP_BINS + 1)[1:-1]))
+    bins = len(edges) + 1
+
+    def histograms(sides: Sequence[Floats]) -> Floats:
+        found = [
+            np.bincount(np.searchsorted(edges, side, "right"), minlength=bins) for side in sides
+        ]
+        return np.stack(found).astype(np.float64)
+
+    id_counts = histograms(inside)
+    ood_counts = histograms(outside)
+    rng = np.random.default_rng(seed)
+    found: list[tuple[float, float, float]] = []
+    levels = np.arange(bins, dtype=np.float64)
+    for _ in range(draws):
+        chosen = np.bincount(rng.integers(len(inside), size=len(inside)), minlength=len(inside))
+        ood_drawn = chosen @ ood_counts
+        id_drawn = chosen @ id_counts
+        is_filled = ood_drawn + id_drawn > 0
+        # From the lowest score up: the most OOD-like pixels first.
+        counts = Counts(ood_drawn[is_filled], id_drawn[is_filled], -levels[is_filled])
+        if counts.num_positive == 0 or counts.num_negative == 0:
+            continue
+        found.append((area(counts), false_positive_rate(counts, 0.95), average_precision(counts)))
+    if not found:
+        return np.zeros(3), np.ones(3)
+    tail = (1 - confidence) / 2
+    return np.quantile(found, tail, axis=0), np.quantile(found, 1 - tail, axis=0)
+
+
+class Components(NamedTuple):
+    """What `evaluate_components` found, over all images."""
+
+    siou: float  #: mean adjusted intersection over union of the true components
+    ppv: float  #: mean precision of the predicted components; NaN if nothing was predicted
+    f1: float  #: F1*, the mean of F1 over the thresholds 0.25 to 0.75
+    num_true: int
+    num_predicted: int
+
+
+def evaluate_components(
+    flagged: Iterable[ArrayLike], truth: Iterable[ArrayLike], *, min_pixels: int = 1
+) -> Components:
+    """sIoU, PPV and F1* of connected components, by the definitions of SegmentMeIfYouCan (Chan et
+    al., 2021).
+
+    With K(k̂) the true components that a predicted component k̂ touches, K̂(k) the predicted ones that
+    a true component k touches, and A(k) the pixels of the true components other than k:
+
+        sIoU(k) = |k ∩ K̂(k)| / |(k ∪ K̂(k)) \\ A(k)|        PPV(k̂) = |k̂ ∩ K(k̂)| / |k̂|
+
+    At a threshold τ, k is found if sIoU(k) > τ and k̂ is a false alarm if PPV(k̂) ≤ τ; F1* is the mean
+    of F1 = 2 TP / (2 TP + FN + FP) over τ = 0.25, 0.30, …, 0.75. Components are 8-connected.
+
+    Args:
+        flagged: maps (H, W) of booleans, True where a pixel is called OOD.
+        truth: maps (H, W) of 0 (ID), 1 (OOD) and 255 (ignored: neither side counts it).
+        min_pixels: predicted components that are smaller are left out (SegmentMeIfYouCan takes 500
+            for its anomaly track and 50 for its obstacle track).
+
+    >>> evaluate_components([[[1, 1, 0, 0]]], [[[0, 1, 0, 0]]])
+    Components(siou=0.5, ppv=0.5, f1=0.454..., num_true=1, num_predicted=1)
+    """
+    expect("min_pixels", min_pixels, min_pixels >= 1, "at least 1")
+    true_scores: list[float] = []
+    predicted_scores: list[float] = []
+    for score, mask in _checked_pairs(
+        [np.asarray(each, dtype=np.float64) for each in flagged], truth
+    ):
+        is_counted = mask != IGNORED
+        truths = connected((mask == OOD) & is_counted)
+        predictions = connected((score > 0) & is_counted, min_pixels)
+        true_scores += _adjusted_ious(truths, predictions)
+        predicted_scores += _precisions(truths, predictions)
+    if not true_scores:
+        raise ValueError("the truth maps hold no OOD component")
+    return Components(
+        siou=float(np.mean(true_scores)),
+        ppv=float(np.mean(predicted_scores)) if predicted_scores else float("nan"),
+        f1=float(np.mean([_f1(true_scores, predicted_scores, level) for level in F1_LEVELS])),
+        num_true=len(true_scores),
+        num_predicted=len(predicted_scores),
+    )
+
+
+def connected(mask: NDArray[np.bool_], min_pixels: int = 1) -> NDArray[np.int64]:
+    """(H, W) numbers of the 8-connected components of `mask`, 0 outside them; those with fewer than
+    `min_pixels` are left out."""
+    from scipy.ndimage import label
+
+    numbers, count = label(mask, structure=np.ones((3, 3), dtype=int))
+    sizes = np.bincount(numbers.ravel(), minlength=count + 1)
+    is_kept = sizes >= min_pixels
+    is_kept[0] = False
+    renumbered = np.where(is_kept, np.cumsum(is_kept), 0)
+    return np.asarray(renumbered[numbers], dtype=np.int64)
+
+
+def _adjusted_ious(truths: NDArray[np.int64], predictions: NDArray[np.int64]) -> list[float]:
+    """sIoU of each true component."""
+    found = []
+    for number in range(1, int(truths.max(initial=0)) + 1):
+        own = truths == number
+        touching = np.unique(predictions[own])
+        covering = np.isin(predictions, touching[touching > 0])
+        others = (truths > 0) & ~own
+        union = (own | covering) & ~others
+        found.append(float((own & covering).sum() / union.sum()))
+    return found
+
+
+def _precisions(truths: NDArray[np.int64], predictions: NDArray[np.int64]) -> list[float]:
+    """PPV of each predicted component."""
+    sizes = np.bincount(predictions.ravel())
+    hits = np.bincount(predictions.ravel(), weights=(truths > 0).ravel(), minlength=len(sizes))
+    return [float(hit / size) for hit, size in zip(hits[1:], sizes[1:])]
+
+
+def _f1(true_scores: Sequence[float], predicted_scores: Sequence[float], level: float) -> float:
+    found = sum(score > level for score in true_scores)
+    missed = len(true_scores) - found
+    false_alarms = sum(score <= level for score in predicted_scores)
+    return 2 * found / (2 * found + missed + false_alarms)
