@@ -38,7 +38,7 @@ def test_the_package_has_real_networks_in_small_files() -> None:
     assert sum(size for name, size in sizes.items() if name.startswith(DEFAULT)) < 20e6
 
 
-def test_resnet50_comes_with_a_thousand_classes_fitted_on_other_photographs_than_it_is_tested_on() -> (
+def test_resnet50_has_a_thousand_classes_and_other_photographs_for_the_fit_than_for_the_test() -> (
     None
 ):
     bundle = load_bundle()

@@ -269,7 +269,8 @@ def test_two_runs_without_locks_do_no_harm(
     found = cache.features(network, images, PREPROCESS, batch_size=8)
     assert 0 < network.num_images <= 100 - 2 * SHARD_ROWS
     check(found, images, network)
-    process.wait()  # it may have failed over files that were taken from under it; what is there must still be right
+    # It may have failed over files that were taken from under it; what is there must be right.
+    process.wait()
     check(cache.features(Network(), images, PREPROCESS, batch_size=8), images, network)
 
 

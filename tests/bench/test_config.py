@@ -14,8 +14,9 @@ from PIL import Image
 
 from fdbd import cli
 from fdbd.bench import benchmark_of
+from fdbd.bench.build import open_id_sets
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.config import EXAMPLE, Config, _id_images, detectors_from
+from fdbd.bench.config import EXAMPLE, Config, detectors_from
 from fdbd.data.datasets import DatasetUnavailable, load
 
 BASE = 'model = "cifar10-ce"\nid = "cifar10"\n'
@@ -47,11 +48,17 @@ def test_the_example_is_a_valid_config() -> None:
     [
         (BASE, "'ood' is missing"),
         (BASE + 'ood = ["mnist"]\ndetector = ["fdbd"]', "did you mean 'detectors'"),
-        (BASE + "ood = [3]", "expected a list of names"),
+        (BASE + 'ood = ["mnist"]\nseeds = [0]', "takes a 'checkpoint' with {seed}"),
+        (BASE + 'ood = ["mnist"]\ncheckpoint = "s{seed}.pt"', "give 'seeds'"),
+        (BASE + 'ood = ["mnist"]\n[tune]\nknn = { kk = [1] }', "no option 'kk'"),
+        (BASE + 'ood = ["mnist"]\n[tune]\nknn = { k = [] }', "'tune.knn' is empty"),
+        (BASE + 'ood = ["mnist"]\nunresized = ["minst"]', "neither in 'ood' nor 'shifted'"),
+        (BASE + 'ood = ["mnist"]\n[shifted]\nmnist = "mnist"', "both among 'ood' and"),
+        (BASE + "ood = [3]", "expected text, got an integer"),
         (BASE + 'ood = ["mnist"]\nlimit = -1', "positive whole number"),
         (BASE + 'ood = ["mnist"]\nood_limit = 0', "positive whole number"),
         (BASE + 'ood = ["mnist"]\npositive = "both"', "expected 'id' or 'ood'"),
-        ('model = 3\nid = "cifar10"\nood = ["mnist"]', "expected a text"),
+        ('model = 3\nid = "cifar10"\nood = ["mnist"]', "model: expected text"),
         (BASE + 'ood = ["mnist"]\nholdout = 1.5', "'holdout' is 1.5"),
         (BASE + 'ood = ["mnist"]\nvalidation = 0', "'validation' is 0"),
         (
@@ -72,7 +79,7 @@ def test_the_example_is_a_valid_config() -> None:
         (BASE + 'ood = ["mnist"]\ndetectors = [{percentile = 3}]', "expected a name"),
         (BASE + 'ood = ["mnist"]\ndetectors = ["knn", "knn"]', "both be called 'knn'"),
         (BASE + 'ood = ["mnist"]\npreprocess = "nothing"', "nothing"),
-        ("model = ", "no valid TOML"),
+        ("model = ", "is not valid TOML"),
     ],
 )
 def test_a_slip_is_answered_in_one_sentence_before_any_work(
@@ -124,15 +131,16 @@ def test_a_detector_of_the_users_own_is_found_in_the_current_folder(
 def test_parts_of_the_id_images_share_none(holdout: float, scored: int, tmp_path: Path) -> None:
     data = images_file(tmp_path / "id.npz", 20)
     config = Config("cifar10-ce", data, {"mnist": "mnist"}, holdout=holdout, validation=0.4)
-    parts = _id_images(config, 32)
-    numbers = {
-        part: {int(image[0, 0, 0]) for image in images.images} for part, images in parts.items()
-    }
-    assert len(numbers["test"]) + len(numbers["validation"]) == scored
-    assert set.union(*numbers.values()) == set(range(20))
-    assert sum(map(len, numbers.values())) == 20
+    train, test, validation = open_id_sets(config, 32)
+    assert validation is not None
+    numbers = []
+    for images in (train, test, validation):
+        numbers.append({int(image[0, 0, 0]) for image in images.images})
+    assert len(numbers[1]) + len(numbers[2]) == scored
+    assert set.union(*numbers) == set(range(20))
+    assert sum(len(part) for part in numbers) == 20
     with pytest.raises(ValueError, match="leaves a part empty"):
-        _id_images(Config("cifar10-ce", data, {}, holdout=0.01), 32)
+        open_id_sets(Config("cifar10-ce", data, {}, holdout=0.01), 32)
 
 
 def test_the_configs_of_the_project_are_valid() -> None:
@@ -167,7 +175,8 @@ def own_data(tmp_path: Path) -> Path:
 def test_a_benchmark_on_ones_own_folders_has_their_names_limits_and_keys(own_data: Path) -> None:
     text = (
         f'model = "cifar10-ce"\nid = "{own_data}/id"\nholdout = 0.5\nood_limit = 4\n'
-        f'[ood]\n"first" = "{own_data}/a/test"\n"second" = "{own_data}/b/test"\n[groups]\nboth = ["first", "second"]\n'
+        f'[ood]\n"first" = "{own_data}/a/test"\n"second" = "{own_data}/b/test"\n'
+        '[groups]\nboth = ["first", "second"]\n'
     )
     said: list[str] = []
     config = Config.from_file(written(own_data, text))
@@ -193,7 +202,8 @@ def test_untrained_weights_are_said_in_capitals_above_every_table(
     own_data: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setenv("FDBD_CACHE", str(own_data / "cache"))
-    text = f'id = "{own_data}/id"\nholdout = 0.5\nood = ["{own_data}/a/test"]\npreprocess = "cifar10"\n'
+    text = f'id = "{own_data}/id"\nholdout = 0.5\nood = ["{own_data}/a/test"]\n'
+    text += 'preprocess = "cifar10"\n'
     text += 'model = "resnet20"\nnum_classes = 10\n'
     path, out = written(own_data, text), own_data / "out"
     with pytest.raises(SystemExit) as left:

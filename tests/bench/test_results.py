@@ -173,6 +173,7 @@ def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> N
 def test_scores_of_other_samples_are_refused(results: fdbd.Results, tmp_path: Path) -> None:
     values = json.loads(results.to_json(tmp_path / "r.json").read_text())
     values["setting"]["test"]["count"] -= 1
+    values["setting"]["correct"] = None
     (tmp_path / "r.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match="are not those of the sets"):
         fdbd.Results.from_json(tmp_path / "r.json")
@@ -218,7 +219,7 @@ def test_latex_tables_have_few_columns_each_and_escape_what_tex_reads(
 
 
 def test_the_interval_of_a_median_holds_it() -> None:
-    timing = Latency.of(1, [5.0, 1.0, 3.0, 2.0, 4.0])
+    timing = Latency.from_calls(1, [5.0, 1.0, 3.0, 2.0, 4.0])
     assert (timing.low, timing.median, timing.high) == (1.0, 3.0, 5.0)
-    many = Latency.of(1, list(range(10_001)))
+    many = Latency.from_calls(1, list(range(10_001)))
     assert many.median - 150 < many.low < many.median < many.high < many.median + 150

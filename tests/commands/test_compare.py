@@ -13,7 +13,7 @@ import torch
 import fdbd
 from fdbd import cli
 from fdbd.bench import Benchmark, FeatureSet
-from fdbd.bench.table import compare_results
+from fdbd.bench.merging import compare_results
 from fdbd.core.batch import Head
 from fdbd.metrics import delong_test
 

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fdbd.bench.rows import Latency
-from fdbd.bench.runner import Benchmark, measure_forward
+from fdbd.bench.runner import Benchmark
+from fdbd.bench.timing import measure_forward
 from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.features import FeatureSet
@@ -50,38 +51,44 @@ def load_bundle(name: str = DEFAULT) -> Benchmark:
     """
     if name not in list_bundles():
         raise ValueError(
-            f"the package has no features of {name!r}, only of {', '.join(list_bundles())}; for any other model write "
-            "a config with fdbd bench --init my.toml"
+            f"the package has no features of {name!r}, only of {', '.join(list_bundles())}; for "
+            "any other model write a config with fdbd bench --init my.toml"
         )
     about, train = _read(FOLDER / f"{name}-train.safetensors")
     _, test = _read(FOLDER / f"{name}-test.safetensors")
 
     def samples(title: str, key: str) -> FeatureSet:
-        labels = test[f"{key}.labels"].long() if f"{key}.labels" in test else None
+        labels = None
+        if f"{key}.labels" in test:
+            labels = test[f"{key}.labels"].long()
         # Bundles of one ID set hold the same images, so rows of two models can be compared in
         # pairs.
         return FeatureSet(title, test[f"{key}.features"], labels, samples=f"bundle {key}")
 
     def forward(size: int) -> Latency:
         """The weights do not matter for time, and those of ResNet-50 are not in the package."""
-        network, side = (ImageNetResNet50().eval(), 224) if name == DEFAULT else (zoo(name), 32)
-        return measure_forward(Classifier(network), side, size)
+        if name == DEFAULT:
+            return measure_forward(Classifier(ImageNetResNet50().eval()), 224, size)
+        return measure_forward(Classifier(zoo(name)), 32, size)
 
-    inside, *outside = (samples(title, title) for title in about["test_sets"])
+    sets = [samples(title, title) for title in about["test_sets"]]
     return Benchmark(
         Head(train["head_weight"].float(), train["head_bias"].float()),
         FeatureSet(about["train_set"], train["features"], train["labels"].long()),
-        inside,
-        outside,
+        sets[0],
+        sets[1:],
         groups=about["groups"],
         title=about["title"],
         notes=about["notes"],
         statistics=_moments(train) if "totals" in train else None,
         validation=samples("held out", "heldout") if "heldout.features" in test else None,
         forward=forward,
-        class_names=info(inside.name).classes
-        or (FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines(),
+        class_names=info(sets[0].name).classes or _imagenet_classes(),
     )
+
+
+def _imagenet_classes() -> tuple[str, ...]:
+    return tuple((FOLDER / "imagenet-classes.txt").read_text("utf-8").splitlines())
 
 
 def encode(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,16 +117,20 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safe_open(path, framework="pt") as file:
         about = json.loads((file.metadata() or {}).get("about", "{}"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for name in [name for name in tensors if name.endswith("features.codes")]:
-        start = name.removesuffix(".codes")
-        tensors[start] = decode(tensors.pop(name), tensors.pop(f"{start}.scales"))
+    for name in list(tensors):
+        if name.endswith("features.codes"):
+            start = name.removesuffix(".codes")
+            codes = tensors.pop(name)
+            scales = tensors.pop(f"{start}.scales")
+            tensors[start] = decode(codes, scales)
     return about, tensors
 
 
 def _moments(train: dict[str, Tensor]) -> ClassMoments:
     """Moments of the full training set, as the statistic that detectors ask for."""
     moments = ClassMoments(*train["totals"].shape)
-    moments.counts, moments.totals = train["counts"].double(), train["totals"].double()
+    moments.counts = train["counts"].double()
+    moments.totals = train["totals"].double()
     moments.count = int(moments.counts.sum())
     moments.average = moments.totals.sum(dim=0) / moments.count
     moments.scatter = train["scatter"].double()

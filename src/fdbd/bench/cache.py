@@ -6,6 +6,8 @@ names these files and has one record per shard, in order: its rows, its failures
 of its part of each array. A shard counts once its record is written, so a killed run resumes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import itertools
@@ -44,9 +46,10 @@ _SHOWN = ("model", "dataset", "dtype", "rows", "created")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int], None]  # called with the images done so far, and in all
+Say = Callable[[str], None]
 
 
-class Problem(NamedTuple):
+class DamagedShard(NamedTuple):
     """A shard whose bytes are not those that were written, or None for all of an entry; it is
     computed again when it is next asked for."""
 
@@ -79,13 +82,12 @@ class CachedFeatures(FeatureSet):
     """Features of one dataset under one model, over a memory map: writing to them changes memory
     only."""
 
-    positions: Tensor  #: (N,) positions of the samples in the dataset: all but the failures
-    failures: tuple[
-        Failure, ...
-    ]  #: images that could not be decoded; they are counted and left out
-    num_computed: (
-        int  #: images that went through the network in this call; 0: all came from the cache
-    )
+    #: (N,) positions of the samples in the dataset: all but the failures
+    positions: Tensor
+    #: images that could not be decoded; they are counted and left out
+    failures: tuple[Failure, ...]
+    #: images that went through the network in this call; 0: all came from the cache
+    num_computed: int
 
 
 class FeatureCache:
@@ -113,6 +115,7 @@ class FeatureCache:
         *,
         batch_size: int | Callable[[], int] = 128,
         progress: Progress | None = None,
+        waiting: Say | None = None,
     ) -> CachedFeatures:
         """Features of `images`: from the cache, and from the network for what is not there or is
         damaged.
@@ -124,6 +127,8 @@ class FeatureCache:
             batch_size: images per forward pass; a function is called only where the network has to
                 run.
             progress: called with the images done and in all, after each batch.
+            waiting: called with one line if another run is computing the same features, which is
+                waited for; default: the line is logged.
 
         Raises:
             ValueError: when no image can be decoded.
@@ -152,51 +157,61 @@ class FeatureCache:
         )
         key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
         report = progress or (lambda done, total: None)
-        with lock(self._lock_path(key)) as is_locked:
-            folder = _EntryFolder(self.root / key)
-            for draft in folder.path.glob(".*") if is_locked else ():  # of a run that was killed
-                draft.unlink(missing_ok=True)
-            if folder.about() is None:
-                write_json(folder.path / "about.json", about)
-            for number, reason in folder.check():
-                log.warning(
-                    "feature cache %s, shard %s: %s; it is computed again", key, number, reason
-                )
+        with self._locked(key, images.name, waiting or log.warning) as is_locked:
+            folder = self._opened(key, about, is_locked)
             shards = cut(range(len(images)), self.shard_rows)
             missing = folder.missing(len(shards))
-            num_computed = 0
-            if missing:
-                size = batch_size() if callable(batch_size) else batch_size
-                found = _extract(
-                    classifier,
-                    images,
-                    preprocess,
-                    [shards[number] for number in missing],
-                    size,
-                    report,
-                )
-                for number, (arrays, failures) in zip(missing, found):
-                    folder.write(number, arrays, failures, len(images))
-                    num_computed += len(arrays["features"])
-            else:
+            if not missing:
                 report(len(images), len(images))
+                return folder.read(images, num_computed=0)
+            size = batch_size() if callable(batch_size) else batch_size
+            ranges = [shards[number] for number in missing]
+            found = _extract(classifier, images, preprocess, ranges, size, report)
+            num_computed = 0
+            for number, (arrays, failures) in zip(missing, found):
+                folder.write(number, arrays, failures, len(images))
+                num_computed += len(arrays["features"])
             return folder.read(images, num_computed)
 
-    def verify(self) -> tuple[Problem, ...]:
+    @contextlib.contextmanager
+    def _locked(self, key: str, name: str, waiting: Say) -> Iterator[bool | None]:
+        """Hold the entry's lock; says so if another run has it and has to be waited for."""
+        with lock(self._lock_path(key), wait=False) as is_locked:
+            if is_locked is not False:
+                yield is_locked
+                return
+        waiting(f"another run is computing the features of {name}; waiting for it")
+        with lock(self._lock_path(key)) as is_locked:
+            yield is_locked
+
+    def _opened(self, key: str, about: dict[str, Any], is_locked: bool | None) -> _EntryFolder:
+        """The folder of an entry, without what a killed run left behind and without damage."""
+        folder = _EntryFolder(self.root / key)
+        if is_locked:
+            for draft in folder.path.glob(".*"):
+                draft.unlink(missing_ok=True)
+        if folder.about() is None:
+            write_json(folder.path / "about.json", about)
+        for number, reason in folder.check():
+            log.warning("feature cache %s, shard %s: %s; it is computed again", key, number, reason)
+        return folder
+
+    def verify(self) -> tuple[DamagedShard, ...]:
         """Reads every byte and strikes off what is damaged, so that the next `features` computes it
         again.
 
         Entries that another run is writing to are skipped.
         """
-        return tuple(
-            Problem(e.key, *problem)
-            for e in self._unused()
-            for problem in _EntryFolder(e.path).check()
-        )
+        found = []
+        for entry in self._unused():
+            for number, reason in _EntryFolder(entry.path).check():
+                found.append(DamagedShard(entry.key, number, reason))
+        return tuple(found)
 
     def clear(self, keys: Iterable[str] | None = None) -> int:
         """Removes entries (default: all) that no run is writing to, and returns the bytes freed."""
-        freed, wanted = 0, None if keys is None else set(keys)
+        freed = 0
+        wanted = None if keys is None else set(keys)
         for entry in self._unused():
             if wanted is None or entry.key in wanted:
                 shutil.rmtree(entry.path, ignore_errors=True)
@@ -205,22 +220,14 @@ class FeatureCache:
 
     def list(self) -> tuple[Entry, ...]:
         """All entries, complete or not, oldest first."""
+        if not self.root.is_dir():
+            return ()
         found = []
-        for path in self.root.iterdir() if self.root.is_dir() else ():
+        for path in self.root.iterdir():
             folder = _EntryFolder(path)
-            if (about := folder.about()) is not None:
-                num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
-                rows_done = min(about["rows"], num_done * about["shard_rows"])
-                num_bytes = sum(file.stat().st_size for file in path.iterdir())
-                found.append(
-                    Entry(
-                        path.name,
-                        path,
-                        rows_done,
-                        num_bytes,
-                        **{name: about[name] for name in _SHOWN},
-                    )
-                )
+            about = folder.about()
+            if about is not None:
+                found.append(_entry_of(path, folder, about))
         return tuple(sorted(found, key=lambda entry: (entry.created, entry.key)))
 
     def _unused(self) -> Iterator[Entry]:
@@ -234,6 +241,22 @@ class FeatureCache:
         return self.root / ".locks" / key
 
 
+def _entry_of(path: Path, folder: _EntryFolder, about: dict[str, Any]) -> Entry:
+    """An entry as `FeatureCache.list` shows it."""
+    num_done = len(folder.shards) - len(folder.missing(len(folder.shards)))
+    return Entry(
+        key=path.name,
+        path=path,
+        rows_done=min(about["rows"], num_done * about["shard_rows"]),
+        num_bytes=sum(file.stat().st_size for file in path.iterdir()),
+        model=about["model"],
+        dataset=about["dataset"],
+        dtype=about["dtype"],
+        rows=about["rows"],
+        created=about["created"],
+    )
+
+
 def model_key(classifier: Classifier) -> str:
     """SHA-256 of what decides a model's features: weights, buffers, structure, head, layers and
     precision."""
@@ -242,7 +265,8 @@ def model_key(classifier: Classifier) -> str:
         getattr(classifier, "head_name", ""),
         getattr(classifier, "layer_names", ()),
     )
-    if (autocast := getattr(classifier, "autocast", None)) is not None:
+    autocast = getattr(classifier, "autocast", None)
+    if autocast is not None:
         names += (autocast,)
     # Modules print their settings (strides, activations), which are not in the weights.
     digest = hashlib.sha256(
@@ -274,18 +298,22 @@ class _EntryFolder:
 
     def missing(self, count: int) -> list[int]:
         """Which of `count` shards are to be computed."""
-        return [
-            k for k in range(count) if k >= len(self.shards) or self.shards[k]["sha256"] is None
-        ]
+        found = []
+        for number in range(count):
+            if number >= len(self.shards) or self.shards[number]["sha256"] is None:
+                found.append(number)
+        return found
 
     def check(self) -> list[tuple[int | None, str]]:
         """Reads every byte and strikes off what is damaged: the number of each shard (None: all of
         them) and why."""
         problems: list[tuple[int | None, str]] = []
         try:
-            arrays, end = self._maps("r"), 0
+            arrays = self._maps("r")
+            end = 0
             for number, record in enumerate(self.shards):
-                start, end = end, end + record["count"]
+                start = end
+                end = start + record["count"]
                 if any(len(array) < end for array in arrays.values()):
                     raise ValueError("arrays and manifest do not agree")
                 sums = {name: sha256_of_array(array[start:end]) for name, array in arrays.items()}
@@ -305,24 +333,20 @@ class _EntryFolder:
         Raises:
             OSError: when a damaged shard is replaced and other images than before can be decoded.
         """
-        for name, array in arrays.items() if not self.files else ():
-            self.files[name] = f"features-{len(self.files)}.npy"
-            with beside(self.path / self.files[name]) as draft:
-                np.lib.format.open_memmap(
-                    draft, mode="w+", dtype=array.dtype, shape=(rows, *array.shape[1:])
-                )
+        if not self.files:
+            self._create_files(arrays, rows)
         count = len(arrays["features"])
         if number < len(self.shards) and self.shards[number]["count"] != count:
             del self.shards[number:]
             self._record()
             raise OSError(
-                f"other images can be read now than when {self.path} was written; run the command again"
+                f"other images can be read now than when {self.path} was written; run the command "
+                "again"
             )
         start = sum(record["count"] for record in self.shards[:number])
         for name, whole in self._maps("r").items():
-            with open(
-                self.path / self.files[name], "r+b"
-            ) as file:  # a memory map would crash on a full disk
+            # Not through the memory map, which would crash on a full disk.
+            with open(self.path / self.files[name], "r+b") as file:
                 file.seek(whole.offset + start * whole[:1].nbytes)
                 file.write(arrays[name].data)
                 file.flush()
@@ -333,23 +357,32 @@ class _EntryFolder:
         ]
         self._record()
 
+    def _create_files(self, arrays: Arrays, rows: int) -> None:
+        """One file per array, as long as all of the entry."""
+        for name, array in arrays.items():
+            self.files[name] = f"features-{len(self.files)}.npy"
+            shape = (rows, *array.shape[1:])
+            with beside(self.path / self.files[name]) as draft:
+                np.lib.format.open_memmap(draft, mode="w+", dtype=array.dtype, shape=shape)
+
     def read(self, images: Images, num_computed: int) -> CachedFeatures:
         """The features of a complete entry."""
         failures = [Failure(*failure) for record in self.shards for failure in record["failures"]]
         rows = np.setdiff1d(np.arange(len(images)), [failure.row for failure in failures])
         if not len(rows):
             raise ValueError(
-                f"none of the {len(images)} images of {images.name} can be decoded: {failures[0].reason}"
+                f"none of the {len(images)} images of {images.name} can be decoded: "
+                f"{failures[0].reason}"
             )
         if failures:
             left_out = f"{len(failures)} of {len(images)} images are left out"
             log.warning("%s: %s: %s", images.name, left_out, failures[0].reason)
-        arrays = {
-            name: torch.from_numpy(array[: len(rows)]) for name, array in self._maps("c").items()
-        }
-        layers = {
-            key.removeprefix("layer:"): array for key, array in arrays.items() if key != "features"
-        }
+        arrays = {}
+        layers = {}
+        for name, array in self._maps("c").items():
+            arrays[name] = torch.from_numpy(array[: len(rows)])
+            if name != "features":
+                layers[name.removeprefix("layer:")] = arrays[name]
         return CachedFeatures(
             name=images.name,
             features=arrays["features"],
@@ -394,15 +427,17 @@ def _extract(
                 parts.append(_forward(classifier, batch.inputs, preprocess.size))
                 done += len(batch.rows)
                 report(done, len(images))
-            yield (
-                {name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
-                failures,
-            )
+            arrays = {}
+            for name in parts[0]:
+                arrays[name] = np.concatenate([part[name] for part in parts])
+            yield arrays, failures
 
 
 def _forward(classifier: Classifier, inputs: Tensor, size: int) -> Arrays:
+    """The features and layers of a batch."""
     count = len(inputs)
-    if not count:  # one image all the same, for the number of features
+    if not count:
+        # One image all the same, for the number of features.
         inputs = torch.zeros(1, 3, size, size)
     with torch.inference_mode():
         batch = classifier(inputs)

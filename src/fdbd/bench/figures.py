@@ -1,13 +1,16 @@
 """Figures that need features and not only scores: boundary distance by deviation level, and where
 single samples stand.
 
-Each is a dict of plain numbers, ready for JSON; `Benchmark.run` keeps them in ``Results.figures``.
+Each is a dict of plain numbers, ready for JSON; they are drawn when ``Results.figures`` is first
+asked for.
 """
+
+from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,19 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fdbd import geometry
-from fdbd.core.batch import Head
 from fdbd.core.pixels import ImageError, thumbnail
 from fdbd.core.ranks import count_to_accept
 from fdbd.data.features import FeatureSet
-from fdbd.fitting.statistics import ClassMoments, Mean
+from fdbd.fitting.statistics import Mean
 from fdbd.metrics import auroc
 from fdbd.util.pages import score_range
 from fdbd.util.terminal import one_line
 
+if TYPE_CHECKING:
+    from fdbd.bench.runner import Benchmark
+
 Floats = NDArray[np.float64]
 
-"""Share of a set's scores, at either end, that may lie beyond a histogram's range and is counted in
-its end bins."""
 LEVELS = 8
 FEWEST = 5  # samples that a group takes before its mean and spread say anything
 BINS = 40
@@ -38,14 +41,8 @@ OOD_SAMPLES = {"clear": 0.05, "typical": 0.5, "look-alike": 0.95}
 """Which samples are shown, by the quantile of their score."""
 
 
-class Compared(Protocol):
-    """What the figures need of a benchmark."""
-
-    head: Head
-    train: FeatureSet
-    test: FeatureSet
-    ood: Sequence[FeatureSet]
-    statistics: ClassMoments | None
+class NoFigure(ValueError):
+    """A figure has nothing to show for these data; the message says why."""
 
 
 class Standing(NamedTuple):
@@ -62,19 +59,21 @@ class Standing(NamedTuple):
         return self.distance / self.deviation
 
 
-def figures(benchmark: Compared) -> dict[str, Any]:
-    """All figures by name. One that fails is ``{"error": why}``: the results matter more than a
-    figure."""
+def figures(benchmark: Benchmark) -> dict[str, Any]:
+    """All figures by name; ``{"error": why}`` for one that has nothing to show for these data."""
     found: dict[str, Any] = {}
-    for name, draw in {"deviation": deviation_profile, "samples": sample_standings}.items():
-        try:
-            found[name] = draw(benchmark)
-        except Exception as error:
-            found[name] = {"error": one_line(error)}
+    try:
+        found["deviation"] = deviation_profile(benchmark)
+    except NoFigure as error:
+        found["deviation"] = {"error": one_line(error)}
+    try:
+        found["samples"] = sample_standings(benchmark)
+    except NoFigure as error:
+        found["samples"] = {"error": one_line(error)}
     return found
 
 
-def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, Any]:
+def deviation_profile(benchmark: Benchmark, levels: int = LEVELS) -> dict[str, Any]:
     """Average boundary distance by deviation level, ID against OOD: why the paper divides one by
     the other.
 
@@ -92,15 +91,14 @@ def deviation_profile(benchmark: Compared, levels: int = LEVELS) -> dict[str, An
         ``count``, ``deviation``, ``mean``, ``std`` (a list over levels; None where a group has
         fewer than 5 samples) and, for OOD sets, ``auroc`` and ``auroc_by_level``.
     """
-    inside, *outside = parts = standings(benchmark)
-    edges = balanced_edges(
-        [inside.deviation, np.concatenate([part.deviation for part in outside])], levels
-    )
+    parts = standings(benchmark)
+    inside = parts[0]
+    of_ood = np.concatenate([part.deviation for part in parts[1:]])
+    edges = balanced_edges([inside.deviation, of_ood], levels)
     sets: list[dict[str, Any]] = []
     for part in parts:
-        level = np.searchsorted(
-            edges[1:-1], part.deviation, side="right"
-        )  # an inner edge belongs to the group above
+        # An inner edge belongs to the group above.
+        level = np.searchsorted(edges[1:-1], part.deviation, side="right")
         groups = [np.flatnonzero(level == number) for number in range(levels)]
         sets.append({"name": part.samples.name, **_by_level(part, groups)})
         distances = [part.distance[group] for group in groups]
@@ -125,14 +123,19 @@ def _by_level(part: Standing, groups: Sequence[NDArray[np.intp]]) -> dict[str, A
 
 
 def _separation(inside: Sequence[Floats], outside: Sequence[Floats]) -> float | None:
-    """AUROC over the pairs of an ID and an OOD sample of the same group; None where there is no
-    pair."""
-    pairs = [(a, b) for a, b in zip(inside, outside) if len(a) and len(b)]
-    weights = [len(a) * len(b) for a, b in pairs]
-    return short(np.average([auroc(a, b) for a, b in pairs], weights=weights)) if pairs else None
+    """AUROC over the pairs of an ID and an OOD sample of the same group; None if there is none."""
+    areas = []
+    weights = []
+    for id_distances, ood_distances in zip(inside, outside):
+        if len(id_distances) and len(ood_distances):
+            areas.append(auroc(id_distances, ood_distances))
+            weights.append(len(id_distances) * len(ood_distances))
+    if not areas:
+        return None
+    return short(np.average(areas, weights=weights))
 
 
-def sample_standings(benchmark: Compared) -> dict[str, Any]:
+def sample_standings(benchmark: Benchmark) -> dict[str, Any]:
     """A few samples with their boundary distances and their place among the fDBD scores of the ID
     set.
 
@@ -150,16 +153,17 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
     parts = standings(benchmark)
     inside = parts[0]
     if not len(inside.rows):
-        raise ValueError(f"{inside.samples.name} has no finite features")
+        raise NoFigure(f"{inside.samples.name} has no finite features")
     reference = np.sort(inside.scores)
     low, high = score_range([reference])
     sets = []
     for part in parts:
         order = np.argsort(part.scores, kind="stable")
         shown = []
-        for kind, share in (
-            (ID_SAMPLES if part is inside else OOD_SAMPLES).items() if len(order) else ()
-        ):
+        kinds = ID_SAMPLES if part is inside else OOD_SAMPLES
+        for kind, share in kinds.items():
+            if not len(order):
+                continue
             place = int(order[round(share * (len(order) - 1))])
             rank = np.searchsorted(reference, part.scores[place]) / len(reference)
             shown.append({"kind": kind, "rank": short(rank), **_sample(benchmark, part, place)})
@@ -172,7 +176,7 @@ def sample_standings(benchmark: Compared) -> dict[str, Any]:
     }
 
 
-def _sample(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
+def _sample(benchmark: Benchmark, part: Standing, place: int) -> dict[str, Any]:
     """One sample with its nearest boundaries, nearest first, in units of its deviation; and its
     thumbnail and the end of its path, unless there is no image, or none any more."""
     row = int(part.rows[place])
@@ -191,14 +195,15 @@ def _sample(benchmark: Compared, part: Standing, place: int) -> dict[str, Any]:
         "boundaries": [[c, short(float(distance[c]))] for c in reachable[:NEAREST]],
         "others": max(0, len(reachable) - NEAREST),
     }
-    if (images := part.samples.images) is not None:
+    images = part.samples.images
+    if images is not None:
         with contextlib.suppress(ImageError, ImportError):
             found["image"] = thumbnail(images[row])
             found["file"] = None if images.paths is None else "/".join(images.paths[row].parts[-2:])
     return found
 
 
-def training_mean(benchmark: Compared) -> Tensor:
+def training_mean(benchmark: Benchmark) -> Tensor:
     """(P,) float64 mean of the training features."""
     if benchmark.statistics is not None:
         return benchmark.statistics.mean().to("cpu", torch.float64)
@@ -208,21 +213,27 @@ def training_mean(benchmark: Compared) -> Tensor:
     return found.mean()
 
 
-def standings(benchmark: Compared, dtype: torch.dtype | None = None) -> list[Standing]:
+def standings(benchmark: Benchmark, dtype: torch.dtype | None = None) -> list[Standing]:
     """The ID set, then each OOD set; distances are computed in `dtype`, by default that of the
     features."""
     mean = training_mean(benchmark)
-    folded = geometry.Folded(benchmark.head, mean, normalizer=None, dtype=dtype)
+    try:
+        folded = geometry.Folded(benchmark.head, mean, normalizer=None, dtype=dtype)
+    except ValueError as error:
+        # Such as a head whose classes all have the same weights: there is no boundary.
+        raise NoFigure(str(error)) from error
     floor = torch.finfo(torch.float32).eps * max(1.0, float(torch.linalg.vector_norm(mean)))
     found = []
     for samples in (benchmark.test, *benchmark.ood):
-        deviations, distances = [np.zeros(0)], [np.zeros(0)]
+        deviations = [np.zeros(0)]
+        distances = [np.zeros(0)]
         for batch in samples.batches():
             z = batch.features if dtype is None else batch.features.to(dtype)
             logits = benchmark.head(z) if batch.logits is None else batch.logits
             distances.append(folded.score(z, logits.argmax(dim=1)).double().cpu().numpy())
             deviations.append(torch.linalg.vector_norm(z.double().cpu() - mean, dim=1).numpy())
-        deviation, distance = np.concatenate(deviations), np.concatenate(distances)
+        deviation = np.concatenate(deviations)
+        distance = np.concatenate(distances)
         rows = np.flatnonzero((deviation < HUGE) & (np.abs(distance) < HUGE))
         found.append(Standing(samples, rows, np.maximum(deviation[rows], floor), distance[rows]))
     return found
@@ -233,7 +244,7 @@ def balanced_edges(sides: Sequence[Floats], levels: int, grid: int = 1001) -> Fl
     size."""
     quantiles = [np.quantile(side, np.linspace(0, 1, grid)) for side in sides if len(side)]
     if not quantiles:
-        raise ValueError("there are no finite features to group by deviation")
+        raise NoFigure("there are no finite features to group by deviation")
     return np.quantile(np.concatenate(quantiles), np.linspace(0, 1, levels + 1))
 
 

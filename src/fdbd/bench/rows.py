@@ -14,26 +14,23 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from fdbd.bench.measures import Scores, Spread, measure
 from fdbd.metrics import Estimate, Evaluation, average, evaluate
 from fdbd.metrics.comparison import Influences, influences
-from fdbd.metrics.evaluation import Metric
+from fdbd.metrics.evaluation import Metric, mean_estimate
 from fdbd.util.version import __version__
 
-_MEASURES: dict[str, Metric] = {
+Positive = Literal["id", "ood"]
+
+ALL = "average"  # the group of all OOD sets
+
+# Metrics that an Evaluation holds, by their names in tables.
+_EVALUATED: dict[str, Metric] = {
     "auroc": "auroc",
     "fpr95": "fpr",
     "aupr_in": "aupr_in",
     "aupr_out": "aupr_out",
 }
-METRICS = tuple(_MEASURES)
-SMALLER_IS_BETTER = {"fpr95"}
-ALL = "average"  # the group of all OOD sets
-_PLAIN = (
-    "name",
-    "paper",
-    "fit_seconds",
-    "from_bank",
-)  # attributes of a row that JSON holds as they are
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Latency:
     """Seconds per sample at one batch size: the median of many calls, its 95 % interval, and the
     95th percentile.
 
-    >>> Latency.of(32, [0.1, 0.3, 0.2])
+    >>> Latency.from_calls(32, [0.1, 0.3, 0.2])
     Latency(batch_size=32, median=0.2, p95=0.3, low=0.1, high=0.3)
     """
 
@@ -52,17 +49,36 @@ class Latency:
     high: float = math.nan
 
     @classmethod
-    def of(cls, batch_size: int, seconds: Sequence[float]) -> Self:
+    def from_calls(cls, batch_size: int, seconds: Sequence[float]) -> Self:
         """From the seconds per sample of single calls. The interval of the median is that of its
         order statistics, which holds for any distribution; with fewer than six calls it is their
         range."""
         ordered = sorted(seconds)
         count = len(ordered)
         reach = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
-        p95 = ordered[min(count - 1, int(0.95 * count))]
         return cls(
-            batch_size, float(np.median(ordered)), p95, ordered[reach], ordered[count - 1 - reach]
+            batch_size=batch_size,
+            median=float(np.median(ordered)),
+            p95=ordered[min(count - 1, int(0.95 * count))],
+            low=ordered[reach],
+            high=ordered[count - 1 - reach],
         )
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others have published for the same benchmark, to stand beside our numbers.
+
+    Attributes:
+        source, date: where the numbers are from, and of when they are.
+        auroc: by detector and group, a fraction.
+        note: how those numbers were made, if that matters for the comparison.
+    """
+
+    source: str
+    date: str
+    auroc: Mapping[str, Mapping[str, float]]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,10 +89,15 @@ class Setting:
         num_train, num_bank: training samples behind means and covariances, and those of them that
             are available individually; None: all.
         test, ood: name and size of the ID set; size of each OOD set.
+        shifted: size of each covariate-shifted ID set.
         accuracy: of the classifier on the ID set, a fraction.
         forward: time of the network's forward pass, measured with the rest.
         samples: a key of each set's samples; sets with the same key hold the same samples in the
             same order.
+        correct: of each ID sample, whether the classifier is right; None without labels.
+        collapse: variance within classes over variance between them, of the training features.
+        runs: how many results were merged; 1: none.
+        published: what others have published for exactly this benchmark.
 
     >>> from fdbd.bench import load_bundle
     >>> setting = load_bundle("cifar10-ce").run(["msp"], latency=False).setting
@@ -86,7 +107,7 @@ class Setting:
 
     title: str
     notes: tuple[str, ...]
-    positive: Literal["id", "ood"]
+    positive: Positive
     num_classes: int
     num_features: int
     num_train: int
@@ -99,41 +120,66 @@ class Setting:
     warnings: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     samples: Mapping[str, str] = field(default_factory=dict)
+    shifted: Mapping[str, int] = field(default_factory=dict)
+    correct: tuple[bool, ...] | None = None
+    collapse: float | None = None
+    runs: int = 1
+    published: Published | None = None
 
     @property
     def forward_seconds(self) -> float | None:
         """Seconds per sample of the forward pass at the largest batch size that was measured."""
-        return self.forward[-1].median if self.forward else None
+        if not self.forward:
+            return None
+        return self.forward[-1].median
 
     def share_of_forward(self, timing: Latency) -> float | None:
         """A score's time as a fraction of the forward pass, both at the nearest batch size that was
         measured."""
         if not self.forward:
             return None
-        nearest = min(
-            self.forward, key=lambda other: abs(math.log(other.batch_size / timing.batch_size))
-        )
+
+        def distance(other: Latency) -> float:
+            return abs(math.log(other.batch_size / timing.batch_size))
+
+        nearest = min(self.forward, key=distance)
         return timing.median / nearest.median
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        test = {"name": self.test[0], "count": self.test[1]}
-        words = {"forward_seconds": self.forward_seconds, "convention": convention(self.positive)}
-        return {**asdict(self), "test": test, **words}
+        values = asdict(self)
+        values["test"] = {"name": self.test[0], "count": self.test[1]}
+        values["forward_seconds"] = self.forward_seconds
+        values["convention"] = convention(self.positive)
+        if self.correct is not None:
+            values["correct"] = _pack_flags(self.correct)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote, by this version or by 0.1.0."""
-        forward = values.get("forward", ())
-        if "forward" not in values and values.get(
-            "forward_seconds"
-        ):  # 0.1.0: one number, at a batch of 32
-            forward = [{"batch_size": 32, "median": values["forward_seconds"], "p95": math.nan}]
-        given = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-        given |= {name: tuple(part) for name, part in given.items() if isinstance(part, list)}
-        given["test"] = values["test"]["name"], values["test"]["count"]
+        """What `to_dict` wrote, by this version or by an earlier one."""
+        given: dict[str, Any] = {}
+        for each in fields(cls):
+            if each.name in values:
+                value = values[each.name]
+                given[each.name] = tuple(value) if isinstance(value, list) else value
+        given["test"] = (values["test"]["name"], values["test"]["count"])
         given["groups"] = {name: tuple(members) for name, members in values["groups"].items()}
-        return cls(**{**given, "forward": tuple(Latency(**timing) for timing in forward)})
+        given["forward"] = _read_forward(values)
+        if values.get("correct") is not None:
+            given["correct"] = _unpack_flags(values["correct"])
+        if values.get("published") is not None:
+            given["published"] = Published(**values["published"])
+        return cls(**given)
+
+
+def _read_forward(values: Mapping[str, Any]) -> tuple[Latency, ...]:
+    """The times of the forward pass. Version 0.1.0 kept one number, at a batch of 32."""
+    if "forward" in values:
+        return tuple(Latency(**timing) for timing in values["forward"])
+    if values.get("forward_seconds"):
+        return (Latency(32, values["forward_seconds"], math.nan),)
+    return ()
 
 
 @dataclass(frozen=True)
@@ -146,8 +192,12 @@ class Row:
         evaluations, ood_scores: by OOD set.
         latencies: of the score stage, one per batch size.
         id_scores, ood_scores: empty in results read from a file that does not hold them.
-        averages: measures by group and metric, where the scores are not known.
+        shifted_scores: by covariate-shifted ID set.
+        measured: measures by column and metric that are not to be computed from scores: those of
+            files without scores, and of several results merged.
         from_bank: whether the fit rests, in whole or in part, on the samples of the bank alone.
+        warnings: what was said during the fit, such as that there are too few samples for it.
+        tuned: the options that were chosen on OOD validation data; "" if none were.
 
     >>> from fdbd.bench import load_bundle
     >>> row = load_bundle("cifar10-ce").run(["msp"], latency=False).row("msp")
@@ -162,37 +212,65 @@ class Row:
     latencies: Sequence[Latency] = ()
     id_scores: Tensor = field(default_factory=lambda: torch.zeros(0))
     ood_scores: Mapping[str, Tensor] = field(default_factory=dict)
-    averages: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     from_bank: bool = False
     error: str | None = None
+    shifted_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    tuned: str = ""
 
     @classmethod
-    def of(
-        cls, name: str, scores: Mapping[str, Tensor], positive: Literal["id", "ood"], **more: Any
+    def from_scores(
+        cls,
+        name: str,
+        id_scores: Tensor,
+        ood_scores: Mapping[str, Tensor],
+        positive: Positive,
+        **more: Any,
     ) -> Self:
-        """The row of scores by set, the ID set first, with their evaluations; `more` are further
-        attributes."""
-        (_, inside), *outside = scores.items()
-        evaluations = {title: evaluate(inside, part, positive=positive) for title, part in outside}
+        """The row of scores, with their evaluations; `more` are further attributes."""
+        evaluations = {}
+        for title, scores in ood_scores.items():
+            evaluations[title] = evaluate(id_scores, scores, positive=positive)
         return cls(
-            name, evaluations=evaluations, id_scores=inside, ood_scores=dict(outside), **more
+            name,
+            evaluations=evaluations,
+            id_scores=id_scores,
+            ood_scores=dict(ood_scores),
+            **more,
         )
 
     @property
     def has_scores(self) -> bool:
+        """Whether the scores of single samples are known."""
         return len(self.id_scores) > 0
 
     def latency(self, batch_size: int) -> Latency | None:
-        """The time at this batch size, where it was measured."""
-        return next((timing for timing in self.latencies if timing.batch_size == batch_size), None)
+        """The time at this batch size, if it was measured."""
+        for timing in self.latencies:
+            if timing.batch_size == batch_size:
+                return timing
+        return None
 
-    def average(self, sets: Sequence[str], metric: str) -> Estimate:
-        """A measure's mean over these OOD sets, with a joint interval where the scores are
-        known."""
-        scores = (
-            (self.id_scores, [self.ood_scores[name] for name in sets]) if self.has_scores else ()
-        )
-        return average([self.evaluations[name] for name in sets], _MEASURES[metric], *scores)
+    def measure_on(self, sets: Sequence[str], metric: str, setting: Setting) -> Estimate:
+        """A measure on an OOD set, or its mean over several; with a joint interval if the scores
+        are known and the measure allows it, and else with the mean of the intervals."""
+        if metric in _EVALUATED:
+            evaluations = [self.evaluations[name] for name in sets]
+            if not self.has_scores:
+                return average(evaluations, _EVALUATED[metric])
+            outside = [self.ood_scores[name] for name in sets]
+            return average(evaluations, _EVALUATED[metric], self.id_scores, outside)
+        shifted = list(self.shifted_scores.values())
+        parts = []
+        for name in sets:
+            scores = Scores(self.id_scores, setting.correct, shifted, self.ood_scores[name])
+            parts.append(measure(metric, scores, setting.positive))
+        return mean_estimate(parts)
+
+    def measure_on_id(self, metric: str, setting: Setting) -> Estimate:
+        """A measure of ID samples alone."""
+        return measure(metric, Scores(self.id_scores, setting.correct), setting.positive)
 
     @cached_property
     def placements(self) -> dict[str, Influences]:
@@ -201,21 +279,26 @@ class Row:
             raise ValueError(
                 f"the scores of {self.name} are not in these results, and a paired test needs them"
             )
-        return {
-            name: influences(self.id_scores, scores) for name, scores in self.ood_scores.items()
-        }
+        found = {}
+        for name, scores in self.ood_scores.items():
+            found[name] = influences(self.id_scores, scores)
+        return found
 
     def to_dict(self, setting: Setting) -> dict[str, Any]:
         """Plain values for JSON, without scores and averages."""
         if self.error is not None:
             return {"name": self.name, "error": self.error}
-        latency = [
-            {**asdict(timing), "of_forward": setting.share_of_forward(timing)}
-            for timing in self.latencies
-        ]
+        latency = []
+        for timing in self.latencies:
+            latency.append({**asdict(timing), "of_forward": setting.share_of_forward(timing)})
         datasets = {name: evaluation.to_dict() for name, evaluation in self.evaluations.items()}
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
+            "name": self.name,
+            "paper": self.paper,
+            "fit_seconds": self.fit_seconds,
+            "from_bank": self.from_bank,
+            "warnings": list(self.warnings),
+            "tuned": self.tuned,
             "latency": latency,
             "datasets": datasets,
         }
@@ -223,52 +306,89 @@ class Row:
     def scores_to_dict(self) -> dict[str, Any]:
         """The scores as text: the bytes of little-endian numbers in base64."""
         return {
-            "id": _packed(self.id_scores),
-            "ood": {name: _packed(part) for name, part in self.ood_scores.items()},
+            "id": _pack_numbers(self.id_scores),
+            "ood": {name: _pack_numbers(part) for name, part in self.ood_scores.items()},
+            "shifted": {name: _pack_numbers(part) for name, part in self.shifted_scores.items()},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote, with ``groups`` and perhaps ``scores`` beside it."""
+        """What `to_dict` wrote, with ``groups``, and perhaps ``measured`` and ``scores``, beside
+        it."""
         if "error" in values:
             return cls(values["name"], error=values["error"])
-        timings = (
-            {k: v for k, v in timing.items() if k != "of_forward"} for timing in values["latency"]
-        )
+        evaluations = {}
+        for name, part in values["datasets"].items():
+            evaluations[name] = Evaluation.from_dict(part)
+        timings = []
+        for timing in values["latency"]:
+            known = {key: value for key, value in timing.items() if key != "of_forward"}
+            timings.append(Latency(**known))
         row = cls(
-            **{name: values[name] for name in _PLAIN if name in values},
-            evaluations={
-                name: Evaluation.from_dict(part) for name, part in values["datasets"].items()
-            },
-            latencies=tuple(Latency(**timing) for timing in timings),
-            averages={
-                name: {k: Estimate(**v) for k, v in part.items()}
-                for name, part in values["groups"].items()
-            },
+            name=values["name"],
+            paper=values.get("paper"),
+            fit_seconds=values.get("fit_seconds", math.nan),
+            from_bank=values.get("from_bank", False),
+            warnings=tuple(values.get("warnings", ())),
+            tuned=values.get("tuned", ""),
+            evaluations=evaluations,
+            latencies=tuple(timings),
+            measured=_read_measured(values),
         )
-        if (scores := values.get("scores")) is None:
+        scores = values.get("scores")
+        if scores is None:
             return row
-        outside = {name: _unpacked(part) for name, part in scores["ood"].items()}
-        return replace(row, id_scores=_unpacked(scores["id"]), ood_scores=outside)
+        shifted = scores.get("shifted", {})
+        # What can be computed from the scores is.
+        return replace(
+            row,
+            measured={},
+            id_scores=_unpack_numbers(scores["id"]),
+            ood_scores={name: _unpack_numbers(part) for name, part in scores["ood"].items()},
+            shifted_scores={name: _unpack_numbers(part) for name, part in shifted.items()},
+        )
 
 
-def _packed(scores: Tensor) -> dict[str, str]:
+def _read_measured(values: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
+    """Measures by column and metric. Earlier versions kept those of groups alone."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for columns in (values["groups"], values.get("measured", {})):
+        for column, metrics in columns.items():
+            read = {metric: Spread.from_dict(value) for metric, value in metrics.items()}
+            found.setdefault(column, {}).update(read)
+    return found
+
+
+def _pack_numbers(scores: Tensor) -> dict[str, str]:
     numbers = scores.detach().cpu().numpy()
     kind = "<f8" if numbers.dtype == np.float64 else "<f4"
     return {"dtype": kind, "base64": base64.b64encode(numbers.astype(kind).tobytes()).decode()}
 
 
-def _unpacked(packed: Mapping[str, str]) -> Tensor:
-    return torch.from_numpy(
-        np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"]).copy()
-    )
+def _unpack_numbers(packed: Mapping[str, str]) -> Tensor:
+    numbers = np.frombuffer(base64.b64decode(packed["base64"]), packed["dtype"])
+    return torch.from_numpy(numbers.copy())
+
+
+def _pack_flags(flags: Sequence[bool]) -> dict[str, Any]:
+    bits = np.packbits(np.asarray(flags, dtype=bool))
+    return {"count": len(flags), "bits": base64.b64encode(bits.tobytes()).decode()}
+
+
+def _unpack_flags(packed: Mapping[str, Any]) -> tuple[bool, ...]:
+    bits = np.frombuffer(base64.b64decode(packed["bits"]), np.uint8)
+    flags: list[bool] = np.unpackbits(bits, count=packed["count"]).astype(bool).tolist()
+    return tuple(flags)
 
 
 def convention(positive: str) -> str:
     """The FPR convention in words."""
     if positive == "id":
         return "FPR95: share of OOD samples accepted when 95 % of ID samples are (ID positive)"
-    return "FPR95: share of ID samples flagged when 95 % of OOD samples are (OOD positive, as in OpenOOD)"
+    return (
+        "FPR95: share of ID samples flagged when 95 % of OOD samples are (OOD positive, as in "
+        "OpenOOD)"
+    )
 
 
 def machine() -> dict[str, Any]:

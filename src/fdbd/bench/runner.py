@@ -1,6 +1,8 @@
 """Benchmark: all detectors on the same features, in one process; the failure of one leaves the
 others' results."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import inspect
@@ -9,15 +11,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from fdbd.bench.collapse import collapse_ratio
 from fdbd.bench.figures import figures
-from fdbd.bench.page import html
-from fdbd.bench.rows import Latency, Row, Setting
-from fdbd.bench.table import PathLike, ResultTable
+from fdbd.bench.results import Results
+from fdbd.bench.rows import Latency, Published, Row, Setting
+from fdbd.bench.timing import BATCH_SIZES, time_score
+from fdbd.bench.tuning import Grid, tune
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import registered
 from fdbd.data.features import FeatureSet
@@ -34,12 +39,8 @@ from fdbd.detectors.mds import LayerMoments
 from fdbd.fitting.driver import fit_detector
 from fdbd.fitting.statistics import ClassMoments, Count, Mean, Moments, Together, Transformed
 from fdbd.kernels.dispatch import WORTH_A_KERNEL, compile_kernels
-from fdbd.networks.classifier import Classifier
-from fdbd.util.devices import device_of
-from fdbd.util.files import write_text
 from fdbd.util.progress import track
-
-BATCH_SIZES = (1, 256)  # at which scores are timed
+from fdbd.util.terminal import one_line
 
 
 def default_detectors() -> list[str]:
@@ -49,31 +50,18 @@ def default_detectors() -> list[str]:
     >>> "react+fdbd" in default_detectors()
     True
     """
-    plain, before = (
-        [name for name in names if not registered()[name].needs.network]
-        for names in (list_detectors(shapings=False), list_shapings())
-    )
-    combined = [f"{shaping}+{name}" for name in ("energy", "fdbd") for shaping in before]
-    return [
-        name for name in plain + combined if name != "lts+fdbd"
-    ]  # scaled logits have the same argmax
+    found = [name for name in list_detectors(shapings=False) if not _needs_network(name)]
+    for detector in ("energy", "fdbd"):
+        for shaping in list_shapings():
+            # Logits that are scaled by one number have the same argmax, and fDBD the same score.
+            is_fdbd_again = (shaping, detector) == ("lts", "fdbd")
+            if not _needs_network(shaping) and not is_fdbd_again:
+                found.append(f"{shaping}+{detector}")
+    return found
 
 
-class Results(ResultTable):
-    """What `Benchmark.run` returns. ``print(results)`` shows the table; `table` gives it for rich,
-    `to_json`, `to_csv`, `to_markdown`, `to_latex` and `to_html` write files, `from_json` reads one,
-    `to_pandas` gives one line per detector and dataset, and `compare` tells whether two detectors
-    differ.
-
-    >>> from fdbd.bench import load_bundle
-    >>> results = load_bundle("cifar10-ce").run(["fdbd", "msp"], latency=False)
-    >>> results.compare("fdbd", "msp").verdict()
-    'higher'
-    """
-
-    def to_html(self, path: PathLike) -> Path:
-        """The report, one self-contained page."""
-        return write_text(path, html(self))
+def _needs_network(name: str) -> bool:
+    return registered()[name].needs.network
 
 
 @dataclass(eq=False, repr=False)
@@ -100,10 +88,15 @@ class Benchmark:
         positive: the convention of FPR: "id" as in the paper, "ood" as in OpenOOD.
         warnings: sentences that stand in front of every table.
         class_names: in the order of the labels.
+        shifted: covariate-shifted ID sets, which count as ID in the full-spectrum measures.
+        ood_validation: OOD features apart from `ood`, for choosing options (`tune`).
+        grids: options to choose from by detector, as `run` takes them with ``tuned=True``.
+        published: what others have published for exactly this benchmark.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> head = Head(torch.eye(3), torch.zeros(3))
-    >>> inside = FeatureSet("inside", 3 * torch.eye(3).repeat(40, 1) + torch.rand(120, 3, generator=generator))
+    >>> corners = 3 * torch.eye(3).repeat(40, 1)
+    >>> inside = FeatureSet("inside", corners + torch.rand(120, 3, generator=generator))
     >>> outside = FeatureSet("outside", torch.rand(60, 3, generator=generator))
     >>> results = Benchmark(head, inside, inside, [outside]).run(["fdbd", "msp"], latency=False)
     >>> results.row("fdbd").evaluations["outside"].auroc > 0.9
@@ -123,23 +116,42 @@ class Benchmark:
     positive: Literal["id", "ood"] = "id"
     warnings: Sequence[str] = ()
     class_names: Sequence[str] = ()
+    shifted: Sequence[FeatureSet] = ()
+    ood_validation: FeatureSet | None = None
+    grids: Mapping[str, Grid] = field(default_factory=dict)
+    published: Published | None = None
 
     def __post_init__(self) -> None:
-        names = [samples.name for samples in self.ood]
-        if not names:
+        if not self.ood:
             raise ValueError("a benchmark needs at least one out-of-distribution set")
-        if len({self.test.name, *names}) < len(names) + 1:
-            raise ValueError(f"datasets need names of their own, got {[self.test.name, *names]}")
-        if unknown := {name for members in self.groups.values() for name in members} - set(names):
-            raise ValueError(
-                f"groups name {', '.join(sorted(unknown))}, which are not among the OOD sets"
-            )
-        for samples in (self.train, self.test, *self.ood, self.validation or self.train):
+        names = [samples.name for samples in self.scored]
+        if len(set(names)) < len(names):
+            raise ValueError(f"datasets need names of their own, got {names}")
+        known = {samples.name for samples in self.ood}
+        for members in self.groups.values():
+            for name in members:
+                if name not in known:
+                    raise ValueError(f"groups name {name}, which is not among the OOD sets")
+        for samples in self.all_sets:
             if samples.features.ndim != 2 or samples.features.shape[1] != self.head.num_features:
                 raise ValueError(
                     f"features of {samples.name} have shape {tuple(samples.features.shape)}, "
                     f"expected (N, {self.head.num_features}): the head's input"
                 )
+
+    @property
+    def scored(self) -> list[FeatureSet]:
+        """The sets that detectors score: the ID set, the OOD sets, the shifted sets."""
+        return [self.test, *self.ood, *self.shifted]
+
+    @property
+    def all_sets(self) -> list[FeatureSet]:
+        """Every set of features."""
+        found = [self.train, *self.scored]
+        for samples in (self.validation, self.ood_validation):
+            if samples is not None:
+                found.append(samples)
+        return found
 
     def run(
         self,
@@ -147,62 +159,94 @@ class Benchmark:
         *,
         latency: bool = True,
         progress: bool = True,
+        tuned: bool = False,
     ) -> Results:
         """Fit, score and evaluate each detector.
 
         Args:
             detectors: names or detectors, perhaps by the title of their row; None: every one that
                 works on the features at hand, and the shaping combinations.
-            latency: also time the score stage, and the network's forward pass where `forward` is
+            latency: also time the score stage, and the network's forward pass if `forward` is
                 given.
             progress: show a bar when it takes more than two seconds.
+            tuned: choose the options of the detectors in `grids` by AUROC of `validation` against
+                `ood_validation`; their rows say what was chosen.
         """
         notes = list(self.notes)
         if detectors is None:
-            names = default_detectors()
-            detectors = [
-                name for name in names if self.validation or not create(name).needs.heldout
-            ]
-            if left_out := [name for name in names if name not in detectors]:
-                notes.append(
-                    f"Left out, since there are no validation data: {', '.join(left_out)}."
-                )
+            detectors = self._usable_detectors(notes)
         if not isinstance(detectors, Mapping):
-            detectors = _by_name(detectors)
+            detectors = by_title(detectors)
+        if tuned and (self.validation is None or self.ood_validation is None):
+            raise ValueError("tuning takes ID and OOD validation sets, and this benchmark has none")
         if self.train.features.numel() >= WORTH_A_KERNEL:
-            compile_kernels(
-                self.head.weight.dtype
-            )  # else the first fit's time would have the compiler in it
-        items = track(detectors.items(), "comparing detectors", enabled=progress)
-        rows = [self._row(name, item, latency) for name, item in items]
-        return Results(
-            self.setting(notes, self._time_forward() if latency else ()), rows, figures(self)
-        )
+            # Else the compiler's time would be in that of the first fit.
+            compile_kernels(self.head.weight.dtype)
+        rows = []
+        for title, item in track(detectors.items(), "comparing detectors", enabled=progress):
+            rows.append(self._row(title, item, latency, tuned))
+        forward = self._time_forward() if latency else ()
+        return Results(self.setting(notes, forward), rows, partial(figures, self))
 
-    def _row(self, name: str, item: str | Detector, latency: bool) -> Row:
+    def _usable_detectors(self, notes: list[str]) -> list[str]:
+        """The default detectors that the data suffice for; a note names the others."""
+        usable = []
+        left_out = []
+        for name in default_detectors():
+            if create(name).needs.heldout and self.validation is None:
+                left_out.append(name)
+            else:
+                usable.append(name)
+        if left_out:
+            notes.append(f"Left out, since there are no validation data: {', '.join(left_out)}.")
+        return usable
+
+    def _row(self, title: str, item: str | Detector, latency: bool, tuned: bool) -> Row:
+        """One detector's row; the others' results stand, whatever goes wrong in one."""
         try:
+            if tuned and title in self.grids:
+                detector, chosen = self._tuned(title)
+                return self._fitted_row(title, detector, latency, chosen)
             detector = create(item) if isinstance(item, str) else item
-            self._warm_up(detector)
-            start = time.perf_counter()
+            return self._fitted_row(title, detector, latency, "")
+        except Exception as error:
+            return Row(title, error=f"{type(error).__name__}: {one_line(error)}")
+
+    def _tuned(self, name: str) -> tuple[Detector, str]:
+        """The detector with the options of its grid that tell the validation sets apart best, and
+        these options in words."""
+        assert self.validation is not None
+        assert self.ood_validation is not None
+        with warnings.catch_warnings():
+            # What is said of the fits that are tried is not about the one that is kept.
+            warnings.simplefilter("ignore", UserWarning)
+            return tune(name, self.grids[name], self._fit, self.validation, self.ood_validation)
+
+    def _fitted_row(self, title: str, detector: Detector, latency: bool, chosen: str) -> Row:
+        self._warm_up(detector)
+        start = time.perf_counter()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", UserWarning)
             from_bank = self._fit(detector)
-            seconds = time.perf_counter() - start
-            with torch.inference_mode():
-                scores = {
-                    s.name: torch.cat([detector.score(b) for b in s.batches()])
-                    for s in (self.test, *self.ood)
-                }
-            paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
-            about = {
-                "paper": None if paper is None else str(paper),
-                "fit_seconds": seconds,
-                "from_bank": from_bank,
-            }
-            timings = (
-                [measure(detector, self.test, size) for size in BATCH_SIZES] if latency else []
-            )
-            return Row.of(name, scores, self.positive, latencies=timings, **about)
-        except Exception as error:  # the others' results stand, whatever goes wrong in one
-            return Row(name, error=" ".join(f"{type(error).__name__}: {error}".split()))
+        seconds = time.perf_counter() - start
+        scores = {samples.name: score_all(detector, samples) for samples in self.scored}
+        timings = []
+        if latency:
+            timings = [time_score(detector, self.test, size) for size in BATCH_SIZES]
+        paper = detector.shaping.paper if isinstance(detector, Shaped) else detector.paper
+        return Row.from_scores(
+            title,
+            scores[self.test.name],
+            {samples.name: scores[samples.name] for samples in self.ood},
+            self.positive,
+            shifted_scores={samples.name: scores[samples.name] for samples in self.shifted},
+            paper=None if paper is None else str(paper),
+            fit_seconds=seconds,
+            from_bank=from_bank,
+            latencies=timings,
+            warnings=_texts_of(said),
+            tuned=chosen,
+        )
 
     def _warm_up(self, detector: Detector) -> None:
         """Fit a copy on a few rows, classes and features, so that the time of the fit has no
@@ -210,64 +254,100 @@ class Benchmark:
         head = Head(self.head.weight[:16, :64], self.head.bias[:16])
         features = self.train.rows(slice(0, 512)).features[:, :64]
         batch = Batch(features, None, head(features).argmax(dim=1))
+        # What is wrong with so small a fit says nothing of the real one.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fit_detector(copy.deepcopy(detector), batch, head)
 
     def _fit(self, detector: Detector) -> bool:
         """Fit a detector on the data that are meant for it; whether it rests on the bank alone."""
-        apart: Iterable[Batch] = self.validation or ()
-        if self.validation is None and (detector.needs.heldout or isinstance(detector, Ensemble)):
+        learns_apart = detector.needs.heldout or isinstance(detector, Ensemble)
+        if learns_apart and self.validation is None:
             raise ValueError(
-                f"{detector.label} learns from ID data that neither the network nor the fit has seen: give `validation`"
+                f"{detector.label} learns from ID data that neither the network nor the fit has "
+                "seen: give `validation`"
             )
         if detector.needs.heldout:
-            fit_detector(detector, apart, self.head)
+            assert self.validation is not None
+            fit_detector(detector, self.validation, self.head)
             return False
         full = _FullStatistics(self.statistics, self.train)
         fit_detector(detector, self.train, self.head, full)
         if isinstance(detector, Ensemble):
-            detector.calibrate(apart)
+            assert self.validation is not None
+            detector.calibrate(self.validation)
         return full.used_bank
 
     def _time_forward(self) -> tuple[Latency, ...]:
-        """The forward pass at the batch sizes of the scores, smaller where a call would take more
-        than a second."""
+        """The forward pass at the batch sizes of the scores, smaller if a call would take more than
+        a second."""
         if self.forward is None:
             return ()
         single = self.forward(1)
         largest = int(1 / max(single.median, 1e-9))
-        return tuple(
-            single if size == 1 else self.forward(max(2, min(size, largest)))
-            for size in BATCH_SIZES
-        )
+        timings = [single]
+        for size in BATCH_SIZES[1:]:
+            timings.append(self.forward(max(2, min(size, largest))))
+        return tuple(timings)
 
     def setting(self, notes: Sequence[str] = (), forward: tuple[Latency, ...] = ()) -> Setting:
         """What all rows of the results have in common."""
+        correct = self.correct_predictions()
         accuracy = None
-        if self.test.labels is not None:
-            batches = (
-                self.head(b.features) if b.logits is None else b.logits for b in self.test.batches()
-            )
-            predicted = torch.cat([logits.argmax(dim=1) for logits in batches])
-            accuracy = int((predicted == self.test.labels).sum()) / max(len(self.test), 1)
+        if correct is not None:
+            accuracy = int(correct.sum()) / max(len(correct), 1)
+        num_train = len(self.train)
+        num_bank = None
+        if self.statistics is not None:
+            num_train = self.statistics.count
+            num_bank = len(self.train)
         return Setting(
             title=self.title,
             notes=tuple(notes),
             positive=self.positive,
             num_classes=self.head.num_classes,
             num_features=self.head.num_features,
-            num_train=len(self.train) if self.statistics is None else self.statistics.count,
+            num_train=num_train,
             test=(self.test.name, len(self.test)),
             ood={samples.name: len(samples) for samples in self.ood},
             groups={name: tuple(members) for name, members in self.groups.items()},
             accuracy=accuracy,
             forward=forward,
-            num_bank=None if self.statistics is None else len(self.train),
+            num_bank=num_bank,
             warnings=tuple(self.warnings),
             class_names=tuple(self.class_names),
-            samples={samples.name: samples.key for samples in (self.test, *self.ood)},
+            samples={samples.name: samples.key for samples in self.scored},
+            shifted={samples.name: len(samples) for samples in self.shifted},
+            correct=None if correct is None else tuple(correct.tolist()),
+            collapse=collapse_ratio(self.train, self.statistics),
+            published=self.published,
         )
+
+    def correct_predictions(self) -> Tensor | None:
+        """(N,) whether the classifier is right, of each ID sample; None without labels."""
+        if self.test.labels is None:
+            return None
+        predicted = []
+        for batch in self.test.batches():
+            logits = self.head(batch.features) if batch.logits is None else batch.logits
+            predicted.append(logits.argmax(dim=1))
+        return torch.cat(predicted) == self.test.labels
+
+
+def score_all(detector: Detector, samples: FeatureSet) -> Tensor:
+    """(N,) scores of a set."""
+    with torch.inference_mode():
+        return torch.cat([detector.score(batch) for batch in samples.batches()])
+
+
+def _texts_of(said: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    """What was said, each sentence once, without the final stop."""
+    texts = []
+    for each in said:
+        message = each.message
+        text = one_line(message) if isinstance(message, Warning) else message
+        texts.append(text.rstrip("."))
+    return tuple(dict.fromkeys(texts))
 
 
 class _FullStatistics:
@@ -281,7 +361,8 @@ class _FullStatistics:
     """
 
     def __init__(self, full: ClassMoments | None, bank: FeatureSet) -> None:
-        self.full, self.bank = full, bank
+        self.full = full
+        self.bank = bank
         self.used_bank = False
 
     def __call__(self, statistic: Any) -> Any:
@@ -293,111 +374,52 @@ class _FullStatistics:
             statistic.parts = [full]
         elif type(statistic) is Together:
             statistic.parts = [self(part) for part in statistic.parts]
-        elif isinstance(statistic, Transformed) and all(
-            torch.equal(statistic.transform(batch).features, batch.features)
-            for batch in self.bank.batches()
-        ):
+        elif isinstance(statistic, Transformed) and self._leaves_bank_as_it_is(statistic):
             statistic.statistic = self(statistic.statistic)
         elif type(statistic) is Mean:
-            statistic.count, statistic.total = full.count, full.mean() * full.count
+            statistic.count = full.count
+            statistic.total = full.mean() * full.count
         elif type(statistic) in (Moments, ClassMoments):
-            statistic.count, statistic.average, statistic.scatter = (
-                full.count,
-                full.average,
-                full.scatter,
-            )
+            statistic.count = full.count
+            statistic.average = full.average
+            statistic.scatter = full.scatter
             if isinstance(statistic, ClassMoments):
-                statistic.counts, statistic.totals = full.counts, full.totals
+                statistic.counts = full.counts
+                statistic.totals = full.totals
         else:
             self.used_bank = True
         return statistic
 
+    def _leaves_bank_as_it_is(self, statistic: Transformed[Any]) -> bool:
+        for batch in self.bank.batches():
+            if not torch.equal(statistic.transform(batch).features, batch.features):
+                return False
+        return True
 
-def _by_name(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:
-    """Detectors by the title of their row: the registered name, the options that are not at their
-    default, and a number where another has the same title."""
+
+def by_title(detectors: Iterable[str | Detector]) -> dict[str, str | Detector]:
+    """Detectors by the title of their row, with a number if another has the same title."""
     found: dict[str, str | Detector] = {}
     seen: Counter[str] = Counter()
     for item in detectors:
-        name = item if isinstance(item, str) else item.label
-        if not isinstance(item, str):
-            defaults = {
-                key: parameter.default
-                for key, parameter in inspect.signature(type(item)).parameters.items()
-            }
-            options = {
-                k: v for k, v in item.options().items() if not isinstance(v, (Configured, list))
-            }
-            changed = ", ".join(
-                f"{key}={value}" for key, value in options.items() if value != defaults[key]
-            )
-            name += f" ({changed})" if changed else ""
-        seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = item
+        title = item if isinstance(item, str) else title_of(item)
+        seen[title] += 1
+        if seen[title] > 1:
+            title = f"{title} #{seen[title]}"
+        found[title] = item
     return found
 
 
-def measure(
-    detector: Detector, samples: FeatureSet, batch_size: int, budget: float = 0.15
-) -> Latency:
-    """Time `detector.score` on batches of the samples with their logits at hand, for about `budget`
-    seconds.
-
-    Logits are part of the forward pass of any classifier, so computing them is not charged to the
-    detector.
-    """
-    last = max(len(samples) - batch_size, 0)
-    batches = [
-        samples.rows(slice(start, start + batch_size))
-        for start in range(0, min(last + 1, 4096), 256)
-    ]
-    batches = [
-        b if b.logits is not None else b._replace(logits=detector.head(b.features)) for b in batches
-    ]
-    count = len(batches[0].features)
-    return Latency.of(batch_size, timed(detector.score, batches, count, budget, fewest=7))
-
-
-def measure_forward(
-    network: Classifier, side: int, batch_size: int, budget: float = 0.5, fewest: int = 3
-) -> Latency:
-    """Time the network's forward pass on images of zeros, (3, side, side) each, where it is, for
-    about `budget` seconds and at least `fewest` calls."""
-    images = torch.zeros(batch_size, 3, side, side, device=device_of(network.model))
-    return Latency.of(batch_size, timed(network, [images], batch_size, budget, fewest))
-
-
-def choose_batch_size(network: Classifier, side: int) -> int:
-    """Images per forward pass: the fastest per image of a few sizes, each tried once after a
-    warm-up. A larger one is not tried where the last was no gain, so that slow networks are not
-    held up."""
-    timings = (measure_forward(network, side, size, budget=0, fewest=2) for size in (8, 32, 128))
-    best = next(timings)
-    for timing in timings:
-        if timing.median > 0.95 * best.median:
-            break
-        best = timing
-    return best.batch_size
-
-
-@torch.inference_mode()
-def timed(
-    call: Callable[[Any], Any], inputs: Sequence[Any], count: int, budget: float, fewest: int
-) -> list[float]:
-    """Seconds per sample of each call on `count` samples, for about `budget` seconds, after one
-    that does not count."""
-
-    def run(number: int) -> float:
-        start = time.perf_counter()
-        output = call(inputs[number % len(inputs)])
-        values = output.features if isinstance(output, Batch) else output
-        if values.device.type != "cpu":  # wait for a device that computes on its own
-            values.flatten()[:1].cpu()
-        return (time.perf_counter() - start) / count
-
-    run(0)
-    found: list[float] = []
-    end = time.perf_counter() + budget
-    while len(found) < fewest or (time.perf_counter() < end and len(found) < 2000):
-        found.append(run(len(found)))
-    return found
+def title_of(detector: Detector) -> str:
+    """The registered name, and the options that are not at their default."""
+    parameters = inspect.signature(type(detector)).parameters
+    changed = []
+    for key, value in detector.options().items():
+        # Members of ensembles and parts of compositions are in the name already.
+        if isinstance(value, (Configured, list)):
+            continue
+        if value != parameters[key].default:
+            changed.append(f"{key}={value}")
+    if not changed:
+        return detector.label
+    return f"{detector.label} ({', '.join(changed)})"

@@ -1,31 +1,38 @@
-"""Results as text: what was found in plain sentences, and tables for the terminal, Markdown and
-LaTeX. Percentages with two decimals; the best in bold, those that cannot be told from it marked
-with a tilde, those fitted on the bank alone with a dagger."""
+"""Results as tables for the terminal, Markdown and LaTeX. Percentages with two decimals; the best
+in bold. Every mark in a table is explained below it, in the same words in every format.
+
+pandas writes none of these tables: its Markdown needs a further package (tabulate) and leaves a "|"
+in a dataset's name as it is, and its LaTeX cannot split a table to the size of a page, nor put the
+best of each column in bold without a Styler that then escapes nothing.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fdbd.bench.rows import ALL, Latency, Row, convention
-from fdbd.metrics import as_percent
+from fdbd.bench.measures import MEASURES, Spread
+from fdbd.bench.rows import Latency, Row, convention
+from fdbd.metrics import Estimate, as_percent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fdbd.bench.table import ResultTable
+    from fdbd.bench.results import Results
 
-SHOWN = ("auroc", "fpr95")  # metrics of a table, where none are named
-TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out"}
-ARROWS = {"auroc": "↑", "fpr95": "↓", "aupr_in": "↑", "aupr_out": "↑"}
 Rows = Iterable[Sequence[str]]
-TIED, BANK = "~", "†"
+
+SHOWN = ("auroc", "fpr95")  # metrics of a table, if none are named
+TIED = "~"
+BANK = "†"
+TUNED = "‡"
+WARNED = "!"
 OURS = "fdbd"  # the detector whose place is told even when it is not the best
-SHORT_CAPTION = 2  # lines of a short caption: the data, and the conventions
-LATEX_SETS, LATEX_ROWS = 3, 42
-"""OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class."""
+
+# OOD sets and detectors per LaTeX table: what fits the text of a page of LaTeX's article class.
+LATEX_SETS = 3
+LATEX_ROWS = 42
 
 
 class Column(NamedTuple):
@@ -48,44 +55,124 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        return max(map(len, [*self.heading.split("\n"), *self.marked("{}")]))
+        """Characters of the widest line."""
+        lines = [*self.heading.split("\n"), *self.marked("{}")]
+        return max(len(line) for line in lines)
 
 
-def datasets(results: ResultTable) -> list[str]:
+def heading_of(metric: str) -> str:
+    """A metric's title with an arrow to the better side.
+
+    >>> heading_of("fpr95")
+    'FPR95 ↓'
+    """
+    arrow = "↓" if MEASURES[metric].smaller_is_better else "↑"
+    return f"{MEASURES[metric].title} {arrow}"
+
+
+def cell_text(value: Estimate) -> str:
+    """Percent; of several runs with their standard deviation.
+
+    >>> cell_text(Spread.from_values([0.5, 0.6]))
+    '55.00 ± 5.00'
+    """
+    if isinstance(value, Spread):
+        return f"{as_percent(value)} ± {as_percent(value.std)}"
+    return as_percent(value)
+
+
+def datasets(results: Results) -> list[str]:
     """Groups and OOD sets in the order of the columns: averages first, since they are looked at
     first."""
     return [*reversed(results.groups), *results.setting.ood]
 
 
-def caption(results: ResultTable) -> list[str]:
-    """Lines that make the table stand alone: data, accuracy, convention, marks, failures."""
+def data_line(results: Results) -> str:
+    """What was scored, and what the detectors were fitted on."""
     setting = results.setting
-    accuracy = (
-        ""
-        if setting.accuracy is None
-        else f", classifier accuracy {as_percent(setting.accuracy)} %"
+    parts = [f"ID {setting.test[0]} ({setting.test[1]:,})"]
+    if setting.accuracy is not None:
+        parts[0] += f", classifier accuracy {as_percent(setting.accuracy)} %"
+    sets = [f"{name} ({count:,})" for name, count in setting.ood.items()]
+    parts.append(f"OOD {', '.join(sets)}")
+    if setting.shifted:
+        sets = [f"{name} ({count:,})" for name, count in setting.shifted.items()]
+        parts.append(f"covariate-shifted ID {', '.join(sets)}")
+    parts.append(f"fitted on {setting.num_train:,} samples")
+    return "; ".join(parts) + "."
+
+
+def collapse_line(results: Results) -> str:
+    """How far the features have collapsed, which the choice of a detector depends on; "" if that is
+    not known."""
+    if results.setting.collapse is None:
+        return ""
+    return (
+        f"Collapse ratio {number_text(results.setting.collapse)}: variance of the training "
+        "features within classes over that between them; 0 is complete neural collapse."
     )
-    sets = ", ".join(f"{name} ({count:,})" for name, count in setting.ood.items())
+
+
+def explanations(results: Results, metrics: Sequence[str] = SHOWN) -> list[str]:
+    """What the numbers and marks of a table mean: the convention, each mark that occurs, each
+    metric that is not known to everyone."""
     lines = [
-        f"ID {setting.test[0]} ({setting.test[1]:,}){accuracy}; OOD {sets}; fitted on {setting.num_train:,} samples.",
-        f"Percent. {convention(setting.positive)}. Bold: best; {TIED}: no significant difference at the 5 % level.",
+        f"Percent. {convention(results.setting.positive)}. Bold: best; {TIED}: no significant "
+        "difference from the best at the 5 % level."
     ]
-    if setting.num_bank is not None and any(row.from_bank for row in results.finished):
+    for metric in metrics:
+        if MEASURES[metric].explanation:
+            lines.append(f"{MEASURES[metric].title}: {MEASURES[metric].explanation}.")
+    if results.setting.runs > 1:
+        lines.append(f"±: standard deviation over {results.setting.runs} runs.")
+    if any(row.from_bank for row in results.finished):
+        lines.append(_bank_line(results))
+    for row in results.finished:
+        if row.tuned:
+            lines.append(f"{TUNED}: {row.name}: tuned on OOD validation data ({row.tuned}).")
+    for row in results.finished:
+        for text in row.warnings:
+            lines.append(f"{WARNED}: {row.name}: {text}.".replace("..", "."))
+    published = results.setting.published
+    if published is not None:
+        note = f"; {published.note}" if published.note else ""
         lines.append(
-            f"{BANK}: fitted, at least in part, on the {setting.num_bank:,} of these samples that are available "
-            "individually; what it learns does not follow from means and covariances."
+            f"Published: {published.source}, {published.date}{note}. In brackets: ours minus "
+            "theirs."
         )
+    return lines
+
+
+def _bank_line(results: Results) -> str:
+    if results.setting.num_bank is None:
+        return f"{BANK}: fitted, at least in part, on a bank of samples alone."
+    return (
+        f"{BANK}: fitted, at least in part, on the {results.setting.num_bank:,} of these samples "
+        "that are available individually; what it learns does not follow from means and "
+        "covariances."
+    )
+
+
+def caption(results: Results, metrics: Sequence[str] = SHOWN) -> list[str]:
+    """Lines that make a table stand alone: data, conventions, marks, times, notes, failures."""
+    lines = [data_line(results), *explanations(results, metrics)]
+    if collapse_line(results):
+        lines.append(collapse_line(results))
     if any(row.latencies for row in results.finished):
-        times = ", ".join(f"{_micro(t)} µs in batches of {t.batch_size}" for t in setting.forward)
-        share = f" (share of the network's forward pass, measured here: {times})" if times else ""
-        lines.append(
-            f"µs per sample of the score stage: median ± the reach of its 95 % interval{share}."
-        )
-    return [
-        *lines,
-        *setting.notes,
-        *(f"{row.name} failed: {row.error}" for row in results.failures),
-    ]
+        lines.append(_latency_line(results))
+    lines += results.setting.notes
+    lines += [f"{row.name} failed: {row.error}" for row in results.failures]
+    return lines
+
+
+def _latency_line(results: Results) -> str:
+    times = []
+    for timing in results.setting.forward:
+        times.append(f"{_microseconds(timing)} µs in batches of {timing.batch_size}")
+    share = ""
+    if times:
+        share = f" (share of the network's forward pass, measured here: {', '.join(times)})"
+    return f"µs per sample of the score stage: median ± the reach of its 95 % interval{share}."
 
 
 def number_text(value: float) -> str:
@@ -97,101 +184,197 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _micro(timing: Latency) -> str:
+def share_text(share: float) -> str:
+    """A share of the forward pass, in words if it is too small for two decimals.
+
+    >>> share_text(0.0312), share_text(0.00002)
+    ('3.12%', 'under 0.01%')
+    """
+    if share < 0.0001:
+        return "under 0.01%"
+    return f"{share:.2%}"
+
+
+def _microseconds(timing: Latency) -> str:
     """Microseconds, with the reach of the interval to its farther side."""
-    reach = max(timing.high - timing.median, timing.median - timing.low)
     text = number_text(timing.median * 1e6)
-    return f"{text} ± {number_text(float(f'{reach * 1e6:.2g}'))}" if math.isfinite(reach) else text
-
-
-def _metric_columns(results: ResultTable, about: str, metrics: Sequence[str]) -> list[Column]:
-    found = []
-    for metric in metrics:
-        marks = results.standing(about, metric)
-        cells = [
-            (as_percent(results.value(row, about, metric)), marks.get(row.name, ""))
-            for row in results.ranked()
-        ]
-        found.append(Column(about, f"{about}\n{TITLES[metric]} {ARROWS[metric]}", cells))
-    return found
-
-
-def _latency_columns(results: ResultTable) -> list[Column]:
-    found = []
-    for size in results.batch_sizes:
-        cells = []
-        for timing in (row.latency(size) for row in results.ranked()):
-            share = None if timing is None else results.setting.share_of_forward(timing)
-            text = "" if timing is None else _micro(timing)
-            cells.append((text if share is None else f"{text} ({share:.2%})", ""))
-        found.append(
-            Column(f"µs per sample at batch {size}", f"µs per sample\nbatch {size}", cells)
-        )
-    return found
+    reach = max(timing.high - timing.median, timing.median - timing.low)
+    if not math.isfinite(reach):
+        return text
+    two_digits = float(f"{reach * 1e6:.2g}")
+    return f"{text} ± {number_text(two_digits)}"
 
 
 def row_name(row: Row) -> str:
-    """The detector's name, with a dagger where it was fitted on the bank."""
-    return f"{row.name} {BANK}" if row.from_bank else row.name
+    """The detector's name with its marks: fitted on the bank, tuned, warned of."""
+    marks = ""
+    if row.from_bank:
+        marks += BANK
+    if row.tuned:
+        marks += TUNED
+    if row.warnings:
+        marks += WARNED
+    return f"{row.name} {marks}" if marks else row.name
+
+
+def metric_columns(results: Results, about: str, metrics: Sequence[str]) -> list[Column]:
+    """The columns of an OOD set, a group or the ID set: one per metric."""
+    found = []
+    for metric in metrics:
+        marks = _standing(results, about, metric)
+        cells = []
+        for row in results.ranked():
+            cells.append((cell_text(results.value(row, about, metric)), marks.get(row.name, "")))
+        found.append(Column(about, f"{about}\n{heading_of(metric)}", cells))
+    return found
+
+
+def _standing(results: Results, about: str, metric: str) -> dict[str, str]:
+    if MEASURES[metric].of_id_alone and about != results.setting.test[0]:
+        raise ValueError(f"{metric} is a metric of {results.setting.test[0]}, not of {about}")
+    return results.standing(about, metric)
+
+
+def published_columns(results: Results, about: str) -> list[Column]:
+    """The published AUROC of a group with the difference from ours; nothing if none is known."""
+    published = results.setting.published
+    if published is None:
+        return []
+    cells = []
+    for row in results.ranked():
+        theirs = published.auroc.get(row.name, {}).get(about)
+        if theirs is None:
+            cells.append(("", ""))
+        else:
+            difference = float(results.value(row, about, "auroc")) - theirs
+            cells.append((f"{as_percent(theirs)} ({100 * difference:+.2f})", ""))
+    if not any(text for text, _ in cells):
+        return []
+    return [Column(about, f"{about}\npublished", cells)]
+
+
+def latency_columns(results: Results) -> list[Column]:
+    """Microseconds per sample, one column per batch size."""
+    found = []
+    for size in results.batch_sizes:
+        cells = []
+        for row in results.ranked():
+            timing = row.latency(size)
+            cells.append(("" if timing is None else _latency_cell(results, timing), ""))
+        title = f"µs per sample at batch {size}"
+        found.append(Column(title, f"µs per sample\nbatch {size}", cells))
+    return found
+
+
+def _latency_cell(results: Results, timing: Latency) -> str:
+    share = results.setting.share_of_forward(timing)
+    text = _microseconds(timing)
+    return text if share is None else f"{text} ({share_text(share)})"
+
+
+def all_columns(results: Results, metrics: Sequence[str]) -> list[Column]:
+    """Every column: averages, the ID set's own metrics, latencies, then each OOD set."""
+    of_ood = [metric for metric in metrics if not MEASURES[metric].of_id_alone]
+    of_id = [metric for metric in metrics if MEASURES[metric].of_id_alone]
+    columns: list[Column] = []
+    for group in reversed(results.groups):
+        columns += metric_columns(results, group, of_ood)
+        columns += published_columns(results, group)
+    columns += metric_columns(results, results.setting.test[0], of_id)
+    columns += latency_columns(results)
+    for name in results.setting.ood:
+        columns += metric_columns(results, name, of_ood)
+    return columns
 
 
 def rich_table(
-    results: ResultTable, metrics: Sequence[str], width: int | None = None, top: int | None = None
+    results: Results, metrics: Sequence[str], width: int | None = None, top: int | None = None
 ) -> Table:
-    """For the terminal, best first: averages, then latencies, then each OOD set, as far as `width`
-    characters go; the caption names what is left out. With `top`: only the first `top` rows and
-    fDBD's, and a short caption."""
+    """For the terminal, best first, as far as `width` characters go; the caption names what is left
+    out. With `top`: only the first `top` rows and fDBD's, and a short caption."""
     from rich.markup import escape
     from rich.table import Table
 
     names = [row_name(row) for row in results.ranked()]
-    longest = max(map(len, ["detector", *names]))
-    columns = [
-        *(
-            column
-            for group in reversed(results.groups)
-            for column in _metric_columns(results, group, metrics)
-        ),
-        *_latency_columns(results),
-        *(
-            column
-            for name in results.setting.ood
-            for column in _metric_columns(results, name, metrics)
-        ),
-    ]
-    ends = itertools.accumulate(column.width + 3 for column in columns)
-    count = (
-        len(columns) if width is None else max(1, sum(end <= width - 4 - longest for end in ends))
+    longest = max(len(name) for name in ["detector", *names])
+    columns = all_columns(results, metrics)
+    count = len(columns)
+    if width is not None:
+        # Two characters of frame and two of padding around the detectors' names.
+        count = max(1, _count_that_fit(columns, width - 4 - longest))
+    shown = columns[:count]
+    kept = _kept_rows(results, top)
+    lines = _table_caption(results, metrics, columns, count, top, len(names) - len(kept))
+    table = Table(
+        title=_table_title(results) or None,
+        caption=escape("\n".join(lines)),
+        caption_justify="left",
     )
-    shown, others = columns[:count], columns[count:]
-    partly = {column.about for column in shown}
-    left_out = dict.fromkeys(
-        column.title if column.about in partly else column.about for column in others
-    )
-    kept = [
-        k for k, row in enumerate(results.ranked()) if top is None or k < top or row.name == OURS
-    ]
-    lines = [f"Left out at this width: {', '.join(left_out)}."] if left_out and top is None else []
-    if len(kept) < len(names):
-        lines.append(
-            f"{len(names) - len(kept)} further detectors are in the report and shown by --all."
-        )
-    lines += caption(results)[: None if top is None else SHORT_CAPTION]
-    titles = [
-        *(f"[bold red]{escape(text)}[/]" for text in results.setting.warnings),
-        escape(results.setting.title),
-    ]
-    title = "\n".join(filter(None, titles))
-    table = Table(title=title or None, caption=escape("\n".join(lines)), caption_justify="left")
     table.add_column("detector", no_wrap=True, min_width=longest)
     for column in shown:
-        table.add_column(
-            escape(column.heading), justify="right", no_wrap=True, min_width=column.width
-        )
-    cells = list(zip(map(escape, names), *(column.marked("[bold]{}[/bold]") for column in shown)))
+        heading = escape(column.heading)
+        table.add_column(heading, justify="right", no_wrap=True, min_width=column.width)
+    cells = [column.marked("[bold]{}[/bold]") for column in shown]
     for number in kept:
-        table.add_row(*cells[number])
+        table.add_row(escape(names[number]), *(column[number] for column in cells))
     return table
+
+
+def _count_that_fit(columns: Sequence[Column], room: int) -> int:
+    """How many of the first columns fit into `room` characters, three of which separate two."""
+    for count, column in enumerate(columns):
+        room -= column.width + 3
+        if room < 0:
+            return count
+    return len(columns)
+
+
+def _kept_rows(results: Results, top: int | None) -> list[int]:
+    """Places of the rows to show: all, or the first `top` and fDBD's."""
+    kept = []
+    for place, row in enumerate(results.ranked()):
+        if top is None or place < top or row.name == OURS:
+            kept.append(place)
+    return kept
+
+
+def _table_caption(
+    results: Results,
+    metrics: Sequence[str],
+    columns: Sequence[Column],
+    count: int,
+    top: int | None,
+    hidden: int,
+) -> list[str]:
+    lines = []
+    if top is None and count < len(columns):
+        lines.append(f"Left out at this width: {', '.join(_left_out(columns, count))}.")
+    if hidden:
+        lines.append(f"{hidden} further detectors are in the report and shown by --all.")
+    if top is None:
+        return lines + caption(results, metrics)
+    lines += [data_line(results), *explanations(results, metrics)]
+    return lines
+
+
+def _left_out(columns: Sequence[Column], count: int) -> list[str]:
+    """Names of the columns from `count` on: whole sets and groups by their name alone."""
+    partly_shown = {column.about for column in columns[:count]}
+    names = []
+    for column in columns[count:]:
+        name = column.title if column.about in partly_shown else column.about
+        if name not in names:
+            names.append(name)
+    return names
+
+
+def _table_title(results: Results) -> str:
+    from rich.markup import escape
+
+    titles = [f"[bold red]{escape(text)}[/]" for text in results.setting.warnings]
+    if results.setting.title:
+        titles.append(escape(results.setting.title))
+    return "\n".join(titles)
 
 
 def markdown_table(
@@ -199,54 +382,104 @@ def markdown_table(
 ) -> str:
     """GitHub's table with bold lines above and lines below; `sides` has "l" or "r" for each
     column."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
-    lines.insert(1, "|" + "|".join("---:" if side == "r" else "---" for side in sides) + "|")
-    below = ["", *(f"{note}  " for note in notes)] if notes else []
-    return "\n".join([*(f"**{title}**\n" for title in titles if title), *lines, *below]) + "\n"
+    lines = []
+    for title in titles:
+        if title:
+            lines.append(f"**{title}**\n")
+    lines.append("| " + " | ".join(columns) + " |")
+    rules = ["---:" if side == "r" else "---" for side in sides]
+    lines.append("|" + "|".join(rules) + "|")
+    for cells in rows:
+        lines.append("| " + " | ".join(cells) + " |")
+    if notes:
+        lines.append("")
+        # Two spaces end a line in Markdown.
+        lines += [f"{note}  " for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def markdown(results: Results, metrics: Sequence[str]) -> str:
+    """GitHub's table, with a caption below."""
+    columns = _in_reading_order(results, metrics)
+    header = ["detector", *(column.title for column in columns)]
+    cells = [column.marked("**{}**") for column in columns]
+    rows = []
+    for place, row in enumerate(results.ranked()):
+        rows.append([row_name(row), *(column[place] for column in cells)])
+    header = [_escape_pipes(text) for text in header]
+    rows = [[_escape_pipes(text) for text in row] for row in rows]
+    titles = (*results.setting.warnings, results.setting.title)
+    sides = "l" + "r" * len(columns)
+    return markdown_table(titles, header, rows, sides, caption(results, metrics))
+
+
+def _in_reading_order(results: Results, metrics: Sequence[str]) -> list[Column]:
+    """Columns where the width does not matter: averages, OOD sets, the ID set, latencies."""
+    of_ood = [metric for metric in metrics if not MEASURES[metric].of_id_alone]
+    of_id = [metric for metric in metrics if MEASURES[metric].of_id_alone]
+    columns: list[Column] = []
+    for name in datasets(results):
+        columns += metric_columns(results, name, of_ood)
+        columns += published_columns(results, name)
+    columns += metric_columns(results, results.setting.test[0], of_id)
+    return columns + latency_columns(results)
+
+
+def _escape_pipes(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def latex_table(caption: str, heading: Rows, body: Rows, sides: str) -> str:
     """A table for the booktabs package; all texts are LaTeX already."""
-    parts = ("\n".join(" & ".join(cells) + r" \\" for cells in part) for part in (heading, body))
-    return LATEX % (caption, sides, *parts)
+    heading_lines = "\n".join(" & ".join(cells) + r" \\" for cells in heading)
+    body_lines = "\n".join(" & ".join(cells) + r" \\" for cells in body)
+    return LATEX % (caption, sides, heading_lines, body_lines)
 
 
-def markdown(results: ResultTable, metrics: Sequence[str]) -> str:
-    """GitHub's table, with a caption below."""
-    shown = [
-        column for name in datasets(results) for column in _metric_columns(results, name, metrics)
-    ]
-    shown += _latency_columns(results)
-    columns = [["detector", *map(row_name, results.ranked())]]
-    columns += [[column.title, *column.marked("**{}**")] for column in shown]
-    first, *others = zip(*([cell.replace("|", "\\|") for cell in column] for column in columns))
-    titles = (*results.setting.warnings, results.setting.title)
-    return markdown_table(titles, first, others, "l" + "r" * len(shown), caption(results))
-
-
-def latex(results: ResultTable, metrics: Sequence[str]) -> str:
+def latex(results: Results, metrics: Sequence[str]) -> str:
     """Tables for the booktabs package, each with few enough columns and rows for a page of text."""
-    names, detectors = datasets(results), [tex(row_name(row)) for row in results.ranked()]
-    about = " ".join([*results.setting.warnings, results.setting.title, *caption(results)])
+    setting = results.setting
+    about = [*setting.warnings, setting.title, *caption(results, metrics)]
+    text = tex(" ".join(about))
+    of_ood = [metric for metric in metrics if not MEASURES[metric].of_id_alone]
+    names = datasets(results)
     tables: list[str] = []
     for first in range(0, len(names), LATEX_SETS):
-        part = names[first : first + LATEX_SETS]
-        shown = [column for name in part for column in _metric_columns(results, name, metrics)]
-        groups = ["", *(rf"\multicolumn{{{len(metrics)}}}{{c}}{{{tex(name)}}}" for name in part)]
-        heading = [
-            "Detector",
-            *(tex(f"{TITLES[metric]}{ARROWS[metric]}") for _ in part for metric in metrics),
-        ]
-        cells = [
-            [text.replace(TIED, r"$\sim$") for text in column.marked(r"\textbf{{{}}}")]
-            for column in shown
-        ]
-        body = list(zip(detectors, *cells))
+        heading, columns = _latex_columns(results, names[first : first + LATEX_SETS], of_ood)
+        body = _latex_body(results, columns)
+        sides = "l" + "r" * len(columns)
         for top in range(0, max(len(body), 1), LATEX_ROWS):
-            text = tex(results.setting.title + ", continued." if tables else about)
-            rows = body[top : top + LATEX_ROWS]
-            tables.append(latex_table(text, [groups, heading], rows, "l" + "r" * len(shown)))
+            tables.append(latex_table(text, heading, body[top : top + LATEX_ROWS], sides))
+            text = tex(setting.title + ", continued.")
     return "\n".join(tables)
+
+
+def _latex_columns(
+    results: Results, names: Sequence[str], metrics: Sequence[str]
+) -> tuple[list[list[str]], list[Column]]:
+    """The two lines of a heading, and the columns below it."""
+    groups = [""]
+    titles = ["Detector"]
+    columns: list[Column] = []
+    for name in names:
+        own = [*metric_columns(results, name, metrics), *published_columns(results, name)]
+        groups.append(rf"\multicolumn{{{len(own)}}}{{c}}{{{tex(name)}}}")
+        for column in own:
+            title = column.heading.split("\n")[1]
+            titles.append(tex(title.replace(" ↑", "↑").replace(" ↓", "↓")))
+        columns += own
+    return [groups, titles], columns
+
+
+def _latex_body(results: Results, columns: Sequence[Column]) -> list[list[str]]:
+    cells = []
+    for column in columns:
+        texts = column.marked(r"\textbf{{{}}}")
+        cells.append([text.replace(TIED, r"$\sim$").replace("±", r"$\pm$") for text in texts])
+    rows = []
+    for place, row in enumerate(results.ranked()):
+        rows.append([tex(row_name(row)), *(column[place] for column in cells)])
+    return rows
 
 
 LATEX = r"""\begin{table}
@@ -261,119 +494,28 @@ LATEX = r"""\begin{table}
 \end{tabular}
 \end{table}
 """
-TEX = str.maketrans(
-    {
-        **{character: "\\" + character for character in "&%$#_{}"},
-        **{
-            "\\": r"\textbackslash{}",
-            "^": r"\textasciicircum{}",
-            "~": r"$\sim$",
-            "µ": r"$\mu$",
-            "†": r"$\dagger$",
-        },
-        **{
-            "±": r"$\pm$",
-            "×": r"$\times$",
-            "↑": r"$\uparrow$",
-            "↓": r"$\downarrow$",
-            "−": "$-$",
-            "μ": r"$\mu$",
-        },
-        **{"σ": r"$\sigma$", "≤": r"$\leq$", "≥": r"$\geq$", "‖": r"$\|$"},
-    }
-)
+_TEX_SYMBOLS = {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"$\sim$",
+    "µ": r"$\mu$",
+    "μ": r"$\mu$",
+    "σ": r"$\sigma$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "−": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "‖": r"$\|$",
+}
+_TEX_ESCAPED = {character: "\\" + character for character in "&%$#_{}"}
+TEX = str.maketrans({**_TEX_ESCAPED, **_TEX_SYMBOLS})
 
 
 def tex(text: str) -> str:
     """Text with the characters escaped that LaTeX reads as commands or does not have."""
     return text.translate(TEX)
-
-
-class Sentence(NamedTuple):
-    """What it is about, to be printed in bold, and the rest."""
-
-    subject: str
-    rest: str
-
-
-def verdict(results: ResultTable) -> list[Sentence]:
-    """The best detector, its margin, where fDBD stands, and the cost of both."""
-    if not results.finished:
-        return [Sentence("No detector gave a result", "; the reasons are below.")]
-    ranked, column = results.ranked(), results.main_column
-    values = [results.value(row, column, "auroc") for row in ranked]
-    best, over = (
-        values[0],
-        f"on average over {len(results.setting.ood)} OOD sets" if column == ALL else f"on {column}",
-    )
-    found = [
-        Sentence(
-            ranked[0].name,
-            f" separates ID from OOD best: AUROC {as_percent(best)} % {over} "
-            f"(95 % interval {as_percent(best.low)} to {as_percent(best.high)}). Given one ID and one OOD sample, it "
-            f"ranks the ID sample higher about {round(100 * best)} times in 100.",
-        )
-    ]
-    behind = [f"{100 * (best - value):.2f} points behind" for value in values]
-    if len(ranked) > 1:
-        tied = [name for name, mark in results.standing(column, "auroc").items() if mark == "tied"]
-        count = (
-            "count the two as equal"
-            if len(tied) == 1
-            else f"{len(tied)} detectors tie with the best"
-        )
-        chance = f"which these samples cannot tell from chance: {count}"
-        sure = chance if ranked[1].name in tied else "more than chance explains"
-        found.append(Sentence(ranked[1].name, f" is next, {behind[1]}, {sure}."))
-    place = next((number for number, row in enumerate(ranked) if row.name == OURS), 0)
-    if place:
-        where = f" is {_ordinal(place + 1)} of {len(ranked)} with {as_percent(values[place])} %"
-        found.append(Sentence(OURS, f"{where}, {behind[place]} the best."))
-    return found + _cost(results, [ranked[place], *ranked[: min(place, 1)]])
-
-
-def _cost(results: ResultTable, rows: list[Row]) -> list[Sentence]:
-    """Microseconds of the score stage at the largest batch size; nothing where none was timed."""
-    timed = [
-        (row.name, max(row.latencies, key=lambda timing: timing.batch_size))
-        for row in rows
-        if row.latencies
-    ]
-    if not timed:
-        return []
-    (name, timing), *others = timed
-    share = results.setting.share_of_forward(timing)
-    of_forward = "" if share is None else f", {share:.2%} of the network's forward pass"
-    cost, *costs = (f"{number_text(each.median * 1e6)} µs" for _, each in timed)
-    against = "".join(f"; {other} {text}" for (other, _), text in zip(others, costs))
-    rest = f" costs {cost} per sample in batches of {timing.batch_size}{of_forward}{against}."
-    return [Sentence(name, rest)]
-
-
-def facts(results: ResultTable) -> list[tuple[str, str, str]]:
-    """(what, number, remark) of the setting, as plain text."""
-    setting, failed = results.setting, len(results.failures)
-    accuracy = () if setting.accuracy is None else (f"{as_percent(setting.accuracy)} %",)
-    head = f"{setting.num_classes:,} classes, {setting.num_features:,} features"
-    return [
-        *(("Classifier accuracy", text, "on ID test") for text in accuracy),
-        ("ID test", f"{setting.test[1]:,}", setting.test[0]),
-        (
-            "OOD",
-            f"{sum(setting.ood.values()):,}",
-            f"{len(setting.ood)} set{'s' if len(setting.ood) != 1 else ''}",
-        ),
-        ("Fitted on", f"{setting.num_train:,}", head),
-        (
-            "Detectors",
-            f"{len(results.finished)}",
-            f"{failed} could not run" if failed else "all ran",
-        ),
-    ]
-
-
-def _ordinal(number: int) -> str:
-    last = (
-        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    )
-    return f"{number}{last}"

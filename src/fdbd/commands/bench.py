@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,25 +18,35 @@ from fdbd.commands import options
 from fdbd.commands.options import JSON, answer, arg, opt, print_table
 
 if TYPE_CHECKING:
-    from fdbd.bench import Results
+    from fdbd.bench import Benchmark, Config, Results
+    from fdbd.bench.merging import DetectorComparison
+    from fdbd.detectors import Detector
 
-WRITERS = {
-    "html": "to_html",
-    "json": "to_json",
-    "csv": "to_csv",
-    "md": "to_markdown",
-    "tex": "to_latex",
-}
-"""Methods of `Results` by format."""
+FORMATS = ("html", "json", "csv", "md", "tex")
 Positive = Enum("Positive", {"id": "id", "ood": "ood"}, type=str)
+TOP = 5  # detectors that are shown without --all
+
+
+class CompareMetric(str, Enum):
+    """What `fdbd compare` compares."""
+
+    auroc = "auroc"
+    joint_auroc = "joint_auroc"
+    full_auroc = "full_auroc"
+    aurc = "aurc"
+    augrc = "augrc"
 
 
 def bench(
-    config: Path | None = arg(
-        None, "A .toml file; left out, the features in the package are used."
+    config: str | None = arg(
+        None,
+        "A .toml file; openood:cifar10, openood:cifar100, openood:imagenet200 or openood:imagenet; "
+        "or a folder that --share wrote. Left out, the features in the package are used.",
     ),
-    model: str = opt(
-        "imagenet-resnet50", "Which of the package's models, where there is no config."
+    model: str | None = opt(
+        None,
+        "Without a config: which of the package's models (default: imagenet-resnet50). With "
+        "openood:imagenet: resnet50, vit_b_16 or swin_t.",
     ),
     detectors: str | None = opt(
         None, "Comma-separated: fdbd, knn, react+energy, package.module:Class; default: all."
@@ -43,11 +54,28 @@ def bench(
     positive: Positive | None = opt(
         None, "FPR convention: id (the paper's, default) or ood (OpenOOD's)."
     ),
+    metrics: str = opt(
+        "auroc,fpr95",
+        "Metrics of the table, comma-separated: auroc, fpr95, aupr_in, aupr_out; with labels also "
+        "joint_auroc, joint_fpr95, aurc, augrc, accuracy90, accuracy80, id_aurc; with "
+        "covariate-shifted sets full_auroc, full_fpr95.",
+    ),
+    seeds: str | None = opt(
+        None, "Numbers of the config's checkpoints, comma-separated; default: all of its seeds."
+    ),
+    tune: bool = opt(
+        False,
+        "Choose options from the config's grids on its OOD validation set, and mark these rows.",
+        "--tune",
+    ),
     out: Path = opt(Path("."), "Folder for report.html and results.json."),
     formats: str = opt(
         "html,json", "Files to write: any of html,json,csv,md,tex, comma-separated.", "--format"
     ),
-    latency: bool = opt(True, "Time the score stage of each detector."),
+    share: Path | None = opt(
+        None, "Write features, head and a card there, for others to run their own detectors on."
+    ),
+    latency: bool = opt(True, "Time the score stage of each detector.", "--latency/--no-latency"),
     device: str = options.DEVICE,
     autocast: bool = options.AUTOCAST,
     trust_model: bool = options.TRUST_MODEL,
@@ -63,61 +91,54 @@ def bench(
     config is checked as a whole before any work. `fdbd compare` compares two results.json.
 
     Examples: `fdbd bench`, `fdbd bench --detectors fdbd,knn,vim`, `fdbd bench --init my.toml`,
-    `fdbd bench my.toml`
+    `fdbd bench my.toml`, `fdbd bench openood:cifar10 --tune`,
+    `fdbd bench my.toml --share features`, `fdbd bench features`
     """
     if init is not None:
-        from fdbd.bench.config import EXAMPLE
-        from fdbd.util.files import write_text
-
-        if init.suffix != ".toml":
-            raise ValueError(f"--init writes TOML, but {str(init)!r} does not end in .toml")
-        if init.exists():
-            raise FileExistsError(f"{str(init)!r} exists already; choose another name or remove it")
-        write_text(init, EXAMPLE.read_text(encoding="utf-8"))
-        typer.echo(f"wrote {init}; run: fdbd bench {init}")
+        _write_example(init)
         return
-    suffixes, started = _names(formats), time.perf_counter()
-    for name in suffixes:
-        if name not in WRITERS:
-            raise ValueError(f"--format has {name!r}, expected any of {', '.join(WRITERS)}")
-    from fdbd.bench import Config, benchmark_of, load_bundle
-    from fdbd.bench.config import detectors_from
-
+    started = time.perf_counter()
+    suffixes = _checked_names(formats, FORMATS, "--format")
+    shown = _checked_metrics(metrics)
+    numbers = _seed_numbers(seeds)
     # Everything that can be wrong is looked at before the network runs.
-    described = None if config is None else Config.from_file(config)
-    named = None if detectors is None else _names(detectors)
-    specs = named or (None if described is None else described.detectors)
-    chosen = None if specs is None else detectors_from(specs, trust=trust_model or bool(named))
-    if described is None:
-        benchmark = load_bundle(model)
-    else:
-        import torch
-
-        precision = torch.bfloat16 if autocast else None
-        benchmark = benchmark_of(described, device=device, trust=trust_model, autocast=precision)
-    if positive is not None:
-        benchmark.positive = "id" if positive is Positive.id else "ood"
-    options.note(
-        f"{benchmark.title or 'comparing'}: each detector is fitted, scores {len(benchmark.test):,} ID and "
-        f"{sum(map(len, benchmark.ood)):,} OOD samples, and is timed"
-    )
-    results = benchmark.run(chosen, latency=latency)
-    out.mkdir(parents=True, exist_ok=True)
-    written = [
-        out / ("report.html" if suffix == "html" else f"results.{suffix}") for suffix in suffixes
-    ]
-    for suffix, path in zip(suffixes, written):
-        getattr(results, WRITERS[suffix])(path)
+    described = _config_of(config, model)
+    chosen = _detectors_of(detectors, described, trust_model)
+    benchmarks = _Benchmarks(config, described, model, numbers, device, trust_model, autocast)
+    benchmarks.check()
+    runs = []
+    for number, benchmark in enumerate(benchmarks):
+        if positive is not None:
+            benchmark.positive = "id" if positive is Positive.id else "ood"
+        if share is not None:
+            _share(benchmark, share, number, len(benchmarks))
+        _announce(benchmark)
+        runs.append(benchmark.run(chosen, latency=latency, tuned=tune))
+    results = _together(runs, described, numbers)
+    written = _write(results, out, suffixes)
     if as_json:
         typer.echo(json.dumps(results.to_dict()))
+        for warning in results.setting.warnings:
+            options.note(warning)
     else:
-        _show(results, written, time.perf_counter() - started, show_all)
-    for warning in benchmark.warnings if as_json else ():
-        options.note(warning)
+        _show(results, shown, written, time.perf_counter() - started, show_all)
     for row in results.failures:
         options.note(f"{row.name} failed: {row.error}")
     if results.failures and not results.finished:
         raise typer.Exit(1)
+
+
+def _write_example(path: Path) -> None:
+    """The example config, in a file of the user's choice."""
+    from fdbd.bench.config import EXAMPLE
+    from fdbd.util.files import write_text
+
+    if path.suffix != ".toml":
+        raise ValueError(f"--init writes TOML, but {str(path)!r} does not end in .toml")
+    if path.exists():
+        raise FileExistsError(f"{str(path)!r} exists already; choose another name or remove it")
+    write_text(path, EXAMPLE.read_text(encoding="utf-8"))
+    typer.echo(f"wrote {path}; run: fdbd bench {path}")
 
 
 def _names(text: str) -> list[str]:
@@ -125,10 +146,185 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _show(results: Results, written: list[Path], seconds: float, show_all: bool) -> None:
-    """What matters first, in a few lines; then the table."""
-    from fdbd.bench.text import verdict
+def _checked_names(text: str, known: Sequence[str], option: str) -> list[str]:
+    names = _names(text)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option} has {name!r}, expected any of {', '.join(known)}")
+    return names
 
+
+def _checked_metrics(text: str) -> list[str]:
+    from fdbd.bench.measures import MEASURES
+
+    names = _checked_names(text, list(MEASURES), "--metrics")
+    if not names:
+        raise ValueError("--metrics is empty, expected names such as auroc,fpr95")
+    return names
+
+
+def _seed_numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(number) for number in _names(text)]
+    except ValueError:
+        raise ValueError(f"--seeds is {text!r}, expected numbers such as 0,1,2") from None
+
+
+def _config_of(name: str | None, model: str | None) -> Config | None:
+    """The config that was named; None for the features in the package, or in a shared folder."""
+    from fdbd.bench import Config
+    from fdbd.bench.openood import PREFIX, protocol
+
+    if name is None or Path(name).is_dir():
+        return None
+    if name.startswith(PREFIX):
+        return protocol(name, model)
+    if model is not None:
+        raise ValueError("--model is for the features in the package; a config names its own model")
+    return Config.from_file(name)
+
+
+def _detectors_of(
+    text: str | None, described: Config | None, trust: bool
+) -> Mapping[str, Detector] | None:
+    """The detectors that were named, or those of the config; None: all."""
+    from fdbd.bench.config import detectors_from
+
+    if text is not None:
+        return detectors_from(_names(text), trust=True)
+    if described is None or described.detectors is None:
+        return None
+    return detectors_from(described.detectors, trust=trust)
+
+
+class _Benchmarks:
+    """The benchmarks of a run: one, or one per seed. Each is made when it is asked for, so that
+    only one is in memory."""
+
+    def __init__(
+        self,
+        name: str | None,
+        described: Config | None,
+        model: str | None,
+        seeds: list[int] | None,
+        device: str,
+        trust: bool,
+        autocast: bool,
+    ) -> None:
+        self.name = name
+        self.described = described
+        self.model = model
+        self.device = device
+        self.trust = trust
+        self.autocast = autocast
+        self.configs = self._configs(seeds)
+
+    def _configs(self, seeds: list[int] | None) -> list[Config]:
+        if self.described is None or not self.described.seeds:
+            if seeds is not None:
+                raise ValueError("--seeds takes a config whose 'checkpoint' has {seed} in its path")
+            return [] if self.described is None else [self.described]
+        numbers = list(self.described.seeds) if seeds is None else seeds
+        if not numbers:
+            raise ValueError("--seeds is empty, expected numbers such as 0,1,2")
+        return [self.described.for_seed(number) for number in numbers]
+
+    def check(self) -> None:
+        """A ValueError if files of the protocol are missing; a line for each of them first."""
+        from fdbd.bench.openood import missing_files
+
+        if self.described is None or not self.described.sources:
+            return
+        missing = missing_files(self.configs)
+        for line in missing:
+            options.note(f"missing: {line}")
+        if missing:
+            raise ValueError(
+                f"{len(missing)} files of {self.name} are missing (above); docs/openood.md says "
+                "how to get them, and FDBD_DATA names the folder that holds them"
+            )
+
+    def __len__(self) -> int:
+        return max(1, len(self.configs))
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        import torch
+
+        from fdbd.bench import benchmark_of, load_bundle
+        from fdbd.bench.sharing import load_shared
+
+        if self.described is None:
+            if self.name is not None:
+                yield load_shared(Path(self.name))
+            else:
+                yield load_bundle() if self.model is None else load_bundle(self.model)
+            return
+        precision = torch.bfloat16 if self.autocast else None
+        for config in self.configs:
+            yield benchmark_of(config, device=self.device, trust=self.trust, autocast=precision)
+
+
+def _announce(benchmark: Benchmark) -> None:
+    outside = sum(len(samples) for samples in benchmark.ood)
+    options.note(
+        f"{benchmark.title or 'comparing'}: each detector is fitted, scores "
+        f"{len(benchmark.test):,} ID and {outside:,} OOD samples, and is timed"
+    )
+
+
+def _share(benchmark: Benchmark, folder: Path, number: int, count: int) -> None:
+    """Write the features for others; of several runs, each in a folder of its own."""
+    from fdbd.bench.sharing import share
+
+    target = folder if count == 1 else folder / f"run{number}"
+    share(benchmark, target)
+    options.note(f"features, head and card are in {target}; `fdbd bench {target}` reads them")
+
+
+def _together(
+    runs: Sequence[Results], described: Config | None, seeds: list[int] | None
+) -> Results:
+    """One table of all runs; published numbers stand beside it only if all seeds ran."""
+    from dataclasses import replace
+
+    from fdbd.bench import Results
+
+    results = runs[0] if len(runs) == 1 else Results.merge(runs)
+    if described is not None and seeds is not None and set(seeds) != set(described.seeds):
+        results.setting = replace(results.setting, published=None)
+    return results
+
+
+def _write(results: Results, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files that were asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suffix in suffixes:
+        path = folder / ("report.html" if suffix == "html" else f"results.{suffix}")
+        if suffix == "html":
+            results.to_html(path)
+        elif suffix == "json":
+            results.to_json(path)
+        elif suffix == "csv":
+            results.to_csv(path)
+        elif suffix == "md":
+            results.to_markdown(path)
+        else:
+            results.to_latex(path)
+        written.append(path)
+    return written
+
+
+def _show(
+    results: Results, metrics: Sequence[str], written: list[Path], seconds: float, show_all: bool
+) -> None:
+    """What matters first, in a few lines; then the table."""
+    from fdbd.bench.text import collapse_line
+    from fdbd.bench.verdict import verdict
+
+    _check_available(results, metrics)
     console = Console(highlight=False)
     for warning in results.setting.warnings:
         console.print(f"[bold red]{escape(warning)}[/]")
@@ -136,73 +332,103 @@ def _show(results: Results, written: list[Path], seconds: float, show_all: bool)
         console.print(f"[italic]{escape(results.setting.title)}[/]")
     for sentence in verdict(results):
         console.print(f"[bold]{escape(sentence.subject)}[/]{escape(sentence.rest)}")
-    files = ", ".join(map(str, written))
-    console.print(
-        f"[bold]Written[/] {escape(files)} in {seconds:.0f} s."
-        if written
-        else f"[dim]{seconds:.0f} s[/]"
-    )
-    table = results.table(width=console.width, top=None if show_all else 5)
-    table.title = None  # stands above
+    if collapse_line(results):
+        console.print(escape(collapse_line(results)))
+    if written:
+        files = ", ".join(str(path) for path in written)
+        console.print(f"[bold]Written[/] {escape(files)} in {seconds:.0f} s.")
+    else:
+        console.print(f"[dim]{seconds:.0f} s[/]")
+    table = results.table(metrics, width=console.width, top=None if show_all else TOP)
+    # It stands above.
+    table.title = None
     console.print(table)
+
+
+def _check_available(results: Results, metrics: Sequence[str]) -> None:
+    known = [*results.metrics, *results.id_metrics]
+    for metric in metrics:
+        if metric not in known and results.finished:
+            raise ValueError(
+                f"--metrics has {metric!r}, which takes labels of the ID samples or shifted sets "
+                f"that are not here; there are {', '.join(known)}"
+            )
 
 
 def compare(
     first: Path = arg(..., "A results.json of fdbd bench."),
     second: Path = arg(..., "Another."),
+    metric: CompareMetric = opt(CompareMetric.auroc, "What to compare."),
     as_json: bool = JSON,
 ) -> None:
-    """Compare two results: AUROC of each detector in both, over the OOD sets that both have, and
-    whether they differ.
+    """Compare two results: each detector in both, over the OOD sets that both have, and whether
+    they differ.
 
-    Where both files hold the scores of the same samples, the test is paired: two models on the same
+    If both files hold the scores of the same samples, the test is paired: two models on the same
     images, or two versions of one. Otherwise the results count as independent, and smaller
-    differences go unnoticed.
+    differences go unnoticed. AUROC does not depend on the FPR convention, which may differ.
 
     Example: `fdbd compare before/results.json after/results.json`
     """
     from fdbd.bench import Results
-    from fdbd.bench.table import compare_results
-    from fdbd.metrics import as_percent
+    from fdbd.bench.measures import MEASURES
+    from fdbd.bench.merging import compare_results
 
-    sets, found = compare_results(Results.from_json(first), Results.from_json(second))
+    results = [Results.from_json(first), Results.from_json(second)]
+    for path, each in zip((first, second), results):
+        if metric.value not in each.metrics:
+            raise ValueError(f"{str(path)!r} has no {MEASURES[metric.value].title}")
+    sets, found = compare_results(results[0], results[1], metric.value)
     if as_json:
-        lines = [
-            {
-                "detector": each.detector,
-                "first": each.first.to_dict(),
-                "second": each.second.to_dict(),
-            }
-            | {
-                **each.comparison._asdict(),
-                "paired": each.paired,
-                "verdict": each.comparison.verdict(),
-            }
-            for each in found
-        ]
-        answer({"ood": sets, "detectors": lines}, as_json)
+        answer({"ood": sets, "detectors": [_as_dict(each) for each in found]}, as_json)
         return
-    paired = sum(each.paired for each in found)
-    how = {0: "as independent results", len(found): "paired: the samples are the same"}
-    rows = []
-    for each in found:
-        difference, error, p_value = each.comparison
-        points = f"{round(100 * difference, 2) + 0.0:+.2f} ± {100 * error:.2f}"
-        verdict = each.comparison.verdict().replace("undecided", "not told apart")
-        rows.append(
-            [
-                each.detector,
-                as_percent(each.first),
-                as_percent(each.second),
-                points,
-                f"{p_value:.2g}",
-                verdict,
-            ]
-        )
+    num_paired = sum(each.paired for each in found)
+    if num_paired == len(found):
+        how = "paired: the samples are the same"
+    elif num_paired == 0:
+        how = "as independent results"
+    else:
+        how = f"{num_paired} of {len(found)} paired"
     print_table(
         ["detector", "first", "second", "difference", "p", "second is"],
-        rows,
+        [_comparison_cells(each) for each in found],
         right=["first", "second", "difference", "p"],
-        caption=f"Mean AUROC in percent over {', '.join(sets)}; difference of the second from the first ± its "
-        f"standard error; verdict at the 5 % level, {how.get(paired, f'{paired} of {len(found)} paired')}.",
+        caption=(
+            f"Mean {MEASURES[metric.value].title} in percent over {', '.join(sets)}; difference of "
+            "the second from the first ± its standard error; verdict at the 5 % level, "
+            f"{how}."
+        ),
     )
+
+
+def _as_dict(each: DetectorComparison) -> dict[str, object]:
+    comparison = each.comparison
+    return {
+        "detector": each.detector,
+        "first": each.first.to_dict(),
+        "second": each.second.to_dict(),
+        "difference": comparison.difference,
+        "standard_error": comparison.standard_error,
+        "p_value": comparison.p_value,
+        "paired": each.paired,
+        "verdict": comparison.verdict(),
+    }
+
+
+def _comparison_cells(each: DetectorComparison) -> list[str]:
+    from fdbd.metrics import as_percent
+
+    difference = each.comparison.difference
+    # No minus sign before a zero.
+    points = round(100 * difference, 2) + 0.0
+    verdict: str = each.comparison.verdict()
+    if verdict == "undecided":
+        verdict = "not told apart"
+    return [
+        each.detector,
+        as_percent(each.first),
+        as_percent(each.second),
+        f"{points:+.2f} ± {100 * each.comparison.standard_error:.2f}",
+        f"{each.comparison.p_value:.2g}",
+        verdict,
+    ]

@@ -109,7 +109,8 @@ def fpr_interval(
         """Beta numbers, drawn freely or at the quantiles `uniform`."""
         if uniform is None:
             return rng.beta(a, b)
-        return betaincinv(a, b, uniform)
+        quantiles: Floats = betaincinv(a, b, uniform)
+        return quantiles
 
     below = None
     uppers = []

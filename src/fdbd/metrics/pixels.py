@@ -104,8 +104,8 @@ def _checked_pairs(
         mask = np.asarray(truth_map)
         if score.ndim != 2 or score.shape != mask.shape:
             raise ValueError(
-                f"image {number} has scores {score.shape} and truth {mask.shape}, expected two maps "
-                "(H, W) of one shape"
+                f"image {number} has scores {score.shape} and truth {mask.shape}, expected two "
+                "maps (H, W) of one shape"
             )
         if not np.isin(mask, (ID, OOD, IGNORED)).all():
             raise ValueError(f"the truth of image {number} holds other values than 0, 1 and 255")
@@ -117,8 +117,8 @@ def _checked_pairs(
 def _image_intervals(
     inside: Sequence[Floats], outside: Sequence[Floats], confidence: float, draws: int, seed: int
 ) -> tuple[Floats, Floats]:
-    """Limits of AUROC, FPR95 and AP from `draws` draws of images, on binned scores: a draw is then a
-    sum of histograms, however many pixels there are."""
+    """Limits of AUROC, FPR95 and AP from `draws` draws of images, on binned scores: a draw is then
+    a sum of histograms, however many pixels there are."""
     pooled = np.concatenate([*inside, *outside])
     edges = np.unique(np.quantile(pooled, np.linspace(0, 1, BOOTSTRAP_BINS + 1)[1:-1]))
     bins = len(edges) + 1
@@ -166,13 +166,13 @@ def evaluate_components(
     """sIoU, PPV and F1* of connected components, by the definitions of SegmentMeIfYouCan (Chan et
     al., 2021).
 
-    With K(k̂) the true components that a predicted component k̂ touches, K̂(k) the predicted ones that
-    a true component k touches, and A(k) the pixels of the true components other than k:
+    With K(k̂) the true components that a predicted component k̂ touches, K̂(k) the predicted ones
+    that a true component k touches, and A(k) the pixels of the true components other than k:
 
         sIoU(k) = |k ∩ K̂(k)| / |(k ∪ K̂(k)) \\ A(k)|        PPV(k̂) = |k̂ ∩ K(k̂)| / |k̂|
 
-    At a threshold τ, k is found if sIoU(k) > τ and k̂ is a false alarm if PPV(k̂) ≤ τ; F1* is the mean
-    of F1 = 2 TP / (2 TP + FN + FP) over τ = 0.25, 0.30, …, 0.75. Components are 8-connected.
+    At a threshold τ, k is found if sIoU(k) > τ and k̂ is a false alarm if PPV(k̂) ≤ τ; F1* is the
+    mean of F1 = 2 TP / (2 TP + FN + FP) over τ = 0.25, 0.30, …, 0.75. Components are 8-connected.
 
     Args:
         flagged: maps (H, W) of booleans, True where a pixel is called OOD.

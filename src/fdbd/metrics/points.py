@@ -65,7 +65,8 @@ def as_scores(values: ArrayLike, name: str) -> Floats:
     missing = np.isnan(scores)
     if missing.any():
         raise ValueError(
-            f"{name} holds {missing.sum()} NaN of {len(scores)}, the first at index {missing.argmax()}"
+            f"{name} holds {missing.sum()} NaN of {len(scores)}, the first at index "
+            f"{missing.argmax()}"
         )
     return scores
 

@@ -70,7 +70,7 @@ class Levels(NamedTuple):
         distinct, inverse = np.unique(-decisions.scores, return_inverse=True)
         counts = np.bincount(inverse, minlength=len(distinct)).astype(np.float64)
         failures = np.bincount(inverse, weights=decisions.failed, minlength=len(distinct))
-        return cls(inverse, counts, failures)
+        return cls(inverse, counts, failures.astype(np.float64))
 
 
 def risk_coverage(
@@ -125,8 +125,8 @@ def augrc(
     *,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Area under the generalised risk-coverage curve (Traub et al., 2024): the mean probability that
-    a sample is accepted and a failure; smaller is better.
+    """Area under the generalised risk-coverage curve (Traub et al., 2024): the mean probability
+    that a sample is accepted and a failure; smaller is better.
 
     It equals (1 − AUROC_f)·a·(1 − a) + (1 − a)²/2, a the share of samples that are no failures and
     AUROC_f that of failures against the others. Unlike AURC it gives each failure the same weight,
@@ -260,7 +260,8 @@ def _by_side(influence: Floats, num_id: int) -> Influences:
 
 
 def total_of(influences: Influences) -> float:
-    """The measure itself, from the influences that `aurc_influences` and `augrc_influences` give."""
+    """The measure itself, from the influences that `aurc_influences` and `augrc_influences`
+    give."""
     value = influences.of_id.mean()
     if len(influences.of_ood):
         value = value + influences.of_ood.mean()

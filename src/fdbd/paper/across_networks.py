@@ -193,7 +193,7 @@ def regularization_gain(finding: Finding, settings: ModelSettings) -> None:
         rows.append([model.title, *sizes, before, after, as_percent(part["gain"]), *causes])
         finding.decide(
             f"The regularisation raises the average AUROC ({model.title})",
-            Comparison.of(part["gain"], part["error"]),
+            Comparison.from_difference(part["gain"], part["error"]),
             f"AUROC {before} without, {after} with.",
         )
     finding.table(
@@ -339,7 +339,7 @@ def domain_shift(finding: Finding, settings: DomainShift) -> None:
     finding.decide(
         f"It falls slightly: at most {settings.slight:g} points from clean to the strongest "
         "corruption",
-        Comparison.of(settings.slight / 100 - fall.difference, fall.standard_error),
+        Comparison.from_difference(settings.slight / 100 - fall.difference, fall.standard_error),
         f"{100 * fall.difference:.2f} points.",
     )
     finding.data = {"rows": found}

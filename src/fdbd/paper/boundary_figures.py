@@ -182,7 +182,7 @@ def _decide_separation_within_levels(
     values = f"{as_percent(within)} within levels, {as_percent(overall)} over all"
     finding.decide(
         f"{part['name']} is better told from ID among samples of equal deviation",
-        Comparison.of(within - overall, error_over_all),
+        Comparison.from_difference(within - overall, error_over_all),
         f"AUROC of the average distance {values}.",
     )
 
@@ -375,7 +375,8 @@ def _results_of_nearest(model: EvaluatedModel, ks: list[int]) -> Results:
             scores_of_sets[samples.name] = values
     rows = []
     for k, scores_of_sets in zip(ks, scores_of_k):
-        rows.append(Row.of(f"k = {k}", scores_of_sets, benchmark.positive))
+        id_scores = scores_of_sets.pop(benchmark.test.name)
+        rows.append(Row.from_scores(f"k = {k}", id_scores, scores_of_sets, benchmark.positive))
     return Results(benchmark.setting(), rows)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdbd import geometry
-from fdbd.bench.runner import timed
+from fdbd.bench.timing import timed
 from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import Guard
 from fdbd.detectors import KNN, MDS, MSP, ODIN, SSD, Detector, Energy, ViM

@@ -213,9 +213,9 @@ def levels(results: Results, first: str, second: str, title: str) -> Statement:
         f"FPR95 above ({title})"
     )
     auroc = results.compare(first, second)
-    above_margin = Comparison.of(auroc.difference + LEVEL, auroc.standard_error)
+    above_margin = Comparison.from_difference(auroc.difference + LEVEL, auroc.standard_error)
     fpr = fpr_difference(results, second, first)
-    below_margin = Comparison.of(fpr.difference + LEVEL, fpr.standard_error)
+    below_margin = Comparison.from_difference(fpr.difference + LEVEL, fpr.standard_error)
     text = _both_metrics(results, first, second)
     return Statement.from_outcome(statement, [above_margin, below_margin], text)
 
@@ -236,7 +236,7 @@ def fpr_difference(results: Results, first: str, second: str, seed: int = 0) -> 
             rates = [fpr_at_tpr(a[of_id], b[of_ood]) for a, b in zip(inside, outside)]
             differences[number] += (rates[0] - rates[1]) / len(results.setting.ood)
     measured = float(average(results, first, "fpr95")) - float(average(results, second, "fpr95"))
-    return Comparison.of(measured, float(differences.std(ddof=1)))
+    return Comparison.from_difference(measured, float(differences.std(ddof=1)))
 
 
 def _both_metrics(results: Results, first: str, second: str) -> str:

@@ -155,13 +155,13 @@ def difference(first: Estimate, second: Estimate) -> Comparison:
     """First minus second, of estimates on different samples: the errors are those of their 95 %
     intervals."""
     width_of_both = math.hypot(first.high - first.low, second.high - second.low)
-    return Comparison.of(float(first) - float(second), width_of_both / (2 * 1.96))
+    return Comparison.from_difference(float(first) - float(second), width_of_both / (2 * 1.96))
 
 
 def difference_of_means(first: Floats, second: Floats) -> Comparison:
     """Mean of the first sample minus mean of the second (Welch's test, normal approximation)."""
     variance = first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second)
-    return Comparison.of(float(first.mean() - second.mean()), math.sqrt(variance))
+    return Comparison.from_difference(float(first.mean() - second.mean()), math.sqrt(variance))
 
 
 @dataclass

@@ -61,8 +61,9 @@ def image_results(
             parts = [guard.score(batch).cpu() for batch in _batches(pictures, model)]
             scores[set_name] = torch.cat(parts)
         extra = _extra_seconds(guard, images[whole.test.name], model)
-        row = Row.of(
+        row = Row.from_scores(
             name,
+            scores.pop(whole.test.name),
             scores,
             whole.positive,
             paper=str(guard.detector.paper),

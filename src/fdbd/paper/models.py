@@ -21,7 +21,8 @@ from fdbd.bench import (
     load_bundle,
 )
 from fdbd.bench.bundle import bundle_model
-from fdbd.bench.config import Spec, detectors_from, network_of
+from fdbd.bench.build import network_of
+from fdbd.bench.config import Spec, detectors_from
 from fdbd.bench.figures import Standing, standings
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.datasets import DatasetUnavailable, Images, load

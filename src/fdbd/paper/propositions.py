@@ -613,7 +613,7 @@ def _decide_on_features(
     of_x = [values["x"] for values in found.values()]
     below_margin = []
     for name, values in found.items():
-        below_margin.append(Comparison.of(0.05 - values["x"], _spread(draws[name], "x")))
+        below_margin.append(Comparison.from_difference(0.05 - values["x"], _spread(draws[name], "x")))
     finding.decide(
         "On the features, the marginals of x are equal: D of x below 0.05",
         below_margin,
@@ -629,7 +629,7 @@ def _decide_on_features(
         for name, values in found.items():
             raised_by = values[key] - values["y"]
             error = _spread(draws[name], key, minus="y")
-            tests.append(Comparison.of(raised_by, error))
+            tests.append(Comparison.from_difference(raised_by, error))
             differences.append(f"{name} {raised_by:+.3f} ± {1.96 * error:.3f}")
         finding.decide(statement, tests, f"Nats: {', '.join(differences)}.")
 

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from fdbd.bench import Results
+from fdbd.bench.build import benchmark_of
 from fdbd.bench.bundle import load_bundle
 from fdbd.bench.cache import FeatureCache
-from fdbd.bench.config import Config, benchmark_of
+from fdbd.bench.config import Config
 from fdbd.data.datasets import info
 
 
@@ -218,7 +219,7 @@ def test_a_page_without_figures_or_detectors_draws_what_there_is(
     bare = Results(results.setting, results.rows)
     broken = Results(results.setting, results.rows, {"deviation": {"error": "why <b>not</b>"}})
     nothing = Results(results.setting, results.failures)
-    for name, case, sections in (("bare", bare, 6), ("broken", broken, 7), ("nothing", nothing, 3)):
+    for name, case, sections in (("bare", bare, 7), ("broken", broken, 8), ("nothing", nothing, 3)):
         watched = Watched(browser, case.to_html(tmp_path / f"{name}.html"))
         assert watched.page.locator("main > section").count() == sections, name
         if name == "broken":
@@ -298,7 +299,7 @@ def test_a_report_on_features_alone_says_why_it_has_no_pictures(watched: Watched
 def test_results_from_a_file_without_scores_have_a_page_without_their_figures(
     browser: Any, tmp_path: Path
 ) -> None:
-    old = Path(__file__).parents[1] / "artifacts" / "0.1.0" / "results.json"
+    old = Path(__file__).parents[2] / "artifacts" / "0.1.0" / "results.json"
     watched = Watched(browser, Results.from_json(old).to_html(tmp_path / "report.html"))
     assert watched.said == []
     assert watched.page.locator("#roc").count() == 0

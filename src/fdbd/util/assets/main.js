@@ -22,6 +22,7 @@ function startFigures() {
   const figures = {
     scores: scored && drawHistograms,
     roc: scored && drawRoc,
+    risk: scored && data.detectors.every((detector) => detector.risk) && drawRisk, // without labels nothing is wrong
     deviation: deviation && drawDeviation,
     samples: samples && drawSamples,
     latency: batches.length > 0 && drawLatency,
@@ -40,6 +41,7 @@ function startFigures() {
     delete figures[name];
   }
   if (figures.roc) options(byId("roc-set"), data.ood);
+  if (figures.risk) options(byId("risk-set"), [`${data.id} alone`, ...data.ood.map((name) => `${data.id} and ${name}`)]);
   if (figures.deviation) options(byId("deviation-set"), data.ood);
   if (figures.samples) options(byId("samples-set"), data.ood);
   if (figures.latency) {
@@ -47,7 +49,7 @@ function startFigures() {
     options(byId("latency-batch"), batches);
     byId("latency-batch").value = batches.length - 1; // the largest batch: throughput
   }
-  for (const [id, name] of [["roc-set", "roc"], ["deviation-set", "deviation"], ["samples-set", "samples"], ["latency-column", "latency"], ["latency-batch", "latency"]]) {
+  for (const [id, name] of [["roc-set", "roc"], ["risk-set", "risk"], ["deviation-set", "deviation"], ["samples-set", "samples"], ["latency-column", "latency"], ["latency-batch", "latency"]]) {
     if (figures[name]) byId(id).addEventListener("change", figures[name]);
   }
   for (const radio of document.querySelectorAll("input[name=scale]")) radio.addEventListener("change", drawHistograms);
@@ -64,7 +66,7 @@ function start() {
     choice.addEventListener("change", () => select(Number(choice.value)));
     state.listeners.push(() => { choice.value = state.detector; });
   }
-  for (const name of ["scores", "roc", "latency"]) if (figures[name]) state.listeners.push(figures[name]);
+  for (const name of ["scores", "roc", "risk", "latency"]) if (figures[name]) state.listeners.push(figures[name]);
   select(0);
   for (const name of ["deviation", "samples"]) if (figures[name]) figures[name]();
   let width = innerWidth;

@@ -21,8 +21,13 @@ function sortBy(heading, direction) {
   results.tBodies[0].append(...keyed.map(([, row]) => row));
 }
 
+const smallerIsBetter = () => {
+  const radio = document.querySelector(`input[name=metric][value=${results.dataset.metric}]`);
+  return radio !== null && radio.dataset.better === "lower";
+};
+
 // Best first, or from A to Z.
-const firstDirection = (heading) => (heading.dataset.kind === "metric" && results.dataset.metric !== "fpr95" ? -1 : 1);
+const firstDirection = (heading) => (heading.dataset.kind === "metric" && smallerIsBetter() === false ? -1 : 1);
 
 function startTable() {
   const headings = [...results.tHead.rows[0].cells];

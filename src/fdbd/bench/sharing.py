@@ -1,0 +1,214 @@
+"""A benchmark's features as files that any other code can read: arrays in NPZ, the rest in JSON,
+and a card for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fdbd.bench.runner import Benchmark
+from fdbd.core.batch import Head
+from fdbd.data.features import FeatureSet
+from fdbd.data.npz import array_names, read_array
+from fdbd.fitting.statistics import ClassMoments
+from fdbd.util.files import beside, hash_file, read_json, write_json, write_text
+
+FORMAT = 1
+ABOUT = "benchmark.json"
+
+
+def share(benchmark: Benchmark, folder: Path) -> Path:
+    """Write a benchmark's features, head and card to a folder.
+
+    Each set is an NPZ file with ``features`` (N, P) and, if there are labels, ``y`` (N,); the head
+    is ``head.npz`` with ``weight`` (C, P) and ``bias`` (C,). ``benchmark.json`` says what they are,
+    with a SHA-256 of each. Images are not written. `load_shared` reads the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (folder / ABOUT).exists():
+        raise FileExistsError(
+            f"{str(folder)!r} holds other files: give --share a folder of its own"
+        )
+    files: dict[str, str] = {}
+
+    def write(name: str, arrays: dict[str, Any]) -> str:
+        path = folder / f"{name}.npz"
+        with beside(path) as draft, open(draft, "wb") as file:
+            np.savez_compressed(file, **arrays)
+        files[path.name] = hash_file(path)
+        return path.name
+
+    def write_set(name: str, samples: FeatureSet) -> dict[str, Any]:
+        arrays = {"features": samples.features.detach().cpu().numpy()}
+        if samples.labels is not None:
+            arrays["y"] = samples.labels.cpu().numpy()
+        if samples.logits is not None:
+            arrays["logits"] = samples.logits.detach().cpu().numpy()
+        file = write(name, arrays)
+        return {"name": samples.name, "file": file, "samples": samples.key}
+
+    head = {"weight": benchmark.head.weight.numpy(), "bias": benchmark.head.bias.numpy()}
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "title": benchmark.title,
+        "notes": list(benchmark.notes),
+        "positive": benchmark.positive,
+        "groups": {name: list(members) for name, members in benchmark.groups.items()},
+        "class_names": list(benchmark.class_names),
+        "warnings": list(benchmark.warnings),
+        "head": write("head", head),
+        "train": write_set("train", benchmark.train),
+        "test": write_set("test", benchmark.test),
+        "ood": [],
+        "shifted": [],
+    }
+    for number, samples in enumerate(benchmark.ood):
+        about["ood"].append(write_set(f"ood-{number}", samples))
+    for number, samples in enumerate(benchmark.shifted):
+        about["shifted"].append(write_set(f"shifted-{number}", samples))
+    if benchmark.validation is not None:
+        about["validation"] = write_set("validation", benchmark.validation)
+    if benchmark.ood_validation is not None:
+        about["ood_validation"] = write_set("ood-validation", benchmark.ood_validation)
+    if benchmark.statistics is not None:
+        about["statistics"] = write("statistics", _moment_arrays(benchmark.statistics))
+    about["tune"] = {name: dict(grid) for name, grid in benchmark.grids.items()}
+    about["sha256"] = files
+    write_text(folder / "README.md", _card(benchmark, about))
+    # Last, so that a folder with it is whole.
+    write_json(folder / ABOUT, about)
+    return folder
+
+
+def _moment_arrays(moments: ClassMoments) -> dict[str, Any]:
+    return {
+        "counts": moments.counts.numpy(),
+        "totals": moments.totals.numpy(),
+        "scatter": moments.scatter.numpy(),
+    }
+
+
+def _card(benchmark: Benchmark, about: dict[str, Any]) -> str:
+    lines = [f"# {benchmark.title or 'Features of a benchmark'}", ""]
+    lines += [f"- {note}" for note in benchmark.notes]
+    lines += [
+        "",
+        f"{benchmark.head.num_classes:,} classes, {benchmark.head.num_features:,} features.",
+        "",
+        "| file | set | samples |",
+        "|---|---|---:|",
+    ]
+    sets = {
+        "train": [benchmark.train],
+        "test": [benchmark.test],
+        "ood": benchmark.ood,
+        "shifted": benchmark.shifted,
+    }
+    for role, members in sets.items():
+        entries = about[role] if isinstance(about[role], list) else [about[role]]
+        for entry, samples in zip(entries, members):
+            lines.append(f"| `{entry['file']}` | {role}: {samples.name} | {len(samples):,} |")
+    lines += [
+        "",
+        "Each set holds `features` (N, P) and, if there are labels, `y` (N,); `head.npz` holds",
+        "`weight` (C, P) and `bias` (C,), so that logits are `features @ weight.T + bias`.",
+        "",
+        "```python",
+        "import numpy as np",
+        'train = np.load("train.npz")["features"]',
+        'head = np.load("head.npz")',
+        "```",
+        "",
+        "`fdbd bench FOLDER` runs every detector of fdbd on it, and `--detectors",
+        "package.module:Class` one of your own. Whether features of a dataset may be passed on is",
+        "a matter of that dataset's terms.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def load_shared(folder: Path) -> Benchmark:
+    """The benchmark that `share` wrote to a folder; a ValueError if a file is missing or
+    changed."""
+    about = read_json(folder / ABOUT)
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(
+            f"{str(folder)!r} holds no {ABOUT} of `fdbd bench --share` that this version reads"
+        )
+    try:
+        for name, expected in about["sha256"].items():
+            _check_file(folder, name, expected)
+        head = Head(
+            torch.from_numpy(read_array(folder / about["head"], "weight")),
+            torch.from_numpy(read_array(folder / about["head"], "bias")),
+        )
+        return Benchmark(
+            head,
+            _read_set(folder, about["train"]),
+            _read_set(folder, about["test"]),
+            [_read_set(folder, entry) for entry in about["ood"]],
+            groups={name: tuple(members) for name, members in about["groups"].items()},
+            title=about["title"],
+            notes=about["notes"],
+            statistics=_read_moments(folder, about.get("statistics")),
+            validation=_read_optional(folder, about.get("validation")),
+            positive=about["positive"],
+            warnings=about["warnings"],
+            class_names=about["class_names"],
+            shifted=[_read_set(folder, entry) for entry in about["shifted"]],
+            ood_validation=_read_optional(folder, about.get("ood_validation")),
+            grids=about["tune"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / ABOUT} is damaged: {error}") from None
+
+
+def _check_file(folder: Path, name: str, expected: str) -> None:
+    path = folder / name
+    if Path(name).name != name:
+        raise ValueError(f"{folder / ABOUT} names {name!r}, expected a file beside it")
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    if hash_file(path) != expected:
+        raise ValueError(f"{path} has changed since it was shared: its SHA-256 differs")
+
+
+def _read_set(folder: Path, entry: dict[str, Any]) -> FeatureSet:
+    # Only files whose hash was checked are read.
+    path = folder / Path(entry["file"]).name
+    names = array_names(path)
+    return FeatureSet(
+        entry["name"],
+        torch.from_numpy(read_array(path, "features")),
+        _optional_array(path, "y", names),
+        _optional_array(path, "logits", names),
+        samples=entry["samples"],
+    )
+
+
+def _read_optional(folder: Path, entry: dict[str, Any] | None) -> FeatureSet | None:
+    return None if entry is None else _read_set(folder, entry)
+
+
+def _optional_array(path: Path, key: str, names: Any) -> Tensor | None:
+    if key not in names:
+        return None
+    return torch.from_numpy(read_array(path, key))
+
+
+def _read_moments(folder: Path, file: str | None) -> ClassMoments | None:
+    """Moments of the full training set, as the statistic that detectors ask for."""
+    if file is None:
+        return None
+    path = folder / file
+    totals = torch.from_numpy(read_array(path, "totals"))
+    moments = ClassMoments(*totals.shape)
+    moments.counts = torch.from_numpy(read_array(path, "counts"))
+    moments.totals = totals
+    moments.count = int(moments.counts.sum())
+    moments.average = totals.sum(dim=0) / moments.count
+    moments.scatter = torch.from_numpy(read_array(path, "scatter"))
+    return moments
