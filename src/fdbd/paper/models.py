@@ -20,8 +20,8 @@ from fdbd.bench import (
     list_bundles,
     load_bundle,
 )
-from fdbd.bench.bundle import bundle_model
 from fdbd.bench.build import network_of
+from fdbd.bench.bundle import bundle_model
 from fdbd.bench.config import Spec, detectors_from
 from fdbd.bench.figures import Standing, standings
 from fdbd.core.preprocessing import Preprocess

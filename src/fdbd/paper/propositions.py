@@ -613,7 +613,9 @@ def _decide_on_features(
     of_x = [values["x"] for values in found.values()]
     below_margin = []
     for name, values in found.items():
-        below_margin.append(Comparison.from_difference(0.05 - values["x"], _spread(draws[name], "x")))
+        below_margin.append(
+            Comparison.from_difference(0.05 - values["x"], _spread(draws[name], "x"))
+        )
     finding.decide(
         "On the features, the marginals of x are equal: D of x below 0.05",
         below_margin,
