@@ -10,7 +10,7 @@ endif
 BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults crashes elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
+.PHONY: help bench test slow faults crashes fuzz elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,11 @@ faults: $(VENV)/.dev ## try kills, forged files, full disks, clusters (20 minute
 
 crashes: $(VENV)/.dev ## let every call that changes a file fail or end the process (Linux, a C compiler)
 	$(BIN)/python -m pytest -m '' tests/crashes
+
+FUZZED := guard guard-description monitor-description results npz parquet config inference-request image
+fuzz: $(VENV)/.dev ## try damaged and forged input on everything that reads it, a minute each
+	@mkdir -p build
+	cd build && for target in $(FUZZED); do ../$(BIN)/python ../tests/fuzz/fuzz.py $$target --seconds 60 || exit 1; done
 
 # The arithmetic of other machines: older instruction sets of torch, numpy (OpenBLAS) and numba, other numbers of threads.
 ELSEWHERE := "ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=generic" \
