@@ -16,7 +16,7 @@ import fdbd
 from fdbd.core import artifact
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data.inputs import open_images
-from fdbd.networks.by_name import weights_hash
+from fdbd.networks.wrapped import weights_hash
 
 pq = pytest.importorskip("pyarrow.parquet")
 

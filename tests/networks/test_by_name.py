@@ -10,7 +10,8 @@ from torch import nn
 
 from fdbd import networks as models
 from fdbd.core.preprocessing import Preprocess
-from fdbd.networks.by_name import model_by_name, weights_hash
+from fdbd.networks.by_name import model_by_name
+from fdbd.networks.wrapped import weights_hash
 from fdbd.util.devices import choose_device
 
 FACTORY = """

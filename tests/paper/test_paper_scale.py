@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fdbd import cli
 from fdbd.data.datasets import info
-from fdbd.networks.by_name import create
+from fdbd.networks.factories import create
 from fdbd.paper import find, image_detectors, list_experiments, runner
 
 FEWER = {

@@ -20,9 +20,9 @@ from fdbd.core.batch import Head
 from fdbd.data.datasets import info
 from fdbd.data.features import FeatureSet
 from fdbd.fitting.statistics import ClassMoments
-from fdbd.networks.by_name import zoo
 from fdbd.networks.classifier import Classifier
 from fdbd.networks.public import ImageNetResNet50
+from fdbd.networks.zoo import zoo
 
 FOLDER = Path(__file__).parent / "data"
 NEAR_SCENES = ("garden", "ocean")

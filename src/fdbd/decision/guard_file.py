@@ -22,7 +22,7 @@ from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
-from fdbd.networks.by_name import model_by_name, runs_code
+from fdbd.networks.by_name import model_by_name, model_runs_code
 from fdbd.networks.classifier import PRECISIONS
 from fdbd.networks.find_head import HeadName
 from fdbd.util.devices import device_of
@@ -127,7 +127,7 @@ def open_guard(
     else:
         origin = origin or {}
         name = str(origin["name"]) if model is None else model
-        if model is None and runs_code(name):
+        if model is None and model_runs_code(name):
             raise ValueError(
                 f"{shown} names the model {name}, which is code to run; to trust it, add --model {name}"
             )
@@ -148,7 +148,7 @@ def open_guard(
                 "the right --checkpoint, or fit a new guard"
             )
         preprocess = preprocess or found.preprocess
-        if preprocess is None:
+        if preprocess is None and found.tokenizer is None:
             remedy = "fit the guard with fdbd fit, and say there with --preprocess"
             raise ValueError(f"neither {shown} nor {name} says how images are prepared; {remedy}")
     guard = _on_its_device(

@@ -229,8 +229,9 @@ def _describe(
     described["rows"] = calibrating.num_given
     if isinstance(source, NamedModel):
         own = preprocess or source.preprocess
-        if own is not None:
+        if own is not None or source.tokenizer is not None:
             guard.about["model"] = source.origin
+        if own is not None:
             guard.about["preprocess"] = own.to_dict()
 
 

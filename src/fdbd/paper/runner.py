@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fdbd.bench import bundle
-from fdbd.networks.by_name import list_zoo, zoo_card
+from fdbd.networks.zoo import list_zoo, zoo_card
 from fdbd.paper import across_networks, boundary_figures, closed_form, propositions
 from fdbd.paper.complexity import complexity
 from fdbd.paper.detector_tables import detector_table
