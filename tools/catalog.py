@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from fdbd.core.configuration import registered
+from fdbd.core.configuration import parameters_of, registered
 from fdbd.detectors.base import Configured, Detector
 
 PAGE = Path("docs/detectors.md")
@@ -35,7 +35,7 @@ def render() -> str:
     shapings: list[type[Configured]] = []
     combinations: list[type[Configured]] = []
     for _, kind in sorted(_registered().items()):
-        if any(part.default is part.empty for part in _parameters(kind).values()):
+        if any(part.default is part.empty for part in parameters_of(kind).values()):
             combinations.append(kind)
         else:
             (detectors if issubclass(kind, Detector) else shapings).append(kind)
@@ -57,16 +57,6 @@ def _registered() -> dict[str, type[Configured]]:
     }
 
 
-def _parameters(kind: type[Configured]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(kind.__init__).parameters.items()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name: parameter
-        for name, parameter in parameters
-        if name != "self" and parameter.kind in named
-    }
-
-
 def _table(kinds: list[type[Configured]]) -> str:
     what = "what it scores" if issubclass(kinds[0], Detector) else "what it does to the activations"
     lines = [
@@ -76,14 +66,21 @@ def _table(kinds: list[type[Configured]]) -> str:
     for kind in kinds:
         paragraphs = _paragraphs(kind)
         needs = kind().needs
-        asks = ["labels"] * needs.labels + ["the network"] * needs.network
-        if needs.passes not in (0, 1):
-            asks.append("several passes" if needs.passes is None else f"{needs.passes} passes")
+        parts = ("features", "logits", "views", "perturbed")
+        asks = []
+        if needs.labels:
+            asks.append("labels")
+        if needs.network:
+            asks.append("the network")
+        if needs.passes is None:
+            asks.append("several passes")
+        elif needs.passes > 1:
+            asks.append(f"{needs.passes} passes")
         cells = [
             f"[`{kind.name}`](#{_anchor(kind)})",
             _summary(paragraphs[0]),
             _cost(" ".join(paragraphs)) or "",
-            ", ".join(part for part in ("features", "logits", "views") if getattr(needs, part)),
+            ", ".join(part for part in parts if getattr(needs, part)),
             ", ".join(asks),
             "no" if needs.network else "yes",
             f"{kind.paper.authors}, {kind.paper.venue} {kind.paper.year}" if kind.paper else "",
@@ -120,7 +117,7 @@ def _options(paragraph: str, kind: type[Configured]) -> str:
         names, _, meaning = entry.partition(": ")
         defaults = [
             parameter.default
-            for name, parameter in _parameters(kind).items()
+            for name, parameter in parameters_of(kind).items()
             if name in names.split(", ")
         ]
         shown = ", ".join(
@@ -152,7 +149,8 @@ def _cost(text: str) -> str | None:
 
 
 def _anchor(kind: type[Configured]) -> str:
-    return f"{kind.name}-{kind.__name__}".lower()
+    """The link target of a section, as GitHub makes it: letters, digits and hyphens alone."""
+    return re.sub(r"[^a-z0-9-]", "", f"{kind.name}-{kind.__name__}".lower())
 
 
 def main() -> None:

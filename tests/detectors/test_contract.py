@@ -14,7 +14,7 @@ from fdbd.detectors.base import Needs, Passes
 from fdbd.fitting.statistics import Mean
 from fdbd.testing import CHECKS, check_detector, check_onnx
 
-SMALL = {"knn": {"k": 3}, "nnguide": {"k": 3}, "openmax": {"tail": 5}}
+SMALL = {"knn": {"k": 3}, "nnguide": {"k": 3}, "openmax": {"tail": 5}, "weiper": {"copies": 5}}
 """Options for 120 training samples."""
 
 
@@ -44,10 +44,14 @@ VARIANTS: list[Detector] = [
     fdbd.MDS(layers=("early", "late")),
     fdbd.SSD(clusters=3),
     fdbd.SSD(shrinkage=1.0),
+    fdbd.MDSPlusPlus(beta=0.5),
+    fdbd.OptFS(bins=7),
+    fdbd.JointEnergy("max"),
     fdbd.KNN(k=3, alpha=0.5),
     fdbd.ViM(dim=2),
     fdbd.Shaped(fdbd.ReAct(80), fdbd.FDBD(), mean="of_shaped"),
     fdbd.Shaped(fdbd.ReAct(80), fdbd.CSI()),
+    fdbd.Shaped(fdbd.ReAct(80), fdbd.MDSPlusPlus()),
     fdbd.Ensemble(["fdbd", "energy"]),
     fdbd.Ensemble(["fdbd", "energy", "vim"], "fisher", weights=[3.0, 1.0, 0.5]),
 ]

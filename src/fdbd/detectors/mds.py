@@ -228,6 +228,13 @@ class MDSPlusPlus(SharedCovariance):
     features differ more between samples than Gaussians allow; without them, the distance is among
     the strongest on modern networks. O(P² + CP) per sample, as `MDS`.
 
+    Between this and `MDS` lies ẑ = z/‖z‖^β (radially scaled normalisation, Janiak et al., 2025).
+    Their β is predicted from the geometry of the training features by a fit over many networks, so
+    it has no rule that one network could follow: give it by hand.
+
+    Args:
+        beta: β from 0 (`MDS`) to 1, the published MDS++.
+
     >>> features, labels = 4 * torch.eye(3).repeat(20, 1) + torch.rand(60, 3), torch.arange(3).repeat(20)
     >>> detector = MDSPlusPlus().fit(Batch(features, None, labels), Head(torch.eye(3)))
     >>> detector.score(Batch(torch.tensor([[4.5, 0.5, 0.5], [1.5, 1.5, 1.5]]))).argmax()  # the first is known
@@ -243,13 +250,28 @@ class MDSPlusPlus(SharedCovariance):
     )
     needs = Needs(labels=True, passes=1)
 
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.beta = float(expect("beta", beta, 0 <= beta <= 1, "a number from 0 to 1"))
+
     def passes(self, head: Head) -> Passes:
         moments = ClassMoments(head.num_classes, head.num_features)
-        summed = yield Transformed(moments, with_unit_features)
+        summed = yield Transformed(moments, self._scaled_batch)
         self.set_shared_covariance(summed.statistic)
 
+    def _scaled_batch(self, batch: Batch) -> Batch:
+        return batch._replace(features=self._scaled(batch.features))
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        """(N, P) z/‖z‖^β."""
+        directions = unit(features)
+        if self.beta == 1:
+            return directions
+        norms: Tensor = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+        return directions * norms ** (1 - self.beta)
+
     def formula(self, batch: Batch) -> Tensor:
-        return -self.shared_distance(unit(batch.features))
+        return -self.shared_distance(self._scaled(batch.features))
 
 
 def with_unit_features(batch: Batch) -> Batch:

@@ -19,7 +19,7 @@ def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tenso
     """(M, P) float64 centres of M = `count` clusters of features (N, P): a part of a detector's
     `passes`, to be used as ``centers = yield from kmeans(...)``. One pass draws a sample to start
     from, then each iteration is one."""
-    sample = yield Sample(max(2048, 32 * count))
+    sample = yield RandomSample(max(2048, 32 * count))
     centers = initial_centers(sample.rows, count)
     for _ in range(iterations):
         means = yield ClassMeans(count, width, partial(nearest, centers))
@@ -27,7 +27,7 @@ def kmeans(count: int, width: int, iterations: int) -> Generator[Any, Any, Tenso
     return centers
 
 
-class Sample:
+class RandomSample:
     """Normalised features of the `count` samples with the smallest hashes: a random sample,
     the same in any order of the data."""
 

@@ -486,3 +486,33 @@ class Together:
     def merge(self, other: Self) -> None:
         for mine, theirs in zip(self.parts, other.parts):
             mine.merge(theirs)
+
+
+class Range:
+    """The smallest and the largest of all values that `value` takes from a batch (default: its
+    features), and the number of samples.
+
+    >>> span = Range()
+    >>> span.update(Batch(torch.tensor([[1.0, 5.0], [3.0, 2.0]])))
+    >>> span.low, span.high, span.count
+    (1.0, 5.0, 2)
+    """
+
+    def __init__(self, value: Callable[[Batch], Tensor] | None = None) -> None:
+        self.value = value
+        self.low = math.inf
+        self.high = -math.inf
+        self.count = 0
+
+    def update(self, batch: Batch) -> None:
+        if not batch.features.shape[0]:
+            return
+        values = batch.features if self.value is None else self.value(batch)
+        self.low = min(self.low, values.min().item())
+        self.high = max(self.high, values.max().item())
+        self.count += batch.features.shape[0]
+
+    def merge(self, other: Self) -> None:
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
+        self.count += other.count
