@@ -12,6 +12,7 @@ Each try copies the prepared folder, forks, and runs the operation in the child.
 
 - what the operation writes is the old version or the new one, whole;
 - an error is an OSError, or a sentence on one line, and leaves no draft behind;
+- an undisturbed run flushes each file to the disk before its rename, and the folder after it;
 - the same operation, run again, succeeds and leaves just the files that an undisturbed run leaves.
 
 What did not hold is printed as JSON, one line each; the last line counts the tries.
@@ -193,6 +194,22 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def unsafe_renames(calls: list[str], files: list[str]) -> list[str]:
+    """Files that got their name by a rename, and were not on the disk before it, or their folder
+    not after it: a power cut may then leave an empty file."""
+    unsafe = []
+    for place, call in enumerate(calls):
+        what, _, path = call.partition(" ")
+        if what != "rename" or path.lstrip("/") not in files:
+            continue
+        folder, _, name = path.rpartition("/")
+        draft = re.compile(rf"fsync {re.escape(folder)}/\.[0-9a-f]{{8}}\.{re.escape(name)}$")
+        is_flushed = any(draft.match(earlier) for earlier in calls[:place])
+        if not is_flushed or f"fsync {folder}" not in calls[place:]:
+            unsafe.append(path)
+    return unsafe
+
+
 def read_state(operation: Operation, folder: Path) -> tuple[Any, str]:
     """The state, or the reason why it cannot be read."""
     try:
@@ -230,6 +247,12 @@ class Trial:
         self.new = operation.state(whole)
         self.files = listing(whole)
         self.calls = ended.calls
+        for name in unsafe_renames(self.calls, self.files):
+            note = {
+                "operation": name,
+                "what": "renamed without a flush to the disk before or after",
+            }
+            self.findings.append(note)
         if self.new == self.old:
             sys.exit(f"the operation {name} changes nothing: the trial would prove nothing")
 
