@@ -26,13 +26,13 @@ PAGE = ROOT / "docs" / "results.md"
 def section(name: str) -> str:
     """One benchmark as Markdown, measured now."""
     if name in list_zoo():
-        command, benchmark, detectors = f"fdbd bench --model {name}", load_bundle(name), None
+        command = f"fdbd bench --model {name}"
+        benchmark = load_bundle(name)
+        detectors = None
     else:
+        command = f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml"
         config = Config.from_file(ROOT / "configs" / f"{name}.toml")
-        command, benchmark = (
-            f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml",
-            benchmark_of(config),
-        )
+        benchmark = benchmark_of(config)
         detectors = None if config.detectors is None else detectors_from(config.detectors)
     started = time.perf_counter()
     results = benchmark.run(detectors, latency=False)
@@ -41,9 +41,8 @@ def section(name: str) -> str:
 
 def as_markdown(name: str, command: str, results: Results, seconds: float) -> str:
     """A heading, the command, the table, and how long it took."""
-    text = re.sub(
-        r"(?<![\w.:/])/(?:[\w.-]+/)+", "", results.to_markdown()
-    )  # names of files, not one machine's paths
+    # Names of files, without the folders of one machine.
+    text = re.sub(r"(?<![\w.:/])/(?:[\w.-]+/)+", "", results.to_markdown())
     title, _, table = text.partition("\n")
     took = f"{len(results.finished)} detectors in {seconds:.0f} s on cached features."
     return f"<!-- {name} -->\n## {title.strip('*')}\n\n    {command}\n{table}\n{took}\n"

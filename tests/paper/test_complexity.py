@@ -21,3 +21,14 @@ def test_the_printed_form_is_fdbd() -> None:
 
 def test_the_slope_is_that_of_a_power() -> None:
     assert slope([10, 100, 1000], [3 * n**0.5 for n in (10, 100, 1000)]) == pytest.approx(0.5)
+
+
+def test_all_detectors_of_the_papers_comparison_have_a_cost(tiny, verdicts) -> None:
+    sizes = {"classes": (10, 20), "widths": (16, 32), "bank": 200, "budget": 0.001, "batch": 16}
+    result = tiny("complexity", **sizes)
+    names = {row[0].partition(",")[0].partition(" ")[0] for row in result.tables[0].rows}
+    assert names == {"fDBD", "MSP", "Energy", "KNN", "MDS", "SSD+", "ViM", "ODIN"}
+    odin = result.data["odin"]
+    assert odin["extra"] > 0.3 * odin["forward"], "a pass back and another one forth"
+    (on_odin,) = [statement for statement in verdicts(result) if statement.startswith("ODIN")]
+    assert "resnet10_compact" in on_odin

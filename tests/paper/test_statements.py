@@ -4,6 +4,7 @@ they do not."""
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from fdbd import Head
 from fdbd.paper.closed_form import nearer_points
 from fdbd.paper.propositions import (
+    _Histograms,
     band,
     boundary_distance,
     cap_angle,
@@ -145,3 +147,40 @@ def test_without_equal_marginals_conditioning_may_lower_it(tiny, verdicts) -> No
     assert alone > 1 > given_x + 0.9
     found = list(verdicts(tiny("proposition-kl", tables=100)).values())
     assert found[:2] == ["holds", "holds"]
+
+
+def test_a_divergence_on_features_is_decided_by_its_error(tiny) -> None:
+    result = tiny("proposition-kl", tables=50, resamples=20)
+    (conditional,) = [s for s in result.statements if "conditioning on x" in s.statement]
+    (ratio,) = [s for s in result.statements if "dividing y by x" in s.statement]
+    for item in (conditional, ratio):
+        found = re.findall(r"([+-][\d.]+) ± ([\d.]+)", item.measured)
+        assert len(found) == len(result.tables[0].rows)
+        # A statement on several sets is refuted by one that is surely below, and holds if all are
+        # surely above; the normal quantile of the test and the printed one are rounded apart.
+        sure_below = any(float(d) < -1.01 * float(e) for d, e in found)
+        sure_above = all(float(d) > 1.01 * float(e) for d, e in found)
+        if sure_below:
+            assert item.verdict == "does not hold"
+        elif sure_above:
+            assert item.verdict == "holds"
+        else:
+            assert item.verdict != "holds" or min(float(d) for d, _ in found) > 0
+
+
+def test_the_error_of_a_divergence_is_that_of_repeated_samples() -> None:
+    random = np.random.default_rng(0)
+    edges = np.array([-np.inf, -0.5, 0.5, np.inf])
+    histograms = _Histograms(edges, edges, edges)
+
+    def points(shift: float) -> np.ndarray:
+        return random.standard_normal((2000, 3)) + shift
+
+    fresh = [histograms.divergences(points(0), points(0.3))["y"] for _ in range(200)]
+    inside, outside = points(0), points(0.3)
+    drawn = []
+    for _ in range(200):
+        first = inside[random.integers(2000, size=2000)]
+        second = outside[random.integers(2000, size=2000)]
+        drawn.append(histograms.divergences(first, second)["y"])
+    assert np.std(drawn) == pytest.approx(np.std(fresh), rel=0.25)

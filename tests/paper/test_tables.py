@@ -14,11 +14,11 @@ from fdbd import FDBD, metrics
 from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.bench.rows import Latency
 from fdbd.networks.classifier import Classifier
-from fdbd.paper import MissingData, models
-from fdbd.paper.detector_tables import beats
+from fdbd.paper import MissingData, find, models
+from fdbd.paper.detector_tables import beats, fpr_difference, levels
 from fdbd.paper.image_detectors import RotatedCSI, image_results
 from fdbd.paper.models import EvaluatedModel
-from fdbd.paper.settings import ModelEntry
+from fdbd.paper.settings import ModelEntry, NotComparable
 
 
 @pytest.fixture
@@ -260,3 +260,104 @@ def test_a_detector_beats_another_only_if_both_metrics_say_so() -> None:
     mixed = beats(results, "steady", "leaky", "t")
     assert mixed.verdict == "undecided"
     assert "disagree" in mixed.measured
+
+
+def two_detectors(
+    first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]
+) -> Results:
+    """Results whose rows "first" and "second" have these ID and OOD scores."""
+    head = fdbd.Head(torch.tensor([[1.0], [-1.0]]), torch.zeros(2))
+    inside = FeatureSet("inside", first[0][:, None])
+    outside = FeatureSet("outside", first[1][:, None])
+    benchmark = Benchmark(head, inside, inside, [outside])
+    template = benchmark.run(["msp"], latency=False, progress=False)
+    rows = []
+    for name, (of_id, of_ood) in (("first", first), ("second", second)):
+        rows.append(
+            replace(
+                template.rows[0],
+                name=name,
+                id_scores=of_id,
+                ood_scores={"outside": of_ood},
+                evaluations={"outside": metrics.evaluate(of_id, of_ood)},
+            )
+        )
+    return Results(template.setting, rows)
+
+
+def test_level_takes_both_metrics_and_not_auroc_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.randn(4000, generator=generator)
+    outside = torch.randn(4000, generator=generator) - 3
+    # Every 25th OOD sample is accepted without doubt: a little less AUROC, and more FPR95.
+    leaky = torch.where(torch.arange(4000) % 25 == 0, 9.0, outside - 9.0)
+    results = two_detectors((inside, leaky), (inside, outside))
+    leaks = levels(results, "first", "second", "t")
+    auroc = results.compare("first", "second")
+    assert auroc.difference > -0.03
+    assert levels(results, "first", "first", "t").verdict == "holds"
+    assert leaks.verdict == "does not hold"
+
+
+def test_a_detector_with_the_same_auroc_and_a_higher_fpr_is_not_level() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inside = torch.randn(4000, generator=generator)
+    narrow = torch.randn(4000, generator=generator) - 2.5
+    # One ID sample in 17 is lost among the OOD samples, and the others are far from them.
+    wide_id = torch.where(torch.arange(4000) % 17 == 0, inside - 3.0, inside + 3.0)
+    results = two_detectors((wide_id, narrow), (inside, narrow))
+    assert abs(results.compare("first", "second").difference) < 0.01
+    assert float(fpr_difference(results, "first", "second").difference) > 0.02
+    assert levels(results, "first", "second", "t").verdict == "does not hold"
+
+
+def test_the_error_of_a_difference_in_fpr_is_that_of_paired_samples() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inside, outside = torch.randn(2, 3000, generator=generator)
+    same = two_detectors((inside, outside - 2), (inside, outside - 2))
+    assert fpr_difference(same, "first", "second") == (0.0, 0.0, 1.0)
+    # Unrelated scores with the same distributions: the error is that of two independent rates,
+    # whose spread over fresh samples is known.
+    draws = []
+    for _ in range(200):
+        a, b, c, d = torch.randn(4, 3000, generator=generator)
+        rates = metrics.fpr_at_tpr(a, b - 2), metrics.fpr_at_tpr(c, d - 2)
+        draws.append(rates[0] - rates[1])
+    a, b, c, d = torch.randn(4, 3000, generator=generator)
+    unrelated = two_detectors((a, b - 2), (c, d - 2))
+    found = fpr_difference(unrelated, "first", "second").standard_error
+    assert found == pytest.approx(np.std(draws), rel=0.25)
+
+
+def cross_entropy() -> ModelEntry:
+    """The first model of table-cifar10, without the detectors that need images."""
+    return replace(find("table-cifar10").settings.models[0], images=())
+
+
+def test_statements_on_rows_that_are_not_comparable_are_not_tested(small_bundle, tiny) -> None:
+    entry = NotComparable(models=("cross-entropy",), detectors=("knn",), why="too few samples.")
+    changes = {
+        "not_comparable": (entry,),
+        "cost_below": None,
+        "better": (("fdbd", "knn"), ("fdbd", "msp")),
+        "level": (),
+    }
+    result = tiny("table-cifar10", models=(cross_entropy(),), **changes)
+    by_statement = {item.statement: item for item in result.statements}
+    on_knn = by_statement["fdbd separates ID from OOD better than knn (cross-entropy)"]
+    assert on_knn.verdict == "not tested"
+    assert on_knn.measured.endswith("Not comparable: too few samples.")
+    on_msp = by_statement["fdbd separates ID from OOD better than msp (cross-entropy)"]
+    assert on_msp.verdict != "not tested"
+    assert "knn" in {row[1] for row in result.tables[0].rows}, "the row stays in the table"
+
+
+def test_numbers_of_the_papers_text_stand_beside_ours(small_bundle, tiny) -> None:
+    result = tiny("table-cifar10", models=(cross_entropy(),), cost_below=None)
+    rows = {row[0]: row[1:] for row in result.tables[1].rows}
+    assert rows["accuracy, percent"][1] == "94.21"
+    model, paper, here = rows["FPR95 of fdbd below that of msp, percent of the latter"]
+    assert (model, paper) == ("cross-entropy", "48.85")
+    rates = {row[1]: float(row[3].strip("*")) for row in result.tables[0].rows}
+    assert float(here) == pytest.approx(100 * (1 - rates["fdbd"] / rates["msp"]), abs=0.05)
+    assert any("knn k = 50" in note for note in result.notes)

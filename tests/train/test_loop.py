@@ -245,8 +245,9 @@ def test_a_killed_process_resumes_to_the_same_bits(networks, tmp_path):
         "from fdbd import train\n"
         "r = np.random.default_rng(0)\n"
         "data = (r.integers(0, 256, (512, 32, 32, 3)).astype(np.uint8), r.integers(0, 4, 512))\n"
-        "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5, num_classes=4,\n"
-        "            model='tiny_networks:batch', epochs=12, batch_size=16, whiten=False, sizes=())\n"
+        "train.train('zoo-ce', data, out=sys.argv[1], progress=False, checkpoint_steps=5,\n"
+        "            num_classes=4, model='tiny_networks:batch', epochs=12, batch_size=16,\n"
+        "            whiten=False, sizes=())\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(networks)}
 

@@ -16,6 +16,7 @@ from fdbd.networks.classifier import Classifier
 from fdbd.networks.factories import create
 from fdbd.paper import plot
 from fdbd.paper.finding import Finding
+from fdbd.paper.image_detectors import time_forward_and_guard
 from fdbd.paper.settings import Complexity
 
 ALL_PAIRS = "fDBD as printed, O(C + P)"
@@ -120,16 +121,8 @@ def _odin_and_forward(settings: Complexity) -> tuple[float, float]:
     classifier = Classifier(network)
     guard = Guard(classifier, ODIN()).fit([images], progress=False)
 
-    def forward() -> None:
-        with torch.inference_mode():
-            classifier(images)
-
-    def seconds(run: Callable[[], Any]) -> float:
-        return min(timed(lambda _: run(), [None], _IMAGES, settings.budget, fewest=5))
-
-    plain = seconds(forward)
-    whole = seconds(lambda: guard.score(images))
-    return whole - plain, plain
+    plain, whole = time_forward_and_guard(classifier, guard, images, rounds=10)
+    return (whole - plain) / _IMAGES, plain / _IMAGES
 
 
 def as_printed(z: Tensor, logits: Tensor, predicted: Tensor, norms: Tensor, mean: Tensor) -> Tensor:
