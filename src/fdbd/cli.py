@@ -9,15 +9,19 @@ from typing import Any
 import typer
 
 from fdbd.commands import options
-from fdbd.commands.bench import bench, compare
+from fdbd.commands.bench import bench
+from fdbd.commands.calibrate import calibrate
+from fdbd.commands.compare import compare
 from fdbd.commands.data import cache, data
 from fdbd.commands.doctor import doctor
 from fdbd.commands.explain import explain
 from fdbd.commands.export import export
 from fdbd.commands.fit import fit
+from fdbd.commands.inspect import inspect
 from fdbd.commands.options import note
 from fdbd.commands.paper import paper
 from fdbd.commands.safety import checked
+from fdbd.commands.sample import sample
 from fdbd.commands.score import gallery, score
 from fdbd.commands.serve import serve
 from fdbd.commands.train import train
@@ -30,6 +34,9 @@ COMMANDS = (
     fit,
     score,
     gallery,
+    sample,
+    calibrate,
+    inspect,
     explain,
     export,
     serve,

@@ -162,7 +162,7 @@ def test_csv_and_parquet_say_the_same_and_csv_starts_no_formula(tmp_path) -> Non
     inputs = torch.randn(9, 3)
     inputs[2] = float("nan")
     batch = features.RowBatch(names, fdbd.Batch(inputs), {9: "=broken"})
-    table = decide_rows(guard, batch, ["-a", "b", "c"])
+    table = {**decide_rows(guard, batch, ["-a", "b", "c"]), "guard": np.array(["00ff"] * 10)}
     for name in ("a.csv", "a.parquet"):
         out = output.Output(tmp_path / name, names)
         with out.hold({}):
@@ -220,7 +220,7 @@ def test_an_output_of_no_rows_is_a_header(tmp_path) -> None:
         )
         assert out.finish(0, 1) == output.Totals(0, 0, 0, 0)
     assert (tmp_path / "a.csv").read_text().split() == [
-        "row,label,class,score,p_value,is_ood,error,discovery"
+        "row,label,class,score,p_value,is_ood,error,guard,discovery"
     ]
 
 

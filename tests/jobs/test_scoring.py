@@ -176,7 +176,8 @@ def test_a_kill_while_the_parts_are_removed_blocks_no_later_run(
         with output.hold({"guard": identity}):
             for number in range(3):
                 rows = RowBatch(range(number, number + 1), fdbd.Batch(torch.ones(1, 4)), {})
-                output.write(number, [decide_rows(guard, rows)])
+                decided = {**decide_rows(guard, rows), "guard": np.array(["00ff"])}
+                output.write(number, [decided])
             assert output.finish(3, 3).rows == 3
 
     monkeypatch.setattr(Path, "unlink", dying_unlink)

@@ -29,6 +29,8 @@ from fdbd.util.extras import require
 NOT_FINITE = "its features or logits hold NaN or infinity"
 COLUMNS = ("label", "class", "score", "p_value", "is_ood", "error")
 """What every row of decisions has, after ``path`` or ``row``."""
+FILE_COLUMNS = (*COLUMNS, "guard")
+"""What every row of a file of scores has: ``guard`` (string) is the id of the guard."""
 TYPES = {
     "path": "string",
     "row": "int64",
@@ -39,6 +41,7 @@ TYPES = {
     "p_value": "double",
     "is_ood": "bool",
     "error": "string",
+    "guard": "string",
     "discovery": "bool",
 }
 """The Arrow type of each column."""

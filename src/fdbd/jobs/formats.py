@@ -107,7 +107,7 @@ class Csv(Format):
         columns = [column.tolist() for column in decided.values()]
         rows = []
         for values in zip(*columns):
-            rows.append([_cell(value) for value in values])
+            rows.append([cell(value) for value in values])
         return rows
 
     def read(self, path: Path) -> list[list[Any]]:
@@ -128,7 +128,7 @@ class Csv(Format):
         )
 
     def with_discoveries(self, table: list[list[Any]], discoveries: Any) -> list[list[Any]]:
-        return [[*row, _cell(flag)] for row, flag in zip(table, discoveries.tolist())]
+        return [[*row, cell(flag)] for row, flag in zip(table, discoveries.tolist())]
 
     def write(self, path: Path, tables: Iterable[list[list[Any]]], columns: Sequence[str]) -> None:
         with open(path, "w", newline="", encoding="utf-8") as file:
@@ -138,7 +138,7 @@ class Csv(Format):
                 writer.writerows(rows)
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
     """A value as it stands in CSV."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -3,8 +3,8 @@ survives a kill.
 
 Parts of ``scores.parquet`` lie in ``scores.parquet.parts`` until all are there; with a folder as
 the output they stay there, and any Parquet reader takes the folder for one table. The columns are
-those of `fdbd.decision.rows`, and on request ``discovery`` (bool), not in parts: OOD at the false
-discovery rate; null if the row could not be read.
+those of `fdbd.decision.rows`, then ``guard`` (string), the guard's id, and on request ``discovery``
+(bool), not in parts: OOD at the false discovery rate; null if the row could not be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from fdbd.data.images import Names
 from fdbd.decision.answers import check_rate, discovery_cutoff
-from fdbd.decision.rows import COLUMNS, Decided
+from fdbd.decision.rows import FILE_COLUMNS, Decided
 from fdbd.jobs.formats import Csv, Format, Parquet
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
@@ -85,7 +85,7 @@ class Output:
             check_place(out)
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
         first = "row" if isinstance(names, range) else "path"
-        self.columns = [first, *COLUMNS]
+        self.columns = [first, *FILE_COLUMNS]
         if nearest:
             self.columns.insert(self.columns.index("class") + 1, "nearest")
         self._format: Format = Csv() if suffix == ".csv" else Parquet()

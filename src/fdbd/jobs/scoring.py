@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.images import Images, Names, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.guard_file import OpenedGuard, open_guard
-from fdbd.decision.rows import Decided, decide_rows
+from fdbd.decision.rows import Decided, decide_rows, text_column
 from fdbd.jobs.output import Output
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
@@ -258,6 +259,11 @@ class Scoring:
         finally:
             torch.set_num_threads(threads_before)
 
+    @cached_property
+    def guard_id(self) -> str:
+        """The guard's id, which every row carries."""
+        return self.opened.guard.id
+
     @property
     def widths(self) -> Widths:
         """Numbers that the guard takes in each row of features and of logits."""
@@ -282,7 +288,9 @@ class Scoring:
                 if isinstance(rows, Images):
                     names = rows.names[numbers[0] : numbers[-1] + 1]
                 batch = RowBatch(names, inputs, errors)
-                yield decide_rows(opened.guard, batch, opened.class_names, self.nearest)
+                decided = decide_rows(opened.guard, batch, opened.class_names, self.nearest)
+                decided["guard"] = text_column([self.guard_id] * len(names))
+                yield decided
 
 
 def read_batches(

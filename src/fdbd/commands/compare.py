@@ -1,0 +1,88 @@
+"""fdbd compare: two files of results, or two files of scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fdbd.commands import bench, options
+from fdbd.commands.options import arg, opt
+
+if TYPE_CHECKING:
+    from fdbd.jobs.comparing import Compared
+
+
+def compare(
+    first: Path = arg(..., "A results.json of fdbd bench, or a file or folder of fdbd score."),
+    second: Path = arg(..., "Another of the same kind."),
+    out: Path | None = opt(None, "Scores: a page with the rows on which the guards disagree."),
+    images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
+    as_json: bool = options.JSON,
+) -> None:
+    """Compare two results of fdbd bench, or the scores of two guards on the same rows.
+
+    Results: the AUROC of each detector in both, over the OOD sets that both have, and whether they
+    differ. If both files hold the scores of the same samples, the test is paired: two models on the
+    same images, or two versions of one. Otherwise the results count as independent, and smaller
+    differences go unnoticed.
+
+    Scores: how often the guards agree, which rows one alone flags, and whether the alarm rates
+    differ by more than chance.
+
+    Examples: `fdbd compare before/results.json after/results.json`,
+    `fdbd compare old.parquet new.parquet --out disagreements.html --images ./inbox`
+    """
+    if first.suffix.lower() == ".json":
+        if out is not None or images is not None:
+            raise ValueError(
+                "--out and --images are for scores, and these are results of fdbd bench"
+            )
+        bench.compare(first, second, as_json)
+        return
+    from fdbd.jobs.comparing import compare_scored, write_page
+    from fdbd.jobs.scored import read_scored
+    from fdbd.util.files import check_place
+
+    if images is not None and not images.is_dir():
+        raise ValueError(
+            f"--images is {str(images)!r}, expected the folder of images that was scored"
+        )
+    if images is not None and out is None:
+        raise ValueError("--images are for a page: give --out PAGE.html with it")
+    if out is not None:
+        check_place(out)
+    found = compare_scored(read_scored(first), read_scored(second))
+    if out is not None:
+        write_page(found, out, images)
+    if as_json:
+        options.answer({**found.to_dict(), "out": None if out is None else str(out)}, as_json)
+        return
+    _print(found)
+    if out is not None:
+        options.say(f"{out}: the {len(found.disagreements):,} rows that one alone flags")
+
+
+def _print(found: Compared) -> None:
+    """Who flags what as a table, then the figures in sentences."""
+    rows = [
+        ["flagged by the first", f"{found.both:,}", f"{found.by_first:,}"],
+        ["not flagged", f"{found.by_second:,}", f"{found.neither:,}"],
+    ]
+    titles = ["", "flagged by the second", "not flagged"]
+    options.print_table(titles, rows, right=titles[1:])
+    options.say(
+        f"Both decide alike on {found.agreement} of {found.rows:,} rows, and predict the same class on "
+        f"{found.same_label}."
+    )
+    direction = "more" if found.difference >= 0 else "fewer"
+    options.say(
+        f"The second flags {100 * abs(found.difference):.2f} points {direction} (difference "
+        f"{100 * found.difference_low:+.2f} to {100 * found.difference_high:+.2f}); p = {found.p_alarms:.2g} by "
+        "McNemar's exact test."
+    )
+    if found.rank_correlation is not None:
+        options.say(f"The ranks of their scores correlate by {found.rank_correlation:.3f}.")
+    if found.only_first or found.only_second:
+        options.note(
+            f"{found.only_first:,} rows are in {found.first} alone, {found.only_second:,} in {found.second}"
+        )

@@ -1,0 +1,243 @@
+"""Two guards on the same rows: who flags what, and whether the difference is more than chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdbd.core.pixels import ImageError, thumbnail
+from fdbd.jobs.scored import ScoredRows
+from fdbd.metrics.proportion import Proportion
+from fdbd.util.files import write_text
+from fdbd.util.pages import render
+
+CONFIDENCE_Z = 1.959964
+"""Standard errors of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A row that one guard flags and the other does not."""
+
+    name: str
+    flagged_by: str
+    """"first" or "second"."""
+    classes: tuple[str, str]
+    scores: tuple[float, float]
+    p_values: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two files of scores on the rows that both have."""
+
+    first: str
+    second: str
+    guards: tuple[str | None, str | None]
+    rows: int
+    """Rows in both files."""
+    only_first: int
+    """Rows that the second file lacks."""
+    only_second: int
+    both: int
+    """Rows that both flag."""
+    by_first: int
+    """Rows that only the first flags."""
+    by_second: int
+    neither: int
+    same_label: Proportion
+    """Share of the rows with the same predicted class, of those that both could read."""
+    difference: float
+    """Alarm rate of the second minus that of the first, a fraction."""
+    difference_low: float
+    difference_high: float
+    p_alarms: float
+    """How often chance alone gives as unequal a number of rows that only one flags (McNemar's exact
+    test)."""
+    rank_correlation: float | None
+    """Spearman's, of the scores; None if it is not defined."""
+    disagreements: list[Disagreement]
+
+    @property
+    def agreement(self) -> Proportion:
+        """Share of the rows on which both decide alike."""
+        return Proportion.from_counts(self.both + self.neither, self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; at most 1,000 disagreements."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "guards": list(self.guards),
+            "rows": self.rows,
+            "only_in_first": self.only_first,
+            "only_in_second": self.only_second,
+            "flagged": {
+                "both": self.both,
+                "first": self.by_first,
+                "second": self.by_second,
+                "neither": self.neither,
+            },
+            "agreement": self.agreement.to_dict(),
+            "same_label": self.same_label.to_dict(),
+            "alarm_rate_difference": {
+                "value": self.difference,
+                "low": self.difference_low,
+                "high": self.difference_high,
+                "p_value": self.p_alarms,
+            },
+            "rank_correlation": self.rank_correlation,
+            "disagreements": [each.name for each in self.disagreements[:1000]],
+        }
+
+
+def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
+    """Compare two files of scores, row by row by their names."""
+    where = second.places()
+    mine: list[int] = []
+    theirs: list[int] = []
+    for place, name in enumerate(first.names):
+        other = where.get(name)
+        if other is not None:
+            mine.append(place)
+            theirs.append(other)
+    if not mine:
+        raise ValueError(
+            f"{first.source!r} and {second.source!r} have no row in common, such as {first.names[:1]} and "
+            f"{second.names[:1]}: compare scores of the same data"
+        )
+    one = np.array(mine)
+    two = np.array(theirs)
+    flags_one = first.is_ood[one]
+    flags_two = second.is_ood[two]
+    by_first = int((flags_one & ~flags_two).sum())
+    by_second = int((~flags_one & flags_two).sum())
+    read = (first.labels[one] >= 0) & (second.labels[two] >= 0)
+    same_label = int((first.labels[one] == second.labels[two])[read].sum())
+    difference, margin = _rate_difference(by_first, by_second, len(one))
+    return Compared(
+        first.source,
+        second.source,
+        (first.guard, second.guard),
+        rows=len(one),
+        only_first=len(first) - len(one),
+        only_second=len(second) - len(two),
+        both=int((flags_one & flags_two).sum()),
+        by_first=by_first,
+        by_second=by_second,
+        neither=int((~flags_one & ~flags_two).sum()),
+        same_label=Proportion.from_counts(same_label, int(read.sum())),
+        difference=difference,
+        difference_low=difference - margin,
+        difference_high=difference + margin,
+        p_alarms=_mcnemar(by_first, by_second),
+        rank_correlation=_rank_correlation(first.scores[one], second.scores[two]),
+        disagreements=_disagreements(first, one, second, two),
+    )
+
+
+def _rate_difference(by_first: int, by_second: int, count: int) -> tuple[float, float]:
+    """The second alarm rate minus the first, and the half width of its 95 % interval; the rows are
+    pairs (Agresti and Min's adjustment, which holds for few disagreements)."""
+    difference = (by_second - by_first) / count
+    total = count + 2
+    first = (by_first + 0.5) / total
+    second = (by_second + 0.5) / total
+    variance = (first + second - (second - first) ** 2) / total
+    return difference, CONFIDENCE_Z * float(np.sqrt(variance))
+
+
+def _mcnemar(by_first: int, by_second: int) -> float:
+    """Two-sided exact p-value that a disagreement falls to either side alike."""
+    from scipy.stats import binomtest
+
+    total = by_first + by_second
+    if not total:
+        return 1.0
+    return float(binomtest(by_first, total, 0.5).pvalue)
+
+
+def _rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
+    """Spearman's correlation of the finite scores."""
+    from scipy.stats import rankdata
+
+    known = np.isfinite(first) & np.isfinite(second)
+    ranks_one = rankdata(first[known])
+    ranks_two = rankdata(second[known])
+    if len(ranks_one) < 2 or not ranks_one.std() or not ranks_two.std():
+        return None
+    return float(np.corrcoef(ranks_one, ranks_two)[0, 1])
+
+
+def _disagreements(
+    first: ScoredRows, one: NDArray[np.int64], second: ScoredRows, two: NDArray[np.int64]
+) -> list[Disagreement]:
+    """The rows that one guard alone flags, the surest alarm first."""
+    found = []
+    for place, other in zip(one.tolist(), two.tolist()):
+        if first.is_ood[place] == second.is_ood[other]:
+            continue
+        found.append(
+            Disagreement(
+                first.names[place],
+                "first" if first.is_ood[place] else "second",
+                (_class_of(first, place), _class_of(second, other)),
+                (float(first.scores[place]), float(second.scores[other])),
+                (float(first.p_values[place]), float(second.p_values[other])),
+            )
+        )
+    found.sort(key=lambda each: np.nan_to_num(min(each.p_values), nan=0.0))
+    return found
+
+
+def _class_of(rows: ScoredRows, place: int) -> str:
+    label = int(rows.labels[place])
+    if label < 0:
+        return "unread"
+    return rows.classes[place] or f"class {label}"
+
+
+def write_page(found: Compared, out: Path, images: Path | None = None, shown: int = 500) -> None:
+    """One self-contained page: the figures, and the rows that one guard alone flags.
+
+    Args:
+        found: the comparison.
+        out: the .html file.
+        images: the folder that was scored, for thumbnails.
+        shown: rows on the page, at most.
+    """
+    cards = []
+    for each in found.disagreements[:shown]:
+        cards.append(
+            {
+                "name": each.name,
+                "flagged_by": each.flagged_by,
+                "classes": each.classes,
+                "scores": [f"{score:.4g}" for score in each.scores],
+                "p_values": [f"{p_value:.3g}" for p_value in each.p_values],
+                "picture": None if images is None else _picture(images / each.name),
+            }
+        )
+    page = render(
+        "disagreements.html",
+        "",
+        {},
+        images="; img-src data:",
+        title="Two guards on the same rows",
+        found=found,
+        cards=cards,
+        left=len(found.disagreements) - len(cards),
+    )
+    write_text(out, page)
+
+
+def _picture(path: Path) -> str | None:
+    """A thumbnail as a data URL; None if the image cannot be read."""
+    try:
+        return thumbnail(path)
+    except ImageError:
+        return None
