@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 def compare(
     first: Path = arg(..., "A results.json of fdbd bench, or a file or folder of fdbd score."),
     second: Path = arg(..., "Another of the same kind."),
+    metric: bench.CompareMetric = opt(
+        bench.CompareMetric.auroc, "Results: what to compare.", "--metric"
+    ),
     out: Path | None = opt(None, "Scores: a page with the rows on which the guards disagree."),
     images: Path | None = opt(None, "The folder of images that was scored, for thumbnails."),
     as_json: bool = options.JSON,
 ) -> None:
     """Compare two results of fdbd bench, or the scores of two guards on the same rows.
 
-    Results: the AUROC of each detector in both, over the OOD sets that both have, and whether they
+    Results: each detector in both, over the OOD sets that both have, and whether they
     differ. If both files hold the scores of the same samples, the test is paired: two models on the
     same images, or two versions of one. Otherwise the results count as independent, and smaller
     differences go unnoticed.
@@ -37,7 +40,7 @@ def compare(
             raise ValueError(
                 "--out and --images are for scores, and these are results of fdbd bench"
             )
-        bench.compare(first, second, as_json)
+        bench.compare(first, second, metric, as_json)
         return
     from fdbd.jobs.comparing import compare_scored, write_page
     from fdbd.jobs.scored import read_scored
