@@ -10,7 +10,7 @@ endif
 BIN := $(VENV)/$(SCRIPTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test slow faults crashes fuzz elsewhere coverage oldest lint types format docs architecture benchmarks workflows release-check clean
+.PHONY: help bench test slow faults crashes fuzz elsewhere coverage oldest lint types format docs pages architecture benchmarks workflows release-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,10 @@ types: $(VENV)/.dev ## check types, strictly
 format: $(VENV)/.dev ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pages: $(VENV)/.dev ## write the pages that are made from the code: detectors, architecture
+	$(BIN)/python tools/catalog.py
+	$(BIN)/python tools/architecture.py
 
 architecture: $(VENV)/.dev ## list the packages with their modules, draw the import graph
 	$(BIN)/python tools/architecture.py

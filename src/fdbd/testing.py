@@ -643,18 +643,18 @@ CHECKS: tuple[Callable[[Detector], None], ...] = (
     check_inputs_are_left_alone,
     check_state_is_in_buffers,
     check_needs,
-    check_direction,
     check_rows,
+    check_direction,
     check_fit,
     check_merging,
     check_refuses_bad_training_data,
     check_fails_closed,
     check_large_numbers,
     check_dtypes,
+    check_export,
     check_devices,
     check_gradients,
     check_saving,
-    check_export,
 )
 """All checks but `check_onnx`, for a test that runs them one by one; the most usual mistakes
 first."""

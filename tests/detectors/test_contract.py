@@ -11,8 +11,8 @@ import fdbd
 from fdbd import Batch, Detector
 from fdbd.core.configuration import registered
 from fdbd.detectors.base import Needs, Passes
-from fdbd.fitting.statistics import Mean
-from fdbd.testing import CHECKS, check_detector, check_onnx
+from fdbd.fitting.statistics import ClassMoments, Mean
+from fdbd.testing import CHECKS, check_detector, check_onnx, check_rows, run_check
 
 SMALL = {"knn": {"k": 3}, "nnguide": {"k": 3}, "openmax": {"tail": 5}, "weiper": {"copies": 5}}
 """Options for 120 training samples."""
@@ -73,7 +73,7 @@ def test_every_detector_is_the_same_in_onnx(name: str) -> None:
 
 
 class Careless(Detector):
-    """The squared distance from the mean, with one fault."""
+    """The negated squared distance from the mean, with one fault."""
 
     needs = Needs(passes=1)
 
@@ -82,25 +82,43 @@ class Careless(Detector):
         self.fault = fault
 
     def passes(self, head: fdbd.Head) -> Passes:
-        mean = yield (
-            First(head.num_features) if self.fault == "order" else Mean(head.num_features)
-        )
+        width = head.num_features
+        mean = yield (First(width) if self.fault == "order" else Mean(width))
         if self.fault == "passes":
-            yield Mean(head.num_features)
-        self.set_buffers(center=mean.mean())
+            yield Mean(width)
+        if self.fault == "labels":
+            yield ClassMoments(head.num_classes, width)
+        if self.fault == "attribute":
+            self.center = mean.mean()
+        else:
+            self.set_buffers(center=mean.mean())
 
     def formula(self, batch: Batch) -> torch.Tensor:
+        features = batch.features
+        scores = -(features - self.center).square().sum(dim=1)
         if self.fault == "in place":
-            batch.features.mul_(2)
+            features.mul_(2)
         if self.fault == "batch":
-            return -(batch.features - batch.features.mean(dim=0)).square().sum(dim=1)
-        if self.fault == "logits" and batch.logits is not None:
+            return -(features - features.mean(dim=0)).square().sum(dim=1)
+        if self.fault == "logits":
+            return batch.logits.amax(dim=1)
+        if self.fault == "some logits" and batch.logits is not None:
             return batch.logits.amax(dim=1)
         if self.fault == "device":
-            return -(batch.features - self.center).abs().sum(dim=1) + torch.zeros(
-                len(batch.features)
-            )
-        return -(batch.features - self.center).square().sum(dim=1)
+            return scores + torch.zeros(len(features))
+        if self.fault == "shape":
+            return scores[:, None]
+        if self.fault == "number":
+            return scores.sum().item()
+        if self.fault == "sign":
+            return -scores
+        if self.fault == "nan":
+            return (features.amin(dim=1) - 1).log()
+        if self.fault == "dtype":
+            return scores.float()
+        if self.fault == "graph":
+            return torch.tensor([float(score) for score in scores], dtype=scores.dtype)
+        return scores
 
 
 class First(Mean):
@@ -114,25 +132,41 @@ class First(Mean):
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [
-        ("order", "the split of the training data changes scores"),
-        ("passes", "needs says 1 passes, the fit made 2"),
-        ("in place", "the features that were given have changed"),
-        ("batch", "a sample's score depends on the rest of its batch"),
-        ("logits", "needs says that no logits are read"),
-        ("device", "device"),
+        ("shape", r"check_fit_and_score: 16 samples have scores of shape \(16, 1\), not \(16,\)"),
+        ("number", "check_fit_and_score: .*Careless raised "),
+        ("sign", "check_direction: only .* is the sign wrong"),
+        ("logits", "check_fit_and_score: the formula reads logits, and needs does not say logits=True"),
+        ("some logits", "check_needs: needs says that no logits are read, but they change the score"),
+        ("labels", "check_fit_and_score: the fit reads labels, and needs does not say labels=True"),
+        ("passes", "check_needs: needs says 1 passes, the fit made 2"),
+        ("in place", "check_inputs_are_left_alone: the features that were given have changed"),
+        ("attribute", r"check_state_is_in_buffers: the fit keeps center .* self.set_buffers\(center=tensor\)"),
+        ("nan", r"check_fit_and_score: samples \[.*\] have only finite numbers and the score −inf"),
+        ("dtype", "check_fit_and_score: after a fit in float64 the scores are torch.float32"),
+        ("graph", "check_export: .*cannot be recorded as a graph|check_export: an exported graph scores otherwise"),
+        ("order", "check_fit: the split of the training data changes scores"),
+        ("batch", "check_rows: a sample's score depends on the rest of its batch"),
+        ("device", "check_devices: "),
     ],
-)
-def test_a_careless_detector_is_told_what_it_broke(fault: str, complaint: str) -> None:
-    told = []
-    for check in CHECKS:
-        try:
-            check(Careless(fault))
-        except (AssertionError, RuntimeError) as error:
-            told.append(str(error))
-    assert any(complaint in each for each in told), told
-    with pytest.raises((AssertionError, RuntimeError)):
+)  # fmt: skip
+def test_a_careless_author_is_told_which_check_failed_and_what_was_promised(
+    fault: str, complaint: str
+) -> None:
+    with pytest.raises(AssertionError, match=complaint) as error:
         check_detector(Careless(fault))
+    assert "promised: " in str(error.value)
+
+
+def test_an_error_in_a_formula_is_shown_with_its_line() -> None:
+    with pytest.raises(AssertionError, match=r"line \d+, in formula: return batch.logits.amax"):
+        run_check(check_rows, Careless("logits"))
 
 
 def test_a_careful_detector_of_a_user_passes() -> None:
     check_detector(Careless())
+
+
+def test_a_detector_without_a_known_direction_may_say_so() -> None:
+    backwards = Careless("sign")
+    backwards.has_known_direction = False
+    check_detector(backwards)

@@ -307,3 +307,15 @@ def test_enough_samples_draw_no_warning(recwarn: pytest.WarningsRecorder) -> Non
 def test_openmax_warns_of_classes_smaller_than_its_tail() -> None:
     with pytest.warns(UserWarning, match=r"smallest class .* a tail of 500 distances"):
         fdbd.create("openmax", tail=500).fit(TRAIN, HEAD)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_openmax_of_constant_features_does_not_depend_on_the_batch(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(5, 64, generator=generator)
+    one_head = Head(weight, torch.randn(5, generator=generator))
+    same = (2 * weight[1]).expand(200, -1)
+    detector = fdbd.OpenMax().fit(Batch(same, None, torch.ones(200, dtype=torch.int64)), one_head)
+    together = detector.score(Batch(same))
+    alone = detector.score(Batch(same[:1]))
+    torch.testing.assert_close(together, alone.expand(200), rtol=1e-2, atol=1e-2)

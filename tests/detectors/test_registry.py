@@ -148,3 +148,13 @@ def test_the_migration_table_names_classes_of_pytorch_ood() -> None:
     named = {name for row in migration_table() for name in re.findall(r"`(\w+)`", row[1])}
     assert len(named) >= 25
     assert all(hasattr(peer, name) for name in named)
+
+
+def test_every_detector_and_shaping_of_ours_is_a_name_of_fdbd() -> None:
+    for kind in registered().values():
+        if kind.__module__.startswith("fdbd.detectors."):
+            module = kind.__module__.removeprefix("fdbd")
+            line = f"from {module} import {kind.__name__} as {kind.__name__}"
+            assert getattr(fdbd, kind.__name__, None) is kind, (
+                f"add to src/fdbd/__init__.pyi: {line}"
+            )

@@ -21,9 +21,9 @@ def packages() -> list:
 def test_the_page_and_the_drawing_are_those_of_the_code(packages: list) -> None:
     assert (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") == TOOL["page"](
         packages
-    ), "run make architecture"
+    ), "run make pages"
     drawing = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
-    assert drawing == TOOL["drawing"](packages), "run make architecture"
+    assert drawing == TOOL["drawing"](packages), "run make pages"
 
 
 def test_a_package_imports_only_from_packages_below_it(packages: list) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fdbd.core.linear_algebra import in_blocks
 from fdbd.detectors.base import (
     Batch,
     Detector,
@@ -21,7 +22,6 @@ from fdbd.detectors.softmax import logsumexp
 from fdbd.fitting.sample_size import warn_of_few_samples
 from fdbd.fitting.statistics import ClassMeans, in_float64, with_logits
 from fdbd.fitting.weibull import Tails, fit_weibull
-from fdbd.geometry import squared_distances
 
 
 class OpenMax(Detector):
@@ -33,7 +33,7 @@ class OpenMax(Detector):
 
     v are the logits, μ_c the mean logits of the training samples correctly predicted as c, F_c the
     Weibull law of the largest distances among them, r_c = 0, 1, … the rank of c; the m_c of all but
-    the α largest logits are 0. The odds rank like 1 − P(unknown) without rounding to 1. O(C²) per
+    the α largest logits are 0. The odds rank like 1 − P(unknown) without rounding to 1. O(αC) per
     sample; fitting keeps `tail` distances per class.
 
     Distances are Euclidean, as in the paper's formula; the authors' code adds a share of the cosine
@@ -54,7 +54,6 @@ class OpenMax(Detector):
     paper = Paper("Towards Open Set Deep Networks", "Bendale and Boult", "CVPR", 2016)
     needs = Needs(features=False, logits=True, labels=True, passes=2)
     centers: Annotated[Tensor, "C C"]
-    squares: Annotated[Tensor, "C"]
     laws: Annotated[Tensor, "C 3"]
     seen: Annotated[Tensor, "C"]
 
@@ -78,13 +77,24 @@ class OpenMax(Detector):
         centers = torch.where(seen[:, None], means.means(), 0)
         distances = partial(distances_to_own, centers=centers)
         tails = yield from with_logits(Tails(classes, self.tail, distances), head)
-        location, scale, shape = fit_weibull(tails.largest[seen])
+        location, scale, shape = fit_weibull(tails.largest[seen], self._rounding(centers))
         laws = torch.zeros(classes, 3, dtype=torch.float64)
         laws[seen] = torch.stack([location, scale.reciprocal(), shape], dim=1)
-        self.set_buffers(centers=centers, squares=centers.square().sum(dim=1), laws=laws, seen=seen)
+        self.set_buffers(centers=centers, laws=laws, seen=seen)
+
+    def _rounding(self, centers: Tensor) -> float:
+        """By how much distances of equal samples may differ: logits are computed in the dtype of
+        the fit, and a batch of one is multiplied in another order than a large one."""
+        longest = torch.linalg.vector_norm(centers, dim=1).amax().item()
+        return 256 * torch.finfo(self.fit_dtype).eps * longest
 
     def formula(self, batch: Batch) -> Tensor:
         logits = required_logits(batch)
+        table = min(self.alpha, logits.shape[1]) * logits.shape[1]
+        return in_blocks(self._odds, logits, table)
+
+    def _odds(self, logits: Tensor) -> Tensor:
+        """(N,) log-odds of the known classes against the unknown one."""
         top = logits.topk(min(self.alpha, logits.shape[1]), dim=1)
         extreme = self._extreme(logits, top.indices)
         ranks = torch.arange(top.values.shape[1], device=logits.device, dtype=logits.dtype)
@@ -95,7 +105,9 @@ class OpenMax(Detector):
     def _extreme(self, logits: Tensor, classes: Tensor) -> Tensor:
         """(N, α) F_c(‖v − μ_c‖) for these classes (N, α): how extreme the distance from each is."""
         finfo = torch.finfo(logits.dtype)
-        squared = squared_distances(logits, self.centers, self.squares).gather(1, classes)
+        # By subtraction: a matrix product would cancel, and in another way in a batch of one.
+        differences = logits.unsqueeze(1) - self.centers[classes]
+        squared = differences.square().sum(dim=2)
         distance = squared.clamp_min(finfo.tiny).sqrt()
         location, inverse_scale, shape = self.laws[classes].unbind(dim=2)
         relative = ((distance - location) * inverse_scale).clamp(finfo.eps - 1, 1e3)
