@@ -105,7 +105,7 @@ class Careless(Detector):
         if self.fault == "some logits" and batch.logits is not None:
             return batch.logits.amax(dim=1)
         if self.fault == "device":
-            return scores + torch.zeros(len(features))
+            return scores + torch.zeros(features.shape[0])
         if self.fault == "shape":
             return scores[:, None]
         if self.fault == "number":

@@ -86,7 +86,7 @@ class OpenMax(Detector):
         """By how much distances of equal samples may differ: logits are computed in the dtype of
         the fit, and a batch of one is multiplied in another order than a large one."""
         longest = torch.linalg.vector_norm(centers, dim=1).amax().item()
-        return 256 * torch.finfo(self.fit_dtype).eps * longest
+        return float(256 * torch.finfo(self.fit_dtype).eps * longest)
 
     def formula(self, batch: Batch) -> Tensor:
         logits = required_logits(batch)
