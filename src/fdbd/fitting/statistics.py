@@ -4,7 +4,7 @@ samples."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -319,6 +319,21 @@ def values_of_bits(ordered: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32).to(torch.float64)
 
 
+def float_bins(values: Tensor) -> Tensor:
+    """The bin (int64) of each value among the 2^20 that all of float32 is divided into; bins ascend
+    with the value."""
+    bins = (ordered_bits(values) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
+    return torch.from_numpy(bins.astype(np.int64))
+
+
+@cache
+def lower_ends_of_bins() -> Tensor:
+    """(2^20,) the smallest value of each of the bins of `float_bins`, float64; NaN and infinity for
+    those at either end."""
+    bins = torch.arange(1 << (32 - _BINS_BELOW_SIGN), dtype=torch.int64)
+    return values_of_bits(bins << _BINS_BELOW_SIGN)
+
+
 class Histogram(Additive):
     """Quantiles of all values that `value` takes from a batch (default: its features), without
     keeping them.
@@ -341,8 +356,7 @@ class Histogram(Additive):
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
         for piece in values.detach().reshape(-1).split(1 << 21):
-            bins = (ordered_bits(piece) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
-            self.counts += torch.from_numpy(np.bincount(bins, minlength=len(self.counts)))
+            self.counts += torch.bincount(float_bins(piece), minlength=len(self.counts))
 
     def quantile(self, fraction: float) -> float:
         """The value below which this fraction of all values lies, between 0 and 1."""
