@@ -1,10 +1,13 @@
-"""Load and faults on a real service: broken images, huge bodies, slow clients, disconnects, killed
-workers.
+"""What clients can do to a service, on a real one: each row is a fault, and can fail.
 
-Run ``python benchmarks/serving_faults.py --minutes 15``. It ends with an error unless each answer
-equals the guard's, each request is answered (except on connections that a killed worker held: those
-are counted and repeated), and the memory of the service stays flat. It prints its verdict and its
-counts as JSON.
+Run ``python benchmarks/serving_faults.py`` (about a quarter of an hour), or with ``--quick`` (under
+three minutes); ``--rows`` chooses some. Each row starts from a service that answers, does what its
+name says, and looks whether the service kept its bounds: every request is answered or refused in
+time, health and metrics answer meanwhile, no answer is wrong, and the memory of the process, at its
+highest, stays below ``--memory``. It ends with an error if a row fails, and prints all rows as
+JSON.
+
+Options that an older version of `fdbd serve` lacks are left out, so that its rows can be compared.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
+import functools
+import http.client
 import io
 import json
 import math
@@ -19,10 +25,15 @@ import os
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,35 +44,61 @@ from PIL import Image
 from fdbd.decision.guard_file import open_guard
 from fdbd.serve.torch_backend import TorchBackend
 
+MEMORY = 1_800
+"""Megabytes that a process may use."""
+TIMEOUT = 5.0
+HEADER_TIMEOUT = 3.0
+CONNECTIONS = 128
+MAX_BODY = 32
+"""Megabytes."""
+PROBE_SECONDS = 2.0
+"""The longest that health and metrics may take while the service is attacked. The clients run on
+the same cores."""
 WORKERS = 2
 KILL_SECONDS = 20.0
-MAX_BODY = 1
-"""Megabytes."""
+
+
+# ── services
+
+
+@functools.cache
+def known_options() -> str:
+    """The help of `fdbd serve`."""
+    wide = {**os.environ, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "fdbd", "serve", "--help"]
+    return subprocess.run(command, capture_output=True, text=True, env=wide).stdout
 
 
 class Service:
-    """`fdbd serve` with two workers, in separate processes."""
+    """`fdbd serve` in processes of its own."""
 
-    def __init__(self, guard: Path) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "fdbd",
-            "serve",
-            str(guard),
-            "--port",
-            "0",
-            "--workers",
-            str(WORKERS),
-        ]
-        command += ["--max-body", str(MAX_BODY), "--device", "cpu"]
+    def __init__(self, guard: Path, *arguments: object, **environment: str) -> None:
+        command = [sys.executable, "-m", "fdbd", "serve", str(guard), "--port", "0"]
+        command += ["--device", "cpu"]
+        given = {
+            "--memory": MEMORY,
+            "--timeout": TIMEOUT,
+            "--header-timeout": HEADER_TIMEOUT,
+            "--connections": CONNECTIONS,
+            "--max-body": MAX_BODY,
+        }
+        for option, value in given.items():
+            if option in known_options():
+                command += [option, str(value)]
+        command += [str(argument) for argument in arguments]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(command, stderr=self.log, start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            stderr=self.log,
+            start_new_session=True,
+            cwd=guard.parent,
+            env={**os.environ, **environment},
+        )
         deadline = time.monotonic() + 180
         while not (found := re.search(r"serving on http://127\.0\.0\.1:(\d+)", self.text())):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the service did not start:\n{self.text()}")
-            time.sleep(0.2)
+            time.sleep(0.1)
         self.port = int(found[1])
 
     def text(self) -> str:
@@ -69,24 +106,40 @@ class Service:
         return self.log.read()
 
     def workers(self) -> list[int]:
-        children = (
-            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        )
-        return [
-            int(child) for child in children if b"spawn_main" in _read(f"/proc/{child}/cmdline")
-        ]
+        """The processes that answer."""
+        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        children = []
+        for child in _read(path).decode().split():
+            if b"spawn_main" in _read(f"/proc/{child}/cmdline"):
+                children.append(int(child))
+        return children or [self.process.pid]
 
-    def memory(self) -> int:
-        """Memory of the largest worker, in bytes."""
-        lines = (_read(f"/proc/{pid}/status").decode() for pid in self.workers())
-        return max(
-            (1024 * int(m[1]) for text in lines if (m := re.search(r"VmRSS:\s+(\d+)", text))),
-            default=0,
-        )
+    def forget_peak(self) -> None:
+        """Have the system measure the highest memory anew."""
+        for worker in self.workers():
+            Path(f"/proc/{worker}/clear_refs").write_text("5")
+
+    def peak_memory(self) -> float:
+        """The highest memory of a process, in megabytes."""
+        peaks = [0.0]
+        for worker in self.workers():
+            found = re.search(r"VmHWM:\s+(\d+)", _read(f"/proc/{worker}/status").decode())
+            if found:
+                peaks.append(1024 * int(found[1]) / 1e6)
+        return max(peaks)
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the processes so far."""
+        ticks = 0
+        for worker in self.workers():
+            fields = _read(f"/proc/{worker}/stat").decode().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 def _read(path: str) -> bytes:
@@ -96,66 +149,515 @@ def _read(path: str) -> bytes:
         return b""
 
 
+# ── clients
+
+
+@dataclass
+class Answer:
+    """What came back: status 0 if the connection broke or was closed without an answer."""
+
+    status: int
+    body: Any
+    seconds: float
+
+
+def post_head(path: str, length: int, kind: str = "image/png", *more: str) -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: 127.0.0.1",
+        f"content-type: {kind}",
+        f"content-length: {length}",
+        *more,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class Clients:
+    """Opens connections to a service, and looks after its probes while a row runs."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.probe_seconds: list[float] = []
+        self.probe_failures: list[str] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.service.port)
+
+    async def send(self, content: bytes, patience: float = 60.0) -> Answer:
+        """Send bytes on a new connection and read the answer."""
+        start = time.monotonic()
+        writer = None
+        try:
+            reader, writer = await self.connect()
+            sending = asyncio.ensure_future(send_in_parts(writer, content))
+            answer = await asyncio.wait_for(read_answer(reader), patience)
+            sending.cancel()
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
+            answer = (0, None)
+        finally:
+            if writer is not None:
+                writer.close()
+        return Answer(*answer, time.monotonic() - start)
+
+    async def post(
+        self, path: str, body: bytes, kind: str = "image/png", *more: str, patience: float = 60.0
+    ) -> Answer:
+        head = post_head(path, len(body), kind, "connection: close", *more)
+        return await self.send(head + body, patience)
+
+    async def get(self, path: str, patience: float = 60.0) -> Answer:
+        head = f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+        return await self.send(head.encode(), patience)
+
+    def probe(self, ended: threading.Event) -> None:
+        """Ask for health, metrics and status until the end, in a thread: this process is busy with
+        the clients that attack."""
+        while not ended.wait(0.2):
+            for path in ("/v2/health/live", "/metrics", "/status"):
+                start = time.monotonic()
+                connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=30)
+                try:
+                    connection.request("GET", path)
+                    status = connection.getresponse().status
+                except OSError as error:
+                    self.probe_failures.append(f"{path}: {error!r}")
+                    continue
+                finally:
+                    connection.close()
+                self.probe_seconds.append(time.monotonic() - start)
+                if status != 200:
+                    self.probe_failures.append(f"{path}: {status}")
+
+
+async def send_in_parts(writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Send as fast as the service reads."""
+    view = memoryview(content)
+    with contextlib.suppress(OSError):
+        for start in range(0, len(content), 1 << 18):
+            writer.write(view[start : start + (1 << 18)])
+            await writer.drain()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    """Status and body of one answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    body = await reader.readexactly(int(length[1])) if length else b""
+    status = int(head.split()[1])
+    try:
+        return status, json.loads(body)
+    except ValueError:
+        return status, body
+
+
+# ── images
+
+
+def png(side: int, seed: int = 0) -> bytes:
+    """A small picture of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def empty_png(width: int, height: int, *chunks: bytes) -> bytes:
+    """A PNG of one colour: few bytes, many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    compressor = zlib.compressobj(9)
+    row = bytes(1 + 3 * width)
+    packed = b"".join([compressor.compress(row) for _ in range(height)]) + compressor.flush()
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    texts = b"".join(chunk(b"zTXt", text) for text in chunks)
+    parts = (chunk(b"IHDR", header), texts, chunk(b"IDAT", packed), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def jpeg(width: int, height: int, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (120, 60, 200)).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def jpeg_of_many_scans(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose last scan is repeated, as no camera does: each costs a pass over the
+    whole image."""
+    content = jpeg(side, side, progressive=True)
+    last = content.rindex(b"\xff\xda")
+    end = content.rindex(b"\xff\xd9")
+    return content[:end] + content[last:end] * scans + content[end:]
+
+
+# ── rows
+
+
+@dataclass
+class Found:
+    """What a row found."""
+
+    faults: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def expect(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            self.faults.append(otherwise)
+
+
+Row = Callable[["Trial", Clients, Found], Awaitable[None]]
+
+
+@dataclass
+class Trial:
+    """The guards of a run, and how long it may take."""
+
+    folder: Path
+    guard: Path
+    backend: TorchBackend
+    quick: bool
+
+
+async def large_images(trial: Trial, clients: Clients, found: Found) -> None:
+    """Forty pictures of sixteen megapixels in a few kilobytes each, and small ones meanwhile."""
+    large = empty_png(4000, 4000)
+    count = 20 if trial.quick else 40
+    small = png(50)
+
+    async def honest() -> list[Answer]:
+        answers = []
+        for _ in range(10):
+            answers.append(await clients.post("/decide", small))
+            await asyncio.sleep(0.3)
+        return answers
+
+    asked = [clients.post("/decide", large) for _ in range(count)]
+    honest_answers, *answers = await asyncio.gather(honest(), *asked)
+    found.numbers["statuses"] = statuses(answers)
+    found.numbers["longest"] = longest(answers)
+    found.numbers["longest of a small one"] = longest(honest_answers)
+    found.expect(longest(answers) < TIMEOUT + 2, f"an answer took {longest(answers)} s")
+    found.expect(set(statuses(answers)) <= {200, 503, 504}, f"answers: {statuses(answers)}")
+    allowed = {200, 503, 504}
+    found.expect(set(statuses(honest_answers)) <= allowed, f"{statuses(honest_answers)}")
+    found.expect(longest(honest_answers) < TIMEOUT + 2, "a small image waited for large ones")
+    too_large = await clients.post("/decide", empty_png(8000, 8000))
+    found.expect(too_large.status == 400, f"64 megapixels: {too_large.status}")
+    photo = await clients.post("/decide", jpeg(8000, 6000))
+    found.expect(photo.status == 200, f"a photo of 48 megapixels: {photo.status} {photo.body}")
+
+
+async def images_made_to_be_slow(trial: Trial, clients: Clients, found: Found) -> None:
+    """Pictures whose decoding costs far more than their size says."""
+    text = b"key\0\0" + zlib.compress(bytes(50_000_000), 9)
+    pictures = {
+        "many scans": jpeg_of_many_scans(3000, 300),
+        "large texts": empty_png(10, 10, *[text] * 30),
+        "a long strip": empty_png(1_000_000, 1),
+    }
+    for name, picture in pictures.items():
+        answers = await asyncio.gather(*(clients.post("/decide", picture) for _ in range(8)))
+        found.numbers[name] = [statuses(answers), longest(answers)]
+        found.expect(set(statuses(answers)) <= {200, 400, 503, 504}, f"{name}: {answers[0]}")
+        found.expect(longest(answers) < TIMEOUT + 2, f"{name}: {longest(answers)} s")
+
+
+async def unfinished_bodies(trial: Trial, clients: Clients, found: Found) -> None:
+    """A hundred bodies of 31 megabytes of which the last byte never comes."""
+    length = 31_000_000
+    content = post_head("/decide", length) + bytes(length - 1)
+
+    async def unfinished() -> Answer:
+        return await clients.send(content, TIMEOUT + 10)
+
+    answers = await asyncio.gather(*(unfinished() for _ in range(100)))
+    found.numbers["statuses"] = statuses(answers)
+    found.numbers["longest"] = longest(answers)
+    found.expect(longest(answers) < TIMEOUT + 5, f"a body was held for {longest(answers)} s")
+    found.expect(set(statuses(answers)) <= {0, 408, 503}, f"answers: {statuses(answers)}")
+
+
+async def large_json(trial: Trial, clients: Clients, found: Found) -> None:
+    """JSON that takes many times its size once it is read."""
+    for name, part in (("lists", b"[],"), ("objects", b'{"":0},'), ("numbers", b"0.1,")):
+        body = b'{"inputs":[' + part * (8_000_000 // len(part)) + b"0]}"
+        asked = (clients.post("/v2/models/guard/infer", body, "application/json") for _ in range(8))
+        answers = await asyncio.gather(*asked)
+        found.numbers[name] = [statuses(answers), longest(answers)]
+        found.expect(set(statuses(answers)) <= {400, 503, 504}, f"{name}: {statuses(answers)}")
+        found.expect(longest(answers) < TIMEOUT + 5, f"{name}: {longest(answers)} s")
+
+
+async def slow_headers(trial: Trial, clients: Clients, found: Found) -> None:
+    """A thousand connections that send half a header, or nothing, and stay."""
+    closed: list[float] = []
+
+    async def half(content: bytes) -> None:
+        start = time.monotonic()
+        try:
+            reader, writer = await clients.connect()
+            writer.write(content)
+            await asyncio.wait_for(reader.read(), HEADER_TIMEOUT + 10)
+            closed.append(time.monotonic() - start)
+            writer.close()
+        except OSError:
+            closed.append(time.monotonic() - start)
+        except asyncio.TimeoutError:
+            found.numbers["still open"] = found.numbers.get("still open", 0) + 1
+
+    contents = [b"POST /decide HTTP/1.1\r\nhost: x\r\nx-half", b""]
+    await asyncio.gather(*(half(contents[number % 2]) for number in range(1000)))
+    found.numbers["closed"] = len(closed)
+    found.numbers["longest"] = round(max(closed, default=0.0), 2)
+    found.expect(len(closed) == 1000, f"{1000 - len(closed)} connections stay open")
+
+
+async def endless_header(trial: Trial, clients: Clients, found: Found) -> None:
+    """Headers that never end, or are too many."""
+    before = clients.service.cpu_seconds()
+    for name, line in (("one", b"a" * 100_000), ("many", b"a: b\r\n" * 10_000)):
+        sent = 0
+        _, writer = await clients.connect()
+        writer.write(b"GET /status HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
+        try:
+            while sent < 80_000_000:
+                writer.write(line)
+                sent += len(line)
+                await writer.drain()
+        except OSError:
+            pass
+        writer.close()
+        found.numbers[f"{name}: bytes taken"] = sent
+        found.expect(sent < 20_000_000, f"{name}: {sent} bytes of a header were taken")
+    head = b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"a: b\r\n" * 500 + b"\r\n"
+    refused = await clients.send(head)
+    found.expect(refused.status == 431, f"500 headers: {refused.status}")
+    seconds = clients.service.cpu_seconds() - before
+    found.numbers["processor seconds"] = round(seconds, 2)
+    found.expect(seconds < 3, f"headers cost {seconds:.1f} s of processor time")
+
+
+async def requests_sent_ahead(trial: Trial, clients: Clients, found: Found) -> None:
+    """Ten thousand requests on each of ten connections, without reading an answer."""
+    image = png(40)
+    content = (post_head("/decide", len(image)) + image) * 3 + (
+        b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 10_000
+    )
+
+    async def ahead() -> float:
+        start = time.monotonic()
+        reader, writer = await clients.connect()
+        writer.write(content)
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(reader.read(), 3 * TIMEOUT)
+        writer.transport.abort()
+        return time.monotonic() - start
+
+    seconds = await asyncio.gather(*(ahead() for _ in range(10)))
+    found.numbers["longest"] = round(max(seconds), 2)
+    found.expect(max(seconds) < 2 * TIMEOUT + 3, f"connections stayed for {max(seconds):.1f} s")
+
+
+async def clients_that_do_not_read(trial: Trial, clients: Clients, found: Found) -> None:
+    """Answers of many megabytes that nobody reads."""
+    row = np.zeros((512, *trial.backend.row_shape), "<f4").tobytes()
+    tensor = {"name": "images", "shape": [512, *trial.backend.row_shape], "datatype": "FP32"}
+    tensor["parameters"] = {"binary_data_size": len(row)}
+    header = json.dumps({"inputs": [tensor]}).encode()
+    length = f"inference-header-content-length: {len(header)}"
+    body = header + row
+    path = "/v2/models/guard/infer"
+    content = post_head(path, len(body), "application/octet-stream", length) + body
+    connections = []
+    for _ in range(20):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", clients.service.port, limit=1024
+        )
+        writer.transport.pause_reading()
+        writer.write(content)
+        connections.append((reader, writer))
+    await asyncio.sleep(2 * TIMEOUT)
+    answer = await clients.post("/decide", png(40))
+    found.expect(answer.status == 200, f"afterwards: {answer.status}")
+    for _, writer in connections:
+        writer.transport.abort()
+
+
+async def silent_connections(trial: Trial, clients: Clients, found: Found) -> None:
+    """All connections are used by bodies that stay unfinished; images are asked meanwhile."""
+    half = post_head("/decide", 1000) + bytes(500)
+    writers = []
+    for _ in range(2 * CONNECTIONS):
+        try:
+            _, writer = await clients.connect()
+        except OSError:
+            continue
+        writer.write(half)
+        writers.append(writer)
+    answers = [await clients.post("/decide", png(40)) for _ in range(10)]
+    found.numbers["statuses"] = statuses(answers)
+    found.expect(set(statuses(answers)) <= {200, 503}, f"answers: {statuses(answers)}")
+    found.expect(200 in statuses(answers), "no image was decided")
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def pages_of_other_sites(trial: Trial, clients: Clients, found: Found) -> None:
+    """What a browser sends for a page of another site, without asking its user."""
+    before = (await clients.get("/status")).body["monitor"]["samples"]
+    image = png(40)
+    tries = {
+        "text/plain": ("text/plain", ()),
+        "a form": ("multipart/form-data; boundary=x", ("origin: http://elsewhere.example",)),
+        "an image": ("image/png", ("origin: http://elsewhere.example",)),
+        "a sandbox": ("image/png", ("origin: null",)),
+        "a page by fetch": ("image/png", ("sec-fetch-site: cross-site",)),
+    }
+    for name, (kind, more) in tries.items():
+        answer = await clients.post("/decide", image, kind, *more)
+        found.expect(answer.status in (403, 415), f"{name}: {answer.status}")
+    head = b"GET /status HTTP/1.1\r\nhost: rebound.example\r\nconnection: close\r\n\r\n"
+    rebound = await clients.send(head)
+    found.expect(rebound.status == 421, f"another host: {rebound.status}")
+    after = (await clients.get("/status")).body["monitor"]["samples"]
+    found.expect(after == before, f"{after - before} samples were counted")
+
+
+def statuses(answers: list[Answer]) -> dict[int, int]:
+    return dict(sorted(collections.Counter(answer.status for answer in answers).items()))
+
+
+def longest(answers: list[Answer]) -> float:
+    return round(max(answer.seconds for answer in answers), 2)
+
+
+# ── rows with a service of their own
+
+
+async def a_model_that_hangs(trial: Trial, _: Clients | None, found: Found) -> None:
+    """The model stops in the middle of a batch: not ready, then not alive; it ends when told to."""
+    folder = trial.folder / "hanging"
+    guard = make_hanging_guard(folder)
+    hang = folder / "hang"
+    hang.unlink(missing_ok=True)
+    service = Service(
+        guard,
+        "--model",
+        "hanging:factory",
+        "--trust-model",
+        "--no-state",
+        PYTHONPATH=path_of(folder),
+    )
+    try:
+        clients = Clients(service)
+        answer = await clients.post("/decide", png(8))
+        found.expect(answer.status == 200, f"before: {answer.status} {answer.body}")
+        hang.touch()
+        start = time.monotonic()
+        asked = await asyncio.gather(*(clients.post("/decide", png(8)) for _ in range(5)))
+        found.numbers["statuses"] = statuses(asked)
+        found.expect(set(statuses(asked)) <= {503, 504}, f"asked: {statuses(asked)}")
+        found.expect(longest(asked) < TIMEOUT + 2, f"an answer took {longest(asked)} s")
+        for name, path, limit in (
+            ("not ready after", "/v2/health/ready", TIMEOUT + 3),
+            ("not alive after", "/v2/health/live", 2 * TIMEOUT + 3),
+        ):
+            while (await clients.get(path)).status == 200:
+                await asyncio.sleep(0.1)
+                if time.monotonic() - start > limit:
+                    found.faults.append(f"{path} is still 200 after {limit} s")
+                    break
+            found.numbers[name] = round(time.monotonic() - start, 1)
+        await expect_end(service, TIMEOUT + 10, found)
+    finally:
+        service.end()
+
+
+async def half_sent_bodies_at_the_end(trial: Trial, _: Clients | None, found: Found) -> None:
+    """SIGTERM while bodies are half sent: nobody is told that the service made an error."""
+    service = Service(trial.guard, "--no-state")
+    try:
+        clients = Clients(service)
+        half = post_head("/decide", 3000) + bytes(1000)
+        asked = [asyncio.ensure_future(clients.send(half)) for _ in range(20)]
+        await asyncio.sleep(1)
+        await expect_end(service, TIMEOUT + 3, found)
+        answers = await asyncio.gather(*asked)
+        found.numbers["statuses"] = statuses(answers)
+        found.expect(set(statuses(answers)) <= {0, 408, 503}, f"answers: {statuses(answers)}")
+    finally:
+        service.end()
+
+
+async def expect_end(service: Service, limit: float, found: Found) -> None:
+    """The service ends within so many seconds once it is told to."""
+    start = time.monotonic()
+    service.process.send_signal(signal.SIGTERM)
+    while service.process.poll() is None and time.monotonic() - start < limit + 20:
+        await asyncio.sleep(0.05)
+    seconds = time.monotonic() - start
+    found.numbers["seconds to the end"] = round(seconds, 1)
+    found.expect(seconds < limit, f"SIGTERM took {seconds:.1f} s, expected less than {limit} s")
+
+
 class Load:
     """Clients that behave, and clients that do not."""
 
-    def __init__(self, port: int, backend: TorchBackend, end: float) -> None:
-        self.port, self.end = port, end
+    def __init__(self, clients: Clients, backend: TorchBackend, end: float) -> None:
+        self.clients = clients
+        self.end = end
         self.counts: collections.Counter[str] = collections.Counter()
         self.wrong: list[str] = []
-        generator = np.random.default_rng(0)
         self.images = []
-        for _ in range(16):
-            buffer = io.BytesIO()
-            Image.fromarray(generator.integers(0, 256, (40, 36, 3), np.uint8)).save(buffer, "PNG")
-            image = buffer.getvalue()
+        for seed in range(16):
+            image = png(40, seed)
             answers = backend.decide(backend.prepare(image)[None])
-            self.images.append(
-                (image, int(answers.labels[0]), float(answers.scores[0]), bool(answers.is_ood[0]))
-            )
+            expected = (int(answers.labels[0]), float(answers.scores[0]), bool(answers.is_ood[0]))
+            self.images.append((image, *expected))
 
-    async def ask(
-        self, body: bytes, kind: str = "image/png", *, pause: float = 0.0
-    ) -> tuple[int, Any]:
-        """One request on a new connection; status 0 if the connection broke."""
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            return 0, None
-        try:
-            head = (
-                f"POST /decide HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\n"
-            )
-            content = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-            for start in range(0, len(content), size := 2000 if pause else len(content)):
-                writer.write(content[start : start + size])
-                await writer.drain()
-                await asyncio.sleep(pause)
-            answer = await asyncio.wait_for(reader.read(), 60)
-            status, _, text = answer.partition(b"\r\n\r\n")
-            return (int(status.split()[1]), json.loads(text)) if status else (0, None)
-        except (OSError, ValueError):
-            return 0, None
-        finally:
-            writer.close()
-
-    async def honest(self, pause: float = 0.0) -> None:
+    async def honest(self) -> None:
         """Sends images, and repeats each request until it is answered."""
         while time.monotonic() < self.end:
             image, label, score, is_ood = random.choice(self.images)
-            for _ in range(600):
-                status, found = await self.ask(image, pause=pause)
-                if status == 200:
-                    break
-                self.counts["broken connections" if not status else f"status {status}"] += 1
-                await asyncio.sleep(0.1)
-            else:
+            answer = await self._answered(image)
+            if answer is None:
                 self.wrong.append("a request had no answer in 600 tries")
                 return
             self.counts["answers"] += 1
-            close = math.isclose(found["score"], score, rel_tol=1e-4, abs_tol=1e-6)
-            if (found["label"], found["is_ood"]) != (label, is_ood) or not close:
-                self.wrong.append(f"{found} instead of {label}, {score}, {is_ood}")
+            given = answer.body
+            is_close = math.isclose(given["score"], score, rel_tol=1e-4, abs_tol=1e-6)
+            if (given["label"], given["is_ood"]) != (label, is_ood) or not is_close:
+                self.wrong.append(f"{given} instead of {label}, {score}, {is_ood}")
+
+    async def _answered(self, image: bytes) -> Answer | None:
+        for _ in range(600):
+            answer = await self.clients.post("/decide", image)
+            if answer.status == 200:
+                return answer
+            what = "broken connections" if not answer.status else f"status {answer.status}"
+            self.counts[what] += 1
+            await asyncio.sleep(0.1)
+        return None
+
+    async def slow(self) -> None:
+        """Sends images two thousand bytes at a time."""
+        while time.monotonic() < self.end:
+            image = random.choice(self.images)[0]
+            content = post_head("/decide", len(image)) + image
+            try:
+                reader, writer = await self.clients.connect()
+                for start in range(0, len(content), 2000):
+                    writer.write(content[start : start + 2000])
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+                status, _ = await asyncio.wait_for(read_answer(reader), 60)
+                self.counts[f"slowly sent: {status}"] += 1
+                writer.close()
+            except (OSError, EOFError, asyncio.TimeoutError):
+                self.counts["broken connections"] += 1
+                await asyncio.sleep(0.1)
 
     async def broken(self) -> None:
         """Sends files that are not images, truncated images, and bodies above the limit."""
@@ -168,20 +670,20 @@ class Load:
                 ("a form without a file", b"--x--\r\n", "multipart/form-data; boundary=x", {400}),
                 ("a huge body", bytes(MAX_BODY * 1_000_000 + 1), "image/png", {413}),
             ):
-                status, _ = await self.ask(body, kind)
-                self.counts[f"broken: {status}"] += 1
-                if status not in expected and status not in (0, 503):
-                    self.wrong.append(f"{name} was answered with {status}")
-                await asyncio.sleep(0.02)
+                answer = await self.clients.post("/decide", body, kind)
+                self.counts[f"broken: {answer.status}"] += 1
+                if answer.status not in expected and answer.status not in (0, 503):
+                    self.wrong.append(f"{name} was answered with {answer.status}")
+                await asyncio.sleep(0.1)
 
     async def leaving(self) -> None:
         """Sends half a request or a whole one, and disconnects."""
         while time.monotonic() < self.end:
             image = random.choice(self.images)[0]
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                head = f"POST /decide HTTP/1.1\r\nhost: x\r\ncontent-length: {len(image)}\r\n\r\n".encode()
-                writer.write(head + image[: random.choice([10, len(image)])])
+                _, writer = await self.clients.connect()
+                writer.write(post_head("/decide", len(image)))
+                writer.write(image[: random.choice([10, len(image)])])
                 await writer.drain()
                 await asyncio.sleep(random.random() * 0.02)
                 writer.transport.abort()
@@ -190,89 +692,221 @@ class Load:
                 self.counts["broken connections"] += 1
             await asyncio.sleep(0.02)
 
-    async def killing(self, service: Service) -> None:
+    async def killing(self) -> None:
         """Kills a worker now and then."""
         while time.monotonic() + 10 < self.end:
-            await asyncio.sleep(min(KILL_SECONDS, max(1.0, (self.end - time.monotonic()) / 3)))
-            if workers := service.workers():
-                os.kill(random.choice(workers), signal.SIGKILL)
-                self.counts["kills"] += 1
+            left = self.end - time.monotonic()
+            await asyncio.sleep(min(KILL_SECONDS, max(1.0, left / 3)))
+            os.kill(random.choice(self.clients.service.workers()), signal.SIGKILL)
+            self.counts["kills"] += 1
 
-    async def run(self, service: Service) -> list[int]:
-        """Runs all of them; reads the memory once per second."""
-        memory = []
 
-        async def watch() -> None:
-            while time.monotonic() < self.end:
-                memory.append(service.memory())
+async def load_with_kills(trial: Trial, _: Clients | None, found: Found, minutes: float) -> None:
+    """Honest, slow, broken and leaving clients on two processes of which one is killed at times."""
+    service = Service(trial.guard, "--workers", WORKERS, "--no-state")
+    try:
+        clients = Clients(service)
+        load = Load(clients, trial.backend, time.monotonic() + 60 * minutes)
+        memory: list[float] = []
+
+        async def watch_memory() -> None:
+            while time.monotonic() < load.end:
+                memory.append(service.peak_memory())
+                service.forget_peak()
                 await asyncio.sleep(1)
 
-        clients = [self.honest() for _ in range(8)] + [self.honest(0.05) for _ in range(4)]
-        await asyncio.gather(
-            *clients, self.broken(), self.leaving(), self.killing(service), watch()
-        )
-        return memory
+        work = [load.honest() for _ in range(8)] + [load.slow() for _ in range(4)]
+        await asyncio.gather(*work, load.broken(), load.leaving(), load.killing(), watch_memory())
+        status = (await clients.post("/decide", load.images[0][0])).status
+        log = service.text()
+    finally:
+        service.end()
+    found.faults += load.wrong[:20]
+    found.numbers.update(sorted(load.counts.items()))
+    found.numbers["memory"] = round(max(memory))
+    found.expect(load.counts["answers"] > 0, "no request was answered")
+    found.expect(load.counts["kills"] > 0, "no worker was killed")
+    found.expect(status == 200, f"after the load the service answers with {status}")
+    found.expect("Traceback" not in log, f"a traceback is in the log: {log[-500:]}")
+    found.expect(not any(name.endswith(" 500") for name in load.counts), "an answer was 500")
+    found.expect(max(memory) < MEMORY, f"{max(memory):.0f} MB of {MEMORY}")
+    settled = [value for value in memory[len(memory) // 3 :] if value]
+    half = len(settled) // 2
+    growth = max(settled[half:], default=0) / max(1, *settled[:half]) - 1
+    found.numbers["growth"] = round(growth, 3)
+    found.expect(growth < 0.1, f"memory grew by {growth:.0%} in the second half")
+
+
+ROWS: tuple[Row, ...] = (
+    large_images,
+    images_made_to_be_slow,
+    unfinished_bodies,
+    large_json,
+    slow_headers,
+    endless_header,
+    requests_sent_ahead,
+    clients_that_do_not_read,
+    silent_connections,
+    pages_of_other_sites,
+)
+"""Rows that run one after the other on one service."""
+
+
+def run_row(trial: Trial, service: Service, row: Row) -> Found:
+    """One row on a service that answers, with its probes and its memory."""
+    found = Found()
+    clients = Clients(service)
+
+    async def whole() -> None:
+        ended = threading.Event()
+        probing = threading.Thread(target=clients.probe, args=(ended,))
+        probing.start()
+        try:
+            await row(trial, clients, found)
+        finally:
+            ended.set()
+            await asyncio.to_thread(probing.join)
+        answer = await clients.post("/decide", png(40))
+        found.expect(answer.status == 200, f"afterwards an image is answered {answer.status}")
+
+    service.forget_peak()
+    asyncio.run(whole())
+    memory = service.peak_memory()
+    slowest = max(clients.probe_seconds, default=0.0)
+    found.numbers["memory"] = round(memory)
+    found.numbers["slowest probe"] = round(slowest, 2)
+    found.expect(memory < MEMORY, f"{memory:.0f} MB of {MEMORY}")
+    found.expect(slowest < PROBE_SECONDS, f"health or metrics took {slowest:.1f} s")
+    found.expect(not clients.probe_failures, f"probes failed: {clients.probe_failures[:5]}")
+    return found
+
+
+def run_alone(trial: Trial, row: Callable[..., Awaitable[None]], *arguments: Any) -> Found:
+    """One row that starts its own service."""
+    found = Found()
+    asyncio.run(row(trial, None, found, *arguments))
+    return found
+
+
+# ── guards
 
 
 def make_guard(folder: Path) -> Path:
     """The zoo's model with a guard that was fitted on noise."""
-    generator = np.random.default_rng(1)
+    save_noise(folder, 32)
+    return fit(folder, "cifar10-ce")
+
+
+HANGING = """\
+import os, time
+import torch
+from torch import nn
+
+class Hanging(nn.Module):
+    def __init__(self):
+        super().__init__()
+        pooled = nn.AdaptiveAvgPool2d(1)
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), pooled, nn.Flatten())
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x):
+        while os.path.exists({hang!r}):
+            time.sleep(0.1)
+        return self.fc(self.body(x))
+
+def factory():
+    torch.manual_seed(0)
+    return Hanging().eval()
+"""
+
+
+def make_hanging_guard(folder: Path) -> Path:
+    """A guard of a model that stops for as long as a file is there."""
+    folder.mkdir()
+    (folder / "hanging.py").write_text(HANGING.format(hang=str(folder / "hang")))
+    save_noise(folder, 8)
+    preprocess = json.dumps({"size": 8})
+    return fit(folder, "hanging:factory", "--preprocess", preprocess, "--trust-model")
+
+
+def save_noise(folder: Path, side: int) -> None:
     for name in ("fit", "calibration"):
         (folder / name).mkdir()
         for number in range(24):
-            pixels = generator.integers(0, 256, (32, 32, 3), np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-    given = ["fit", "cifar10-ce", str(folder / "fit"), "--calibration", str(folder / "calibration")]
+            (folder / name / f"{number}.png").write_bytes(png(side, number + 100))
+
+
+def fit(folder: Path, model: str, *more: str) -> Path:
     out = folder / "guard.safetensors"
-    subprocess.run(
-        [sys.executable, "-m", "fdbd", *given, "--out", str(out)], check=True, capture_output=True
-    )
+    command = [sys.executable, "-m", "fdbd", "fit", model, str(folder / "fit"), *more]
+    command += ["--calibration", str(folder / "calibration"), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": path_of(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
     return out
 
 
-def trial(minutes: float) -> dict[str, Any]:
-    """Runs it and reports what happened; `faults` is empty if all is well."""
+def path_of(folder: Path) -> str:
+    """PYTHONPATH with a folder in front."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+# ── the run
+
+
+def trial_of(wanted: list[str], quick: bool, minutes: float) -> dict[str, Found]:
+    """Run the rows and report what each found."""
+    results: dict[str, Found] = {}
     with tempfile.TemporaryDirectory() as name:
-        guard = make_guard(Path(name))
+        folder = Path(name)
+        guard = make_guard(folder)
         torch.set_num_threads(1)
-        backend = TorchBackend(open_guard(guard, device="cpu"))
-        service = Service(guard)
-        try:
-            load = Load(service.port, backend, time.monotonic() + 60 * minutes)
-            memory = asyncio.run(load.run(service))
-            status, _ = asyncio.run(load.ask(load.images[0][0]))
-            log = service.text()
-        finally:
-            service.end()
-    faults = load.wrong[:20]
-    if not load.counts["answers"]:
-        faults.append("no request was answered")
-    if status != 200:
-        faults.append(f"after the load the service answers with {status}")
-    if "Traceback" in log:
-        faults.append("a traceback is in the log: " + log[log.index("Traceback") :][:500])
-    if any(count.endswith(" 500") for count in load.counts):
-        faults.append("a request was answered with 500")
-    warm = [value for value in memory[len(memory) // 3 :] if value]
-    growth = max(warm[len(warm) // 2 :], default=0) / max(1, *warm[: len(warm) // 2]) - 1
-    if growth > 0.1:
-        faults.append(f"memory grew by {growth:.0%} in the second half")
-    return {
-        "verdict": "failed" if faults else "passed",
-        "minutes": minutes,
-        **dict(sorted(load.counts.items())),
-        "memory_mb": round(max(memory) / 1e6),
-        "growth": round(growth, 3),
-        "faults": faults,
-    }
+        trial = Trial(folder, guard, TorchBackend(open_guard(guard, device="cpu")), quick)
+        together = [row for row in ROWS if row.__name__ in wanted]
+        if together:
+            service = Service(guard, "--no-state")
+            try:
+                for row in together:
+                    results[row.__name__] = run_row(trial, service, row)
+                    report(row.__name__, results[row.__name__])
+            finally:
+                service.end()
+        for alone in (a_model_that_hangs, half_sent_bodies_at_the_end):
+            if alone.__name__ in wanted:
+                results[alone.__name__] = run_alone(trial, alone)
+                report(alone.__name__, results[alone.__name__])
+        if load_with_kills.__name__ in wanted:
+            results[load_with_kills.__name__] = run_alone(trial, load_with_kills, minutes)
+            report(load_with_kills.__name__, results[load_with_kills.__name__])
+    return results
+
+
+def report(name: str, found: Found) -> None:
+    verdict = "failed" if found.faults else "passed"
+    print(f"{verdict}: {name} {found.numbers} {found.faults or ''}", file=sys.stderr, flush=True)
+
+
+ALONE = (a_model_that_hangs, half_sent_bodies_at_the_end, load_with_kills)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=15.0)
-    found = trial(parser.parse_args().minutes)
-    print(json.dumps(found, indent=2))
-    if found["faults"]:
+    names = [row.__name__ for row in (*ROWS, *ALONE)]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names)
+    parser.add_argument("--quick", action="store_true", help="under three minutes")
+    parser.add_argument("--minutes", type=float, help="of the load with kills")
+    options = parser.parse_args()
+    minutes = options.minutes or (0.4 if options.quick else 10.0)
+    results = trial_of(options.rows, options.quick, minutes)
+    failed = [name for name, found in results.items() if found.faults]
+    summary = {
+        "verdict": "failed" if failed else "passed",
+        "memory_limit": MEMORY,
+        "rows": {name: {"faults": f.faults, **f.numbers} for name, f in results.items()},
+    }
+    print(json.dumps(summary, indent=2))
+    if failed:
         raise SystemExit(1)
 
 

@@ -87,5 +87,7 @@ from .detectors.shaping import ReAct as ReAct
 from .detectors.shaping import Shaping as Shaping
 from .monitor.monitor import Monitor as Monitor
 from .networks.classifier import Classifier as Classifier
+from .serve.client import Client as Client
+from .serve.client import ServiceError as ServiceError
 
 __version__: str

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import uvicorn
+from starlette.testclient import TestClient
 from torch import nn
 
 import fdbd
@@ -17,12 +17,30 @@ from fdbd.core.preprocessing import Preprocess
 from fdbd.decision.guard_file import OpenedGuard
 from fdbd.serve.app import App
 from fdbd.serve.backend import Backend
+from fdbd.serve.guards import Guards, ServedGuard
+from fdbd.serve.http_protocol import BoundedServer, server
+from fdbd.serve.settings import Settings
 from fdbd.serve.torch_backend import TorchBackend
+from fdbd.serve.watch import Watch
 
 collect_ignore = ["ask_with_clients.py"]  # a script for another environment
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
 NAMES = ("ant", "bee", "cat", "dog")
+
+
+DEFAULTS = Settings()
+
+
+def app_of(backend: Backend, settings: Settings = DEFAULTS, **options: object) -> App:
+    """The application around one guard that is called "guard"."""
+    load = lambda: ServedGuard("guard", backend, settings, Watch(backend))  # noqa: E731
+    return App(Guards({"guard": load}), settings, **options)
+
+
+def client_of(app: App) -> TestClient:
+    """A client that asks an application under an address that it answers to."""
+    return TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="session")
@@ -60,19 +78,19 @@ def images(image_guard) -> TorchBackend:
 @pytest.fixture(scope="session")
 def serving() -> Iterator[Callable[[Backend], str]]:
     """Starts services on loopback, in threads; the address of each."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running: list[tuple[BoundedServer, threading.Thread]] = []
 
-    def start(backend: Backend) -> str:
+    def start(backend: Backend, settings: Settings = DEFAULTS) -> str:
         listening = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(App(backend), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        running_server = server(app_of(backend, settings), settings)
+        thread = threading.Thread(target=running_server.run, kwargs={"sockets": [listening]})
         thread.start()
-        running.append((server, thread))
-        while not server.started:
+        running.append((running_server, thread))
+        while not running_server.started:
             time.sleep(0.05)
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     yield start
-    for server, thread in running:
-        server.should_exit = True
+    for running_server, thread in running:
+        running_server.should_exit = True
         thread.join()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from starlette.testclient import TestClient
 
 import fdbd
 from fdbd.core.pixels import decode
 from fdbd.core.preprocessing import Preprocess
-from fdbd.serve.app import App, Settings
+from fdbd.serve.settings import Settings
+
+from .conftest import app_of, client_of
 
 SIDE, CLASSES, WIDTH = 8, 4, 6
 NAMES = ("ant", "bee", "cat", "dog")
@@ -27,17 +29,13 @@ TOKEN = "a-token-of-enough-letters"
 
 @pytest.fixture(scope="module")
 def image_client(images):
-    with TestClient(
-        App(images, Settings(max_body=100_000)), raise_server_exceptions=False
-    ) as client:
+    with client_of(app_of(images, Settings(max_body=100_000))) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def feature_client(features):
-    with TestClient(
-        App(features, Settings(max_body=100_000)), raise_server_exceptions=False
-    ) as client:
+    with client_of(app_of(features, Settings(max_body=100_000))) as client:
         yield client
 
 
@@ -147,7 +145,7 @@ def tensor(**changes):
         ({"inputs": [tensor(shape=[0, WIDTH], data=[])]}, "at least one row"),
         ({"inputs": [tensor(shape=[2, WIDTH])]}, "numbers"),
         ({"inputs": [tensor(datatype="BYTES")]}, "datatype"),
-        ({"inputs": [tensor(data=["a"] * WIDTH)]}, "no numbers"),
+        ({"inputs": [tensor(data=["a"] * WIDTH)]}, "not numbers"),
         ({"inputs": [tensor(parameters={"binary_data_size": 4})]}, "binary_data_size"),
         ({"inputs": [tensor()], "outputs": [{"name": "nothing"}]}, "nothing"),
         ({"inputs": [tensor()], "id": 7}, "id"),
@@ -220,7 +218,7 @@ def test_no_header_length_ends_in_a_server_error_on_infer(feature_client, body, 
 
 
 def test_a_token_is_asked_for_everywhere_but_at_probes_and_pages(features) -> None:
-    with TestClient(App(features, Settings(token=TOKEN))) as client:
+    with client_of(app_of(features, Settings(token=TOKEN))) as client:
         for path in ("/status", "/metrics", "/v2", "/v2/models/guard"):
             assert client.get(path).status_code == 401
             assert (
@@ -248,6 +246,7 @@ class Slow:
 
     def __init__(self, guard) -> None:
         self.guard, self.gate = guard, threading.Event()
+        self.gate.set()
 
     def __getattr__(self, name: str):
         return getattr(self.guard, name)
@@ -259,7 +258,8 @@ class Slow:
 
 def test_an_answer_that_takes_too_long_is_given_up(features) -> None:
     slow = Slow(features)
-    with TestClient(App(slow, Settings(timeout=0.05))) as client:
+    with client_of(app_of(slow, Settings(timeout=0.05))) as client:
+        slow.gate.clear()
         answer = client.post("/decide", json={"features": [[0.0] * WIDTH]})
         slow.gate.set()
     assert answer.status_code == 504
@@ -268,14 +268,15 @@ def test_an_answer_that_takes_too_long_is_given_up(features) -> None:
 
 def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> None:
     slow = Slow(features)
-    app = App(slow, Settings(batch_size=1))
+    app = app_of(slow, Settings(batch_size=1))
     body = json.dumps({"features": [[0.0] * WIDTH]}).encode()
     sent: list[dict] = []
 
     async def ask(client) -> None:
         messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
         scope = {"type": "http", "method": "POST", "path": "/decide", "query_string": b""}
-        scope["headers"] = [(b"content-type", b"application/json")]
+        scope["root_path"] = ""
+        scope["headers"] = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
 
         async def receive() -> dict:
             return next(messages)
@@ -285,7 +286,8 @@ def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> N
 
         await app(scope, receive, send)
 
-    with TestClient(app) as client:
+    with client_of(app) as client:
+        slow.gate.clear()
         client.portal.call(ask, client)  # the model has it
         client.portal.call(ask, client)
         waiting = client.get("/status").json()["waiting"]
@@ -293,31 +295,31 @@ def test_a_client_that_leaves_gives_its_place_back_and_is_counted(features) -> N
         text = client.get("/metrics").text
     assert waiting == 0
     assert [message["status"] for message in sent if "status" in message] == [499, 499]
-    assert 'fdbd_requests_total{path="/decide",status="499"} 2.0' in text
+    assert 'fdbd_requests_total{guard="guard",path="/decide",status="499"} 2.0' in text
 
 
 def test_metrics_count_what_was_asked_and_decided(features) -> None:
-    with TestClient(App(features)) as client:
+    with client_of(app_of(features)) as client:
         far = [[50.0 * (-1) ** i for i in range(WIDTH)], [0.1] * WIDTH]
         decisions = client.post("/decide", json={"features": far}).json()["decisions"]
         client.post("/decide", content=b"nonsense", headers={"content-type": "application/json"})
         text = client.get("/metrics").text
         status = client.get("/status").json()
-    assert 'fdbd_requests_total{path="/decide",status="200"} 1.0' in text
-    assert 'fdbd_requests_total{path="/decide",status="400"} 1.0' in text
+    assert 'fdbd_requests_total{guard="guard",path="/decide",status="200"} 1.0' in text
+    assert 'fdbd_requests_total{guard="guard",path="/decide",status="400"} 1.0' in text
     for entry in decisions:
         assert (
-            f'fdbd_samples_total{{class="{NAMES[entry["label"]]}",label="{entry["label"]}"}}'
+            f'fdbd_samples_total{{class="{NAMES[entry["label"]]}",guard="guard",label="{entry["label"]}"}}'
             in text
         )
-    assert "fdbd_batch_rows_sum 2.0" in text
+    assert 'fdbd_batch_rows_sum{guard="guard"} 2.0' in text
     assert status["monitor"]["samples"] == 2
     assert status["monitor"]["ood"] == sum(entry["is_ood"] for entry in decisions)
 
 
 def test_rejected_images_are_kept_as_thumbnails_up_to_a_bound(images) -> None:
     def rejected(settings: Settings) -> list[dict]:
-        with TestClient(App(images, settings)) as client:
+        with client_of(app_of(images, settings)) as client:
             count = sum(
                 client.post("/decide", content=png(seed)).json()["is_ood"] for seed in range(40)
             )
@@ -332,6 +334,166 @@ def test_rejected_images_are_kept_as_thumbnails_up_to_a_bound(images) -> None:
 
 def test_the_description_names_every_path_that_answers(feature_client) -> None:
     paths = feature_client.get("/openapi.json").json()["paths"]
+    assert len(paths) > 12
     for path, methods in paths.items():
         for method in methods:
-            assert feature_client.request(method, path).status_code not in (404, 405), path
+            answer = feature_client.request(method, path)
+            assert answer.status_code != 405, path
+            assert "there is nothing at" not in answer.text, path
+
+
+def test_without_the_token_nothing_is_said_of_the_guard(features) -> None:
+    open_paths = ("/", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready")
+    with client_of(app_of(features, Settings(token=TOKEN))) as client:
+        said = "".join(client.get(path).text for path in open_paths)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        full = client.get("/openapi.json", headers=headers).text
+    for secret in (features.name, features.promise, features.id, "/v2/models/guard"):
+        assert secret not in said
+    assert features.promise in full
+    assert "/v2/models/guard/infer" in full
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/json", "origin": "http://elsewhere.example"},
+        {"content-type": "application/json", "origin": "null"},
+        {"content-type": "application/json", "sec-fetch-site": "cross-site"},
+        {"content-type": "application/json", "host": "rebound.example"},
+    ],
+)
+def test_a_page_of_another_site_cannot_have_anything_decided(features, headers) -> None:
+    with client_of(app_of(features)) as client:
+        body = json.dumps({"features": [[9.0] * WIDTH]})
+        for path in ("/decide", "/monitor/acknowledge"):
+            answer = client.post(path, content=body, headers=headers)
+            assert answer.status_code in (403, 415, 421), path
+        assert client.get("/status").json()["monitor"]["samples"] == 0
+
+
+def test_the_page_itself_and_allowed_hosts_are_answered(features) -> None:
+    ask = {"features": [[0.1] * WIDTH]}
+    own = {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}
+    with client_of(app_of(features)) as client:
+        assert client.post("/decide", json=ask, headers=own).status_code == 200
+        assert client.get("/status", headers={"host": "localhost:80"}).status_code == 200
+        assert client.get("/status", headers={"host": "[::1]:80"}).status_code == 200
+        assert client.get("/status", headers={"host": "guard.example"}).status_code == 421
+        health = client.get("/v2/health/live", headers={"host": "guard.example"})
+        assert health.status_code == 200, "a probe may name any host"
+    with client_of(app_of(features, Settings(allowed_hosts=("guard.example",)))) as client:
+        assert client.get("/status", headers={"host": "guard.example"}).status_code == 200
+        assert client.get("/status", headers={"host": "other.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("kind", ["UINT8", "INT32", "INT64", "FP16", "FP64", "BOOL", "BYTES"])
+def test_only_the_declared_datatype_is_taken(feature_client, kind) -> None:
+    body = {"inputs": [tensor(datatype=kind, data=[1.5] * WIDTH)]}
+    answer = feature_client.post("/v2/models/guard/infer", json=body)
+    assert answer.status_code == 400
+    assert "expected FP32" in answer.json()["error"]
+    data = np.zeros(WIDTH, np.uint8).tobytes()
+    head = tensor(datatype=kind, parameters={"binary_data_size": len(data)})
+    header = json.dumps({"inputs": [head]}).encode()
+    length = {"inference-header-content-length": str(len(header))}
+    answer = feature_client.post("/v2/models/guard/infer", content=header + data, headers=length)
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ["1.5"] * WIDTH,
+        [True] * WIDTH,
+        [1.0] * (WIDTH - 1) + ["x" * 50_000],
+        [{}] * WIDTH,
+        [[[[1.0]]]] * WIDTH,
+        [10**400] * WIDTH,
+    ],
+)
+def test_data_that_are_not_numbers_are_refused(feature_client, data) -> None:
+    answer = feature_client.post("/v2/models/guard/infer", json={"inputs": [tensor(data=data)]})
+    assert answer.status_code == 400
+    assert "not numbers" in answer.json()["error"]
+    answer = feature_client.post("/decide", json={"features": data})
+    assert answer.status_code == 400
+
+
+def test_urls_may_name_the_version_that_the_metadata_list(feature_client) -> None:
+    about = feature_client.get("/v2/models/guard").json()
+    for version in about["versions"]:
+        base = f"/v2/models/guard/versions/{version}"
+        assert feature_client.get(base).json() == about
+        assert feature_client.get(f"{base}/ready").json()["ready"] is True
+        answer = feature_client.post(f"{base}/infer", json={"inputs": [tensor()]})
+        assert answer.status_code == 200
+        assert answer.json()["model_version"] == version
+    answer = feature_client.post("/v2/models/guard/versions/7/infer", json={"inputs": [tensor()]})
+    assert answer.status_code == 404
+
+
+def test_answers_name_the_guard_that_gave_them(feature_client, feature_guard) -> None:
+    answer = feature_client.post("/decide", json={"features": [[0.0] * WIDTH]})
+    assert answer.headers["x-fdbd-guard"] == feature_guard.id
+    answer = feature_client.post("/v2/models/guard/infer", json={"inputs": [tensor()]})
+    assert answer.headers["x-fdbd-guard"] == feature_guard.id
+    text = feature_client.get("/metrics").text
+    assert f'id="{feature_guard.id}"' in text
+
+
+class Broken(Slow):
+    """A guard whose model ends its thread, until it is repaired."""
+
+    is_broken = False
+
+    def decide(self, rows):
+        if self.is_broken:
+            raise SystemExit("the model gives up")
+        return self.guard.decide(rows)
+
+
+def test_a_model_that_ends_its_thread_is_an_error_and_readiness_follows_its_answers(
+    features,
+) -> None:
+    broken = Broken(features)
+    ask = {"features": [[0.0] * WIDTH]}
+    with client_of(app_of(broken)) as client:
+        assert client.post("/decide", json=ask).status_code == 200
+        broken.is_broken = True
+        assert client.post("/decide", json=ask).status_code == 500
+        assert client.get("/v2/health/ready").status_code == 503
+        assert client.get("/v2/health/live").status_code == 200
+        broken.is_broken = False
+        deadline = time.monotonic() + 10
+        while client.get("/v2/health/ready").status_code != 200:
+            assert time.monotonic() < deadline, "it works again, and nobody noticed"
+            time.sleep(0.1)
+        assert client.post("/decide", json=ask).status_code == 200
+
+
+def test_a_model_that_hangs_is_not_ready_then_not_alive_and_work_is_refused(features) -> None:
+    slow = Slow(features)
+    ask = {"features": [[0.0] * WIDTH]}
+    with client_of(app_of(slow, Settings(timeout=0.4))) as client:
+        assert client.get("/v2/health/ready").status_code == 200
+        slow.gate.clear()
+        assert client.post("/decide", json=ask).status_code == 504
+        time.sleep(0.1)
+        assert client.get("/v2/health/ready").status_code == 503
+        assert client.get("/v2/models/guard/ready").status_code == 503
+        refused = client.post("/decide", json=ask)
+        assert refused.status_code == 503
+        assert "has not answered" in refused.json()["error"]
+        assert int(refused.headers["retry-after"]) > 0
+        time.sleep(0.5)
+        assert client.get("/v2/health/live").status_code == 503
+        for path in ("/metrics", "/status"):
+            assert client.get(path).status_code == 200
+        slow.gate.set()
+        deadline = time.monotonic() + 10
+        while client.get("/v2/health/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.post("/decide", json=ask).status_code == 200

@@ -15,8 +15,9 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from fdbd.serve.backend import Answers
-from fdbd.serve.batching import SLOW, Batcher
-from fdbd.serve.run import Service, _supervise, bind
+from fdbd.serve.batching import SLOW, Batcher, ModelFailure
+from fdbd.serve.run import Service, bind
+from fdbd.serve.run import run as run_service
 
 
 def answers(rows: np.ndarray) -> Answers:
@@ -147,9 +148,47 @@ def test_an_error_of_the_model_reaches_its_own_batch_alone() -> None:
         hot, cold = await asyncio.gather(
             batcher.submit(rows(101)), batcher.submit(rows(1)), return_exceptions=True
         )
-        assert isinstance(hot, RuntimeError)
+        assert isinstance(hot, ModelFailure)
+        assert isinstance(hot.__cause__, RuntimeError)
         assert cold.scores.tolist() == [1.0]
         await batcher.stop()
+
+    run(program)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_a_model_that_ends_its_thread_does_not_end_the_batching(error) -> None:
+    def decide(batch: np.ndarray) -> Answers:
+        if batch.max() > 100:
+            raise error("over")
+        return answers(batch)
+
+    async def program() -> None:
+        batcher = Batcher(decide, size=1)
+        batcher.start()
+        with pytest.raises(ModelFailure):
+            await batcher.submit(rows(101))
+        assert batcher.is_failing
+        assert (await batcher.submit(rows(1))).scores.tolist() == [1.0]
+        assert not batcher.is_failing
+        await batcher.stop()
+
+    run(program)
+
+
+def test_a_batcher_whose_model_hangs_says_so_refuses_and_can_be_stopped() -> None:
+    async def program() -> None:
+        model = Model(held=True)
+        batcher = await running(model, patience=0.05)
+        asked = batcher.submit(rows(1))
+        await until_started(model)
+        await asyncio.sleep(0.1)
+        assert batcher.is_stuck
+        with pytest.raises(HTTPException, match="has not answered"):
+            batcher.submit(rows(2))
+        await batcher.stop(0.05)
+        assert not asked.done() or asked.cancelled()
+        model.gate.set()
 
     run(program)
 
@@ -233,5 +272,5 @@ def test_a_supervisor_can_be_told_to_end_while_its_processes_start(monkeypatch) 
     monkeypatch.setattr(spawn.Process, "start", start)
     monkeypatch.setattr(signal, "signal", installed.__setitem__)
     with pytest.raises(ChildProcessError):
-        _supervise(Service("guard.onnx", workers=2), None, "127.0.0.1", 0)
-    assert set(installed) == {signal.SIGINT, signal.SIGTERM}
+        run_service(Service({"guard": "guard.onnx"}, workers=2), "127.0.0.1", 0)
+    assert {signal.SIGINT, signal.SIGTERM} <= set(installed)

@@ -10,9 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
-from fdbd.serve.app import App
+from .conftest import app_of, client_of
 
 FOLDER = Path(__file__).parents[2] / "deployment"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
@@ -50,7 +49,7 @@ def test_every_query_of_the_dashboard_is_a_valid_rule(tmp_path: Path) -> None:
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_the_service_has(features) -> None:
-    with TestClient(App(features)) as client:
+    with client_of(app_of(features)) as client:
         client.post("/decide", json={"features": [[0.5] * features.row_shape[0]]})
         offered = set(re.findall(r"^# TYPE (\w+)", client.get("/metrics").text, re.MULTILINE))
     rules = (FOLDER / "prometheus-rules.yaml").read_text(encoding="utf-8")
@@ -63,7 +62,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_the_service_has(features) -> N
 def test_the_metrics_are_as_prometheus_wants_them(features) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool, of Debian's package prometheus")
-    with TestClient(App(features)) as client:
+    with client_of(app_of(features)) as client:
         client.post("/decide", json={"features": [[0.5] * features.row_shape[0]]})
         text = client.get("/metrics").content
     found = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)

@@ -46,7 +46,8 @@ def test_serving_a_graph_imports_no_torch(graph: Path) -> None:
         "import sys\n"
         "from starlette.testclient import TestClient\n"
         "from fdbd.serve.run import Service, application\n"
-        f"with TestClient(application(Service({str(graph)!r}))) as client:\n"
+        f"app = application(Service({{'guard': {str(graph)!r}}}))\n"
+        "with TestClient(app, base_url='http://127.0.0.1') as client:\n"
         "    answer = client.post('/decide', json={'features': [[0.1] * 6]})\n"
         "    assert answer.status_code == 200, answer.text\n"
         "    assert client.get('/metrics').status_code == 200\n"
@@ -63,5 +64,5 @@ def test_a_graph_without_calibration_scores_says_what_to_do() -> None:
 
 def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="no ONNX file that can be served"):
+    with pytest.raises(ValueError, match="not an ONNX file that can be served"):
         OnnxBackend(tmp_path / "x.onnx")

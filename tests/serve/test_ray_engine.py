@@ -48,7 +48,7 @@ def url(feature_guard: fdbd.Guard, tmp_path: Path) -> Iterator[str]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        service = Service(str(tmp_path / "guard.safetensors"), workers=2, device="cpu")
+        service = Service({"guard": str(tmp_path / "guard.safetensors")}, workers=2, device="cpu")
         serve.run(ray_engine.deployment(service), name="fdbd", route_prefix="/")
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -147,11 +147,11 @@ def replicas() -> dict[int, str]:
 
 def test_a_slot_is_taken_over_only_when_its_replica_has_gone_silent(monkeypatch) -> None:
     ledger = ray_engine.Ledger()
-    assert [ledger.claim(2), ledger.claim(2), ledger.claim(2)] == [0, 1, None]
-    ledger.put(1, {"slot": 1})
+    assert [ledger.claim("guard", 2) for _ in range(3)] == [0, 1, None]
+    ledger.put("guard", 1, {"slot": 1})
     monkeypatch.setattr(ray_engine, "_STALE_SECONDS", 0.0)
-    assert ledger.claim(2) == 0
-    assert ledger.states() == [{"slot": 1}]
+    assert ledger.claim("guard", 2) == 0
+    assert ledger.states("guard") == [{"slot": 1}]
 
 
 def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(url: str) -> None:
@@ -203,7 +203,8 @@ def test_a_replica_killed_under_load_loses_no_request_and_the_monitors_stay_one(
         "only what the dead replica counted in its last second is missing"
     )
     text = httpx.get(f"{url}/metrics", timeout=60).text
+    label = expected["decisions"][0]["label"]
     assert (
-        f'fdbd_samples_total{{class="",label="{expected["decisions"][0]["label"]}"}} {views[0]["samples"]}'
+        f'fdbd_samples_total{{class="",guard="guard",label="{label}"}} {views[0]["samples"]}'
         in text
     )

@@ -148,7 +148,7 @@ def test_connections_that_come_in_a_burst_are_shared_out_among_the_workers(
     with contextlib.ExitStack() as stack:
         burst = [stack.enter_context(socket.create_connection(address)) for _ in range(48)]
         for each in burst:
-            each.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: test\r\n\r\n")
+            each.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             assert b"200 OK" in each.recv(4096)
     service.client.close()
 
@@ -208,7 +208,8 @@ def test_a_client_that_sends_too_much_reads_why_it_was_refused(start, guard_file
     with socket.create_connection(address, timeout=30) as client:
         body = bytes(1 << 24)  # more than the sockets hold between the two
         client.sendall(
-            b"POST /decide HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            b"POST /decide HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
         )
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 413 ")

@@ -5,13 +5,24 @@ from pathlib import Path
 from fdbd.commands import options
 from fdbd.commands.options import arg, opt
 
+MEGABYTE = 1_000_000
+
 
 def serve(
-    guard: Path = arg(..., "A guard's file, or an .onnx file of fdbd export."),
+    guard: list[str] = arg(
+        ...,
+        "A guard's file, or an .onnx file of fdbd export; several as NAME=FILE, each by its name.",
+    ),
     host: str = opt("127.0.0.1", "The address to listen on; 0.0.0.0 for all."),
     port: int = opt(8000, "The port to listen on; 0: any free one."),
+    metrics_port: int | None = opt(
+        None, "A second port for /metrics and health alone, without a token."
+    ),
     token_file: Path | None = opt(
         None, "A file with the token that clients must send as Authorization: Bearer."
+    ),
+    allowed_host: list[str] = opt(
+        [], "A name that clients may ask for in the Host header; '*': any. Repeat it for several."
     ),
     workers: int = opt(1, "Processes, each with its own copy of the guard.", min=1),
     max_workers: int | None = opt(
@@ -19,19 +30,50 @@ def serve(
     ),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,
-    name: str = opt("guard", "The model's name in the Open Inference Protocol."),
+    name: str = opt("guard", "The guard's name in the Open Inference Protocol."),
+    shadow: Path | None = opt(
+        None, "A second guard that decides the same images and is only recorded and counted."
+    ),
     batch_size: int = opt(32, "Rows that go through the model together at most.", min=1),
     delay: float = opt(
         1.0, "Milliseconds that a batch may wait for more requests; 0: none waits.", min=0
     ),
     queue: int = opt(1024, "Rows that may wait; more are answered with 503.", min=1),
-    timeout: float = opt(30.0, "Seconds that a request may take.", min=0.001),
+    timeout: float = opt(
+        30.0, "Seconds that a request may take, from its first byte to its answer.", min=0.001
+    ),
+    header_timeout: float = opt(
+        10.0, "Seconds within which the headers of a request must arrive.", min=0.1
+    ),
+    connections: int = opt(512, "Open connections of a process.", min=8),
+    memory: int | None = opt(
+        None,
+        "Megabytes that a process may use in all, the guard included; default: 2147 (2 GiB), or "
+        "more if the guard needs it.",
+        min=1,
+    ),
     max_body: int = opt(32, "Megabytes of a request's body.", min=1),
+    max_pixels: float = opt(
+        16.0,
+        "Megapixels of an image. A JPEG that has more is decoded at a fraction of its size.",
+        min=0.001,
+    ),
     state: Path | None = opt(
         None, "A folder for the monitor's state; default: GUARD.state beside the guard."
     ),
     no_state: bool = opt(False, "Keep no state across restarts.", "--no-state"),
     no_samples: bool = opt(False, "Keep no thumbnails of rejected images.", "--no-samples"),
+    decisions: Path | None = opt(
+        None, "A folder in which each decision is recorded, as one JSON object per line."
+    ),
+    decisions_max: int = opt(
+        1000, "Megabytes of the records of a process; the oldest are deleted.", min=1
+    ),
+    decisions_thumbnails: bool = opt(
+        False,
+        "Keep a small copy of each rejected image in its record.",
+        "--decisions-thumbnails",
+    ),
     delta: float = opt(0.01, "Probability of a false drift alarm per horizon."),
     window: int = opt(1000, "Number of latest samples in the rolling OOD rate.", min=1),
     webhook: str | None = opt(None, "An address that gets a POST when drift is found."),
@@ -43,38 +85,50 @@ def serve(
     """Answer over HTTP: the Open Inference Protocol, POST /decide, Prometheus metrics and a page.
 
     Examples: `fdbd serve guard.safetensors`, `fdbd serve guard.onnx --port 9000 --token-file
-    token.txt`
+    token.txt`, `fdbd serve cats=cats.onnx dogs=dogs.onnx`
     """
     from fdbd.util.extras import require
 
-    for module in ("starlette", "uvicorn", "multipart", "prometheus_client"):
+    for module in ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"):
         require(module, "serve")
-    from fdbd.serve.app import Settings
     from fdbd.serve.run import Service, run
+    from fdbd.serve.settings import Settings
 
-    if not guard.is_file():
-        raise FileNotFoundError(f"no guard at {str(guard)!r}: no such file")
+    guards = _files_by_name(guard, name)
     settings = Settings(
-        name=name,
         token=None if token_file is None else _token(token_file),
+        allowed_hosts=tuple(host.lower() for host in allowed_host),
         batch_size=batch_size,
         delay=delay / 1000,
         queue=queue,
         timeout=timeout,
-        max_body=max_body * 1_000_000,
+        header_timeout=min(header_timeout, timeout),
+        connections=connections,
+        memory=None if memory is None else memory * MEGABYTE,
+        max_body=max_body * MEGABYTE,
+        max_pixels=round(max_pixels * 1_000_000),
         samples=0 if no_samples else Settings.samples,
     )
+    first = Path(next(iter(guards.values())))
+    state_folder = None
+    if not no_state:
+        state_folder = str((state or first.with_name(f"{first.name}.state")).absolute())
+    if shadow is not None:
+        _check_file(shadow)
     service = Service(
-        str(guard.resolve()),
+        guards,
         settings,
-        state=None
-        if no_state
-        else str((state or guard.with_name(f"{guard.name}.state")).absolute()),
+        state=state_folder,
         workers=workers,
         max_workers=max_workers,
         delta=delta,
         window=window,
         webhook=webhook,
+        shadow=None if shadow is None else str(shadow.resolve()),
+        decisions=None if decisions is None else str(decisions.absolute()),
+        decisions_bytes=decisions_max * MEGABYTE,
+        decisions_thumbnails=decisions_thumbnails,
+        metrics_port=metrics_port,
         model=model,
         checkpoint=None if checkpoint is None else str(checkpoint.absolute()),
         device=device,
@@ -86,6 +140,33 @@ def serve(
         run_on_ray(service, host, port, address)
     else:
         run(service, host, port)
+
+
+def _files_by_name(given: list[str], name: str) -> dict[str, str]:
+    """The guards' files by their names in the service."""
+    guards: dict[str, str] = {}
+    for text in given:
+        own_name, separator, path = text.partition("=")
+        is_named = bool(separator) and not Path(text).exists()
+        if not is_named:
+            if len(given) > 1:
+                raise ValueError(f"of several guards each needs a name: give NAME={text}")
+            own_name = name
+            path = text
+        if own_name in guards:
+            raise ValueError(f"two guards are called {own_name!r}; give each its own name")
+        if not own_name or not all(c.isalnum() or c in "-_." for c in own_name):
+            raise ValueError(
+                f"{own_name!r} cannot be a guard's name: use letters, digits, '-', '_' and '.'"
+            )
+        _check_file(Path(path))
+        guards[own_name] = str(Path(path).resolve())
+    return guards
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"no guard at {str(path)!r}: no such file")
 
 
 def _token(path: Path) -> str:

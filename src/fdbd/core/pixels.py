@@ -8,8 +8,9 @@ import base64
 import contextlib
 import io
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,8 @@ class ImageError(ValueError):
 def decode(
     source: str | Path | bytes, *, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Pixels:
-    """Decodes one image to uint8 RGB (H, W, 3), upright; ImageError, which calls it `name`, where
-    it cannot be.
+    """Decodes one image to uint8 RGB (H, W, 3), upright. Raises ImageError, which calls it `name`,
+    if it cannot be decoded.
 
     Grey, palette, CMYK and 16-bit images are converted, an alpha channel is left out, EXIF
     orientation is applied, and an animation gives its first frame. The size is read from the header
@@ -56,31 +57,60 @@ def decode(
     ...
     fdbd.core.pixels.ImageError: <bytes> is not a readable image (cannot identify the format)
     """
+    with open_image(source, name=name) as image:
+        return load_pixels(image, name=_label(source, name), max_pixels=max_pixels)
+
+
+@contextlib.contextmanager
+def open_image(
+    source: str | Path | bytes, *, name: str | None = None, formats: Sequence[str] = FORMATS
+) -> Iterator[Image]:
+    """The header of an image, as Pillow's image of which no pixel is decoded yet."""
     pil = import_pillow()
-    label = name or ("<bytes>" if isinstance(source, bytes) else str(source))
+    label = _label(source, name)
+    with contextlib.ExitStack() as opened:
+        with _in_one_sentence(label):
+            if isinstance(source, bytes):
+                file: IO[bytes] = io.BytesIO(source)
+            else:
+                if os.path.exists(source) and not os.path.isfile(source):
+                    raise ValueError("it is no regular file")  # a pipe would block forever
+                file = open(source, "rb")  # noqa: SIM115
+            opened.enter_context(file)
+            image = opened.enter_context(pil.open(file, formats=formats))
+        yield image
+
+
+def load_pixels(image: Image, *, name: str, max_pixels: int = MAX_PIXELS) -> Pixels:
+    """The pixels of an image that `open_image` has opened, as `decode` gives them."""
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageError(
+            f"{name} has {width} × {height} pixels, more than the limit of {max_pixels:,}"
+        )
+    with _in_one_sentence(name):
+        image.load()
+        return np.array(_upright_rgb(image), dtype=np.uint8)
+
+
+def _label(source: str | Path | bytes, name: str | None) -> str:
+    if name is not None:
+        return name
+    return "<bytes>" if isinstance(source, bytes) else str(source)
+
+
+@contextlib.contextmanager
+def _in_one_sentence(label: str) -> Iterator[None]:
+    """An ImageError for whatever a broken file makes a decoder raise, which is nearly anything."""
     try:
-        if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-            raise ValueError("it is no regular file")  # a pipe would block forever
-        with (
-            io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file,
-            pil.open(file, formats=FORMATS) as image,
-        ):
-            width, height = image.size
-            if width * height > max_pixels:
-                raise ImageError(
-                    f"{label} has {width} × {height} pixels, more than the limit of {max_pixels:,}"
-                )
-            image.load()
-            return np.array(_upright_rgb(image), dtype=np.uint8)
+        yield
     except ImageError:
         raise
-    except Exception as error:  # a broken file can make a decoder raise nearly anything
-        is_unknown = isinstance(error, pil.UnidentifiedImageError)
-        reason = (
-            "cannot identify the format"
-            if is_unknown
-            else getattr(error, "strerror", None) or one_line(error)
-        )
+    except Exception as error:
+        if isinstance(error, import_pillow().UnidentifiedImageError):
+            reason = "cannot identify the format"
+        else:
+            reason = getattr(error, "strerror", None) or one_line(error)
         raise ImageError(f"{label} is not a readable image ({reason})") from error
 
 
@@ -103,15 +133,19 @@ def centre_square(image: Pixels, size: int) -> Pixels:
     return resize(image[top : top + side, left : left + side], size, size)
 
 
+def small_copy(pixels: Pixels, side: int = 96) -> Pixels:
+    """A copy with `side` pixels at its longer side at most."""
+    picture = import_pillow().fromarray(pixels)
+    picture.thumbnail((side, side))
+    return np.array(picture, dtype=np.uint8)
+
+
 def thumbnail(source: str | Path | bytes | Pixels, side: int = 96) -> str:
     """A small JPEG of an image, `side` pixels at its longer side at most, as a data address for a
     page."""
-    picture = import_pillow().fromarray(
-        source if isinstance(source, np.ndarray) else decode(source)
-    )
-    picture.thumbnail((side, side))
+    pixels = source if isinstance(source, np.ndarray) else decode(source)
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=70)
+    import_pillow().fromarray(small_copy(pixels, side)).save(buffer, "JPEG", quality=70)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -145,20 +145,33 @@ class Preprocess:
             )
         if self.crop == "none":
             return resize(image, size, size, self.interpolation)
-        short = size if self.resize is None else self.resize
-        target = (
-            (short, int(short * width / height))
-            if height <= width
-            else (int(short * height / width), short)
-        )
+        target = self._resized(height, width)
         if target[0] * target[1] > MAX_PIXELS:
             what = (
-                f"the image has {width} × {height} pixels and, resized to a short side of {short}"
+                f"the image has {width} × {height} pixels and, resized to a short side of "
+                f"{min(target)}"
             )
             raise ImageError(f"{what}, more than the limit of {MAX_PIXELS:,}")
         image = resize(image, *target, self.interpolation)
         top, left = (round((side - size) / 2) for side in image.shape[:2])
         return image[top : top + size, left : left + size]
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width before the centre is cut out."""
+        short = self.size if self.resize is None else self.resize
+        if height <= width:
+            return short, int(short * width / height)
+        return int(short * height / width), short
+
+    def memory_needed(self, width: int, height: int) -> int:
+        """Bytes that preparing one image of this size takes at most, beside its own pixels."""
+        resized_height, resized_width = self._resized(height, width)
+        # Pillow's copy and its result have four bytes per pixel, the array has three. A filter
+        # works first along one side, which leaves an image of one old and one new side.
+        between = height * resized_width if self.crop == "centre" else height * self.size
+        resized = resized_height * resized_width if self.crop == "centre" else self.size**2
+        row = 3 * self.size * self.size
+        return 4 * (width * height + between) + 7 * resized + row * (1 + 2 * 4)
 
     def normalise(self, images: Pixels) -> Tensor:
         """What `fit` has made, (N, size, size, 3) uint8, to (N, 3, size, size) float32."""

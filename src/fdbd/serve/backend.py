@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from fdbd.core.pixels import decode
 from fdbd.core.preprocessing import Preprocess
 from fdbd.util.extras import require
+from fdbd.util.files import hash_file
 
 OUTPUTS = {
     "logits": ("FP32", "<f4"),
@@ -31,13 +32,16 @@ OUTPUTS = {
 class Answers(NamedTuple):
     """The decisions on N rows, as in `fdbd.Decision`."""
 
-    logits: NDArray[np.float32]  #: (N, C)
-    labels: NDArray[np.int64]  #: (N,) predicted classes
-    scores: NDArray[
-        np.float64
-    ]  #: (N,), higher is more in-distribution; −inf where a number was not finite
-    p_values: NDArray[np.float64]  #: (N,)
-    is_ood: NDArray[np.bool_]  #: (N,)
+    logits: NDArray[np.float32]
+    """(N, C)"""
+    labels: NDArray[np.int64]
+    """(N,) predicted classes."""
+    scores: NDArray[np.float64]
+    """(N,), higher is more in-distribution; −inf if a number was not finite."""
+    p_values: NDArray[np.float64]
+    """(N,)"""
+    is_ood: NDArray[np.bool_]
+    """(N,)"""
 
     def rows(self, start: int, stop: int) -> Answers:
         """The answers on rows start to stop."""
@@ -46,7 +50,7 @@ class Answers(NamedTuple):
 
 Reason = tuple[list[int], list[float], list[float]]
 """Why one row got its decision: the nearest decision boundaries, the closest first, by the label
-beyond, the distance, and the share of the score, where the score is a mean over boundaries."""
+beyond, the distance, and the share of the score if the score is a mean over boundaries."""
 
 
 def finite(values: ArrayLike) -> list[Any]:
@@ -56,20 +60,31 @@ def finite(values: ArrayLike) -> list[Any]:
 
 class Backend(ABC):
     """A guard that answers on arrays. `prepare` is called from several threads, `decide` from two
-    where there is an `enter`, else from one at a time."""
+    if there is an `enter`, else from one at a time."""
 
-    name: str  #: what the guard is, in one line: detector and threshold
-    promise: str  #: what its threshold promises, in one sentence
-    input_name: str  #: "images" or "features"
-    row_shape: tuple[int, ...]  #: of the input
+    id: str
+    """Which guard this is: it changes with the detector, the threshold, the head or the weights."""
+    version: str
+    """How many thresholds the guard has had since its fit."""
+    name: str
+    """What the guard is, in one line: detector and threshold."""
+    promise: str
+    """What its threshold promises, in one sentence."""
+    input_name: str
+    """"images" or "features"."""
+    row_shape: tuple[int, ...]
+    """Of the input."""
     num_classes: int
-    class_names: tuple[str, ...]  #: one per class, or none
-    calibration: NDArray[np.float64]  #: (M,) calibration scores, sorted
-    thresholds: list[float]  #: one, or one per predicted class
-    expected_rate: (
-        float  #: the share of in-distribution samples that the threshold rejects, as it was set
-    )
-    preprocess: Preprocess | None = None  #: None: encoded images are not taken
+    class_names: tuple[str, ...]
+    """One per class, or none."""
+    calibration: NDArray[np.float64]
+    """(M,) calibration scores, sorted."""
+    thresholds: list[float]
+    """One, or one per predicted class."""
+    expected_rate: float
+    """The share of in-distribution samples that the threshold rejects, as it was set."""
+    preprocess: Preprocess | None = None
+    """None: encoded images are not taken."""
     enter: Callable[[int], object] | None = None
     """Called by each thread that decides, with the number of threads that share the cores."""
 
@@ -87,7 +102,7 @@ class Backend(ABC):
 
     @abstractmethod
     def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
-        """The nearest boundaries of each row. ValueError where this guard cannot explain."""
+        """The nearest boundaries of each row. ValueError if this guard cannot explain."""
 
 
 class OnnxBackend(Backend):
@@ -95,30 +110,9 @@ class OnnxBackend(Backend):
     threshold promises."""
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int | None = None) -> None:
-        runtime, path = require("onnxruntime", "onnx"), os.fspath(path)
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        try:
-            self._session = runtime.InferenceSession(
-                path, options, providers=["CPUExecutionProvider"]
-            )
-            properties = self._session.get_modelmeta().custom_metadata_map
-            about = {
-                key[5:]: json.loads(value)
-                for key, value in properties.items()
-                if key.startswith("fdbd.")
-            }
-        except (
-            Exception
-        ) as error:  # ONNX Runtime has no common class for what a damaged file raises
-            raise ValueError(f"{path!r} is no ONNX file that can be served: {error}") from None
-        if "calibration" not in about:
-            raise ValueError(
-                f"{path!r} has no calibration scores inside, which the monitor needs: export it again with "
-                "this version of fdbd"
-            )
+        path = os.fspath(path)
+        self._session = _open_session(path, threads)
+        about = _metadata(self._session, path)
         inputs = self._session.get_inputs()
         if len(inputs) != 1:
             raise ValueError(f"{path!r} takes {len(inputs)} inputs, a service can give it one")
@@ -127,30 +121,70 @@ class OnnxBackend(Backend):
         self.num_classes = _size(self._session.get_outputs()[0].shape[1], path)
         self.class_names = tuple(about["class_names"] or ())
         self.calibration = np.frombuffer(base64.b64decode(about["calibration"]), "<f8").copy()
-        kind, target = about["threshold"]["kind"], about["threshold"]["target"]
-        self.thresholds = np.ravel(about["threshold"]["value"]).tolist()
+        threshold = about["threshold"]
+        kind = threshold["kind"]
+        target = threshold["target"]
+        self.thresholds = np.ravel(threshold["value"]).tolist()
         self.expected_rate = target if kind == "conformal" else 1 - target
-        self.name = (
-            f"{about['detector'].get('name', 'guard')}, {kind} threshold at {target:g}, ONNX"
-        )
+        detector = about["detector"].get("name", "guard")
+        self.name = f"{detector}, {kind} threshold at {target:g}, ONNX"
         self.promise = about["promise"]
+        self.id = about["id"] if "id" in about else _id_of_file(path)
+        self.version = str(about.get("guard_version", 0))
         if about.get("preprocess") is not None:
             self.preprocess = Preprocess.from_dict(about["preprocess"])
 
     def decide(self, rows: NDArray[np.float32]) -> Answers:
         """The graph's answers."""
-        logits, labels, scores, p_values, is_ood = self._session.run(
-            [*OUTPUTS], {self.input_name: rows}
-        )
-        return Answers(
-            logits, labels, scores.astype(np.float64), p_values.astype(np.float64), is_ood
-        )
+        found = self._session.run([*OUTPUTS], {self.input_name: rows})
+        logits, labels, scores, p_values, is_ood = found
+        scores = scores.astype(np.float64)
+        p_values = p_values.astype(np.float64)
+        return Answers(logits, labels, scores, p_values, is_ood)
 
     def explain(self, rows: NDArray[np.float32], nearest: int) -> list[Reason]:
         """An exported graph holds decisions, not distances."""
         raise ValueError(
             "an ONNX graph cannot explain its decisions: serve the guard's own file to explain"
         )
+
+
+def _open_session(path: str, threads: int | None) -> Any:
+    runtime = require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no common class for what a damaged file raises
+        raise _not_servable(path, error) from None
+
+
+def _metadata(session: Any, path: str) -> dict[str, Any]:
+    """What `fdbd export` wrote into the file."""
+    about = {}
+    try:
+        for key, value in session.get_modelmeta().custom_metadata_map.items():
+            if key.startswith("fdbd."):
+                about[key.removeprefix("fdbd.")] = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise _not_servable(path, error) from None
+    if "calibration" not in about:
+        raise ValueError(
+            f"{path!r} has no calibration scores inside, which the monitor needs: export it again "
+            "with this version of fdbd"
+        )
+    return about
+
+
+def _not_servable(path: str, error: Exception) -> ValueError:
+    return ValueError(f"{path!r} is not an ONNX file that can be served: {error}")
+
+
+def _id_of_file(path: str) -> str:
+    """An id for files of versions that wrote none."""
+    return hash_file(path)[:16]
 
 
 def _size(size: Any, path: str) -> int:

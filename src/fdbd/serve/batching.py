@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,16 @@ from starlette.exceptions import HTTPException
 
 from fdbd.serve.backend import Answers
 
+log = logging.getLogger("fdbd.serve")
+
 Rows = NDArray[np.float32]
 Answer = asyncio.Future[Answers]
-SLOW = 0.05  # seconds per batch from which on a model is slow
+SLOW = 0.05
+"""Seconds per batch from which on a model is slow."""
+
+
+class ModelFailure(Exception):
+    """The model raised an error, or ended its thread, while it decided a batch."""
 
 
 class Batcher:
@@ -31,9 +39,11 @@ class Batcher:
 
     Args:
         decide: (N, …) rows to answers; an exception goes to the requests of that batch alone.
-        size: the largest number of rows per batch. A request with more rows is a batch of its own.
+        size: the largest number of rows per batch. A request with more rows is decided in pieces.
         delay: seconds that a batch may wait for more requests; 0: none waits.
         capacity: the largest number of rows that wait.
+        patience: seconds that a batch may take. After that, new requests are refused until the
+            model has answered again.
         enter: called once by each thread that decides, with the number of threads that share the
             cores, 1 or 2; None: batches go through the model one by one.
         observe: called after each batch with its answers and its seconds.
@@ -46,52 +56,96 @@ class Batcher:
         size: int = 32,
         delay: float = 0.001,
         capacity: int = 1024,
+        patience: float = 30.0,
         enter: Callable[[int], object] | None = None,
         observe: Callable[[Answers, float], object] = lambda answers, seconds: None,
     ) -> None:
-        self.size, self.delay, self.capacity = size, delay, capacity
-        self.waiting = 0  # rows that wait now
-        self._decide, self._observe = decide, observe
-        self._queue: dict[Answer, Rows] = {}  # in the order of arrival
-        self._changed = (
-            asyncio.Event()
-        )  # a request has arrived, a batch is done, or the end is near
-        self._company = 0  # rows of the batch before, where they came from several callers
-        self._alone, self._together = (
-            ThreadPoolExecutor(count, "fdbd-model", enter and partial(enter, count))
-            for count in (1, 2)
-        )
-        self._lanes, self._collecting = 1 if enter is None else 2, asyncio.Lock()
-        self._running = 0  # rows that go through the model now
-        self._patience, self._is_slow = 0.0, False  # by the model's time for the batch before
+        self.size = size
+        self.delay = delay
+        self.capacity = capacity
+        self.patience = patience
+        self.waiting = 0
+        """Rows that wait now."""
+        self.is_failing = False
+        """Whether the model failed on the latest batch."""
+        self._decide = decide
+        self._observe = observe
+        # Requests in the order of arrival.
+        self._queue: dict[Answer, Rows] = {}
+        # Set when a request has arrived, a batch is done, or the end is near.
+        self._changed = asyncio.Event()
+        # Rows of the batch before, if they came from several callers.
+        self._company = 0
+        self._alone = _threads(1, enter)
+        self._together = _threads(2, enter)
+        self._lanes = 1 if enter is None else 2
+        self._collecting = asyncio.Lock()
+        # Rows that go through the model now, and when each batch under way began.
+        self._running = 0
+        self._began: dict[object, float] = {}
+        # Both follow from the model's time for the batch before.
+        self._wait_for_company = 0.0
+        self._is_slow = False
         self._workers: list[asyncio.Task[None]] = []
         self._is_open = False
 
     def start(self) -> None:
         """Begin to answer, in the running event loop."""
         self._is_open = True
-        self._workers = [
-            asyncio.get_running_loop().create_task(self._work()) for _ in range(self._lanes)
-        ]
+        loop = asyncio.get_running_loop()
+        self._workers = [loop.create_task(self._work()) for _ in range(self._lanes)]
 
-    async def stop(self) -> None:
-        """Refuse new requests, answer those that wait, and end."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Refuse new requests, answer those that wait, and end; after so many seconds, give up
+        those that a model has not answered."""
         self._is_open = False
         self._changed.set()
-        await asyncio.gather(*self._workers)
-        self._alone.shutdown()
-        self._together.shutdown()
+        if self._workers:
+            _, late = await asyncio.wait(self._workers, timeout=seconds)
+            for worker in late:
+                worker.cancel()
+        for answer in list(self._queue):
+            answer.cancel()
+        is_idle = not self._began
+        self._alone.shutdown(wait=is_idle, cancel_futures=True)
+        self._together.shutdown(wait=is_idle, cancel_futures=True)
+
+    @property
+    def running_for(self) -> float:
+        """Seconds since the oldest batch under way began; 0 if there is none."""
+        if not self._began:
+            return 0.0
+        return time.monotonic() - min(self._began.values())
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the model works on a batch for longer than a request may take."""
+        return self.running_for > self.patience
 
     def submit(self, rows: Rows) -> Answer:
         """The answers on (N, …) rows, in time; cancelled, the future gives its place in the queue
         back.
 
-        Raises HTTPException 503 where the queue is full or the service shuts down.
+        Raises HTTPException 503 if the queue is full, the model is stuck or the service shuts down.
         """
         if not self._is_open:
             raise HTTPException(503, "the service is shutting down", {"retry-after": "5"})
+        if self.is_stuck:
+            reason = f"the model has not answered for {self.running_for:.0f} s; come again later"
+            raise HTTPException(503, reason, {"retry-after": "5"})
         if self.waiting and self.waiting + len(rows) > self.capacity:
             raise HTTPException(503, "the queue is full; come again later", {"retry-after": "1"})
+        if len(rows) <= self.size:
+            return self._enter(rows)
+        # In pieces, so that it takes no more memory than a batch, and so that nothing more is done
+        # for it once it is cancelled.
+        pieces = []
+        for start in range(0, len(rows), self.size):
+            pieces.append(self._enter(rows[start : start + self.size]))
+        return asyncio.ensure_future(_joined(pieces))
+
+    def _enter(self, rows: Rows) -> Answer:
+        """Into the queue."""
         answer: Answer = asyncio.get_running_loop().create_future()
         answer.add_done_callback(self._leave)
         self._queue[answer] = rows
@@ -99,9 +153,16 @@ class Batcher:
         self._changed.set()
         return answer
 
+    async def try_model(self, rows: Rows) -> None:
+        """Have the model decide rows that nobody asked about, to see whether it works again."""
+        found = await self._through_model(self._alone, rows)
+        self.is_failing = isinstance(found, ModelFailure)
+
     def _leave(self, answer: Answer) -> None:
-        """Give a request's place in the queue back, where it still has one."""
-        self.waiting -= len(self._queue.pop(answer, ()))
+        """Give a request's place in the queue back, if it still has one."""
+        rows = self._queue.pop(answer, None)
+        if rows is not None:
+            self.waiting -= len(rows)
 
     async def _work(self) -> None:
         while self._is_open or self._queue:
@@ -112,15 +173,14 @@ class Batcher:
 
     async def _collect(self) -> list[tuple[Answer, Rows]]:
         """The requests that have waited longest, as many as fit into a batch: half of all under way
-        where the model is slow. None of them where the service ends."""
-        await self._until(
-            lambda: (self._is_slow or not self._running) and bool(self._queue or not self._is_open)
-        )
-        if self.waiting < self._company and self._patience:
-            together = self._until(lambda: self.waiting >= self._company or not self._is_open)
+        if the model is slow. None of them if the service ends."""
+        await self._until(self._can_begin)
+        if self.waiting < self._company and self._wait_for_company:
+            together = self._until(self._all_are_back)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(together, self._patience)
-        most = min(self.size, -(-(self.waiting + self._running) // (2 if self._is_slow else 1)))
+                await asyncio.wait_for(together, self._wait_for_company)
+        under_way = self.waiting + self._running
+        most = min(self.size, -(-under_way // 2) if self._is_slow else under_way)
         batch: list[tuple[Answer, Rows]] = []
         count = 0
         for answer, rows in list(self._queue.items()):
@@ -131,33 +191,81 @@ class Batcher:
             batch.append((answer, rows))
         return batch
 
+    def _can_begin(self) -> bool:
+        if self._running and not self._is_slow:
+            return False
+        return bool(self._queue) or not self._is_open
+
+    def _all_are_back(self) -> bool:
+        return self.waiting >= self._company or not self._is_open
+
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self._changed.clear()
             await self._changed.wait()
 
     async def _run(self, batch: list[tuple[Answer, Rows]]) -> None:
-        start, count, place = time.perf_counter(), sum(len(rows) for _, rows in batch), 0
+        start = time.perf_counter()
+        count = sum(len(rows) for _, rows in batch)
         is_alone = len(batch) == 1 and not self._running and not self._queue
-        thread = self._together if self._is_slow and not is_alone else self._alone
+        threads = self._together if self._is_slow and not is_alone else self._alone
         self._company = 0 if is_alone else count
         self._running += count
-        found: Answers | Exception
         try:
             rows = batch[0][1] if len(batch) == 1 else np.concatenate([rows for _, rows in batch])
-            found = await asyncio.get_running_loop().run_in_executor(thread, self._decide, rows)
-            self._observe(found, time.perf_counter() - start)
-        except Exception as error:
-            found = error
-        for answer, rows in batch:
-            if not answer.done():  # its caller may have left meanwhile
-                if isinstance(found, Exception):
-                    answer.set_exception(found)
-                else:
-                    answer.set_result(found.rows(place, place + len(rows)))
-            place += len(rows)
+            found = await self._through_model(threads, rows)
+        finally:
+            self._running -= count
+            self._changed.set()
         seconds = time.perf_counter() - start
-        self._running -= count
-        self._patience = self.delay and max(self.delay, seconds / 20)
+        self.is_failing = isinstance(found, ModelFailure)
+        if isinstance(found, Answers):
+            self._observe(found, seconds)
+        _give_answers(batch, found)
+        self._wait_for_company = max(self.delay, seconds / 20) if self.delay else 0.0
         self._is_slow = self._lanes > 1 and seconds > SLOW
-        self._changed.set()
+
+    async def _through_model(
+        self, threads: ThreadPoolExecutor, rows: Rows
+    ) -> Answers | ModelFailure:
+        """The model's answers, or its failure."""
+        batch = object()
+        self._began[batch] = time.monotonic()
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads, self._guarded, rows)
+        finally:
+            del self._began[batch]
+
+    def _guarded(self, rows: Rows) -> Answers | ModelFailure:
+        # BaseException: a model that calls sys.exit must not end the lane, nor the event loop.
+        try:
+            return self._decide(rows)
+        except BaseException as error:
+            log.error("the model failed on a batch of %d rows: %r", len(rows), error)
+            failure = ModelFailure(repr(error))
+            failure.__cause__ = error
+            return failure
+
+
+def _threads(count: int, enter: Callable[[int], object] | None) -> ThreadPoolExecutor:
+    initializer = None if enter is None else partial(enter, count)
+    return ThreadPoolExecutor(count, "fdbd-model", initializer)
+
+
+async def _joined(pieces: list[Answer]) -> Answers:
+    """The answers on all pieces of a request, in their order."""
+    found = await asyncio.gather(*pieces)
+    return Answers._make(np.concatenate(parts) for parts in zip(*found))
+
+
+def _give_answers(batch: list[tuple[Answer, Rows]], found: Answers | ModelFailure) -> None:
+    """Each request its rows, or the failure that all of the batch share."""
+    place = 0
+    for answer, rows in batch:
+        if not answer.done():  # its caller may have left meanwhile
+            if isinstance(found, ModelFailure):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found.rows(place, place + len(rows)))
+        place += len(rows)

@@ -13,20 +13,20 @@ import json
 import math
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fdbd.serve.backend import OUTPUTS, Answers, Backend, finite
 
 HEADER_LENGTH = "inference-header-content-length"
-
-_NUMBERS = {"INT": ("i", (1, 2, 4, 8)), "UINT": ("u", (1, 2, 4, 8)), "FP": ("f", (2, 4, 8))}
-INPUTS = {
-    f"{name}{8 * size}": f"<{kind}{size}"
-    for name, (kind, sizes) in _NUMBERS.items()
-    for size in sizes
-}
-"""Number types of the protocol that an input may have, with numpy's names."""
+VERSION = "1"
+"""The version of every model: a guard's own version stands in its metadata."""
+DATATYPE = "FP32"
+"""Of every input, as the metadata declare it."""
+_FAST_FROM = 1_000_000
+"""Bytes of JSON from which on a parser is used that is several times faster and, unlike Python's,
+takes no NaN and no infinity."""
 
 
 class Inference(NamedTuple):
@@ -40,76 +40,113 @@ class Inference(NamedTuple):
 
 def describe(name: str, backend: Backend) -> dict[str, Any]:
     """The model's metadata."""
-    shapes = {"logits": [-1, backend.num_classes]}
+    shape = [-1, *backend.row_shape]
+    outputs = []
+    for output, (kind, _) in OUTPUTS.items():
+        output_shape = [-1, backend.num_classes] if output == "logits" else [-1]
+        outputs.append({"name": output, "datatype": kind, "shape": output_shape})
     return {
         "name": name,
-        "versions": ["1"],
+        "versions": [VERSION],
         "platform": "fdbd",
-        "inputs": [
-            {"name": backend.input_name, "datatype": "FP32", "shape": [-1, *backend.row_shape]}
-        ],
-        "outputs": [
-            {"name": o, "datatype": kind, "shape": shapes.get(o, [-1])}
-            for o, (kind, _) in OUTPUTS.items()
-        ],
+        "inputs": [{"name": backend.input_name, "datatype": DATATYPE, "shape": shape}],
+        "outputs": outputs,
+        "parameters": {"guard_id": backend.id, "guard_version": backend.version},
     }
+
+
+def memory_of_json(body: bytes) -> int:
+    """Bytes that parsing a JSON text and turning its numbers into an array takes at most.
+
+    Every value but the first follows a comma, a colon or an opening bracket. A number takes 32
+    bytes as an object and again once its type is checked, 8 in each list and 12 in arrays; an
+    object with one entry takes 232 and its key at least 50; text has up to four bytes per
+    character.
+    """
+    return (
+        4 * len(body)
+        + 100 * body.count(b",")
+        + 200 * body.count(b"[")
+        + 110 * body.count(b":")
+        + 300 * body.count(b"{")
+    )
+
+
+def memory_of_answer(rows: int, backend: Backend) -> int:
+    """Bytes that the answers on so many rows take at most, with logits as JSON."""
+    return rows * (500 + 80 * backend.num_classes)
+
+
+def header_of(body: bytes, header_length: str | None) -> int:
+    """How many bytes of the body are JSON."""
+    if header_length is None:
+        return len(body)
+    is_number = header_length.isascii() and header_length.isdecimal()
+    length = int(header_length[:20]) if is_number else 0
+    if not 0 < length <= len(body):
+        raise ValueError(
+            f"the header Inference-Header-Content-Length is {header_length[:20]!r}, expected a "
+            f"number up to the body's {len(body)} bytes"
+        )
+    return length
 
 
 def read(body: bytes, header_length: str | None, backend: Backend) -> Inference:
     """A request's body, as JSON or with binary tensors."""
-    length = len(body)
-    if header_length is not None:
-        length = (
-            int(header_length[:20]) if header_length.isascii() and header_length.isdecimal() else 0
-        )
-        if not 0 < length <= len(body):
-            raise ValueError(
-                f"the header Inference-Header-Content-Length is {header_length[:20]!r}, expected a number up to the "
-                f"body's {len(body)} bytes"
-            )
-    request = _parsed(body[:length])
-    try:
-        inputs, identity, as_bytes = (
-            request["inputs"],
-            request.get("id"),
-            _parameter(request, "binary_data_output"),
-        )
-        if len(inputs) != 1:
-            raise ValueError(
-                f"the request has {len(inputs)} inputs, expected one, {backend.input_name!r}"
-            )
-        if identity is not None and not isinstance(identity, str):
-            raise ValueError("the request's id is no string")
-        rows = _tensor(inputs[0], body[length:], backend)
-        wanted = []
-        for output in request.get("outputs") or [{"name": name} for name in OUTPUTS]:
-            if output["name"] not in OUTPUTS:
-                raise ValueError(
-                    f"there is no output {output['name']!r:.40}, expected some of {', '.join(OUTPUTS)}"
-                )
-            wanted.append((output["name"], _parameter(output, "binary_data", as_bytes) is True))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"the request is not as the Open Inference Protocol wants it: {error!r:.80}"
-        ) from None
-    return Inference(identity, rows, wanted)
+    length = header_of(body, header_length)
+    request = parsed(body[:length])
+    if not isinstance(request, dict):
+        raise ValueError("the request is not a JSON object with the field 'inputs'")
+    inputs = request.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        wanted = f"a list of one tensor {backend.input_name!r}"
+        raise ValueError(f"the request's inputs are not {wanted}")
+    identity = request.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise ValueError("the request's id is not a string")
+    rows = _tensor(inputs[0], body[length:], backend)
+    return Inference(identity, rows, _wanted(request))
+
+
+def _wanted(request: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The outputs that a request asks for; without a list, all."""
+    all_as_bytes = _parameter(request, "binary_data_output") is True
+    outputs = request.get("outputs")
+    if not outputs:
+        return [(name, all_as_bytes) for name in OUTPUTS]
+    if not isinstance(outputs, list):
+        raise ValueError("the request's outputs are not a list")
+    wanted: list[tuple[str, bool]] = []
+    for output in outputs:
+        if not isinstance(output, dict):
+            raise ValueError("one of the request's outputs is not an object")
+        name = output.get("name")
+        if not isinstance(name, str) or name not in OUTPUTS:
+            known = ", ".join(OUTPUTS)
+            raise ValueError(f"there is no output {name!r:.40}, expected some of {known}")
+        if name in [known for known, _ in wanted]:
+            raise ValueError(f"the output {name!r} is asked for twice")
+        wanted.append((name, _parameter(output, "binary_data", all_as_bytes) is True))
+    return wanted
 
 
 def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dict[str, str]]:
     """The response's body and headers."""
     values = dict(zip(OUTPUTS, answers))
-    parts, outputs = [], []
+    parts = []
+    outputs = []
     for output, as_bytes in inference.outputs:
         kind, dtype = OUTPUTS[output]
         array = np.asarray(values[output], dtype)
         description: dict[str, Any] = {"name": output, "datatype": kind, "shape": list(array.shape)}
         if as_bytes:
-            parts.append(array.tobytes())
-            description["parameters"] = {"binary_data_size": len(parts[-1])}
+            content = array.tobytes()
+            parts.append(content)
+            description["parameters"] = {"binary_data_size": len(content)}
         else:
             description["data"] = finite(array)
         outputs.append(description)
-    response: dict[str, Any] = {"model_name": name, "model_version": "1", "outputs": outputs}
+    response: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": outputs}
     if inference.id is not None:
         response["id"] = inference.id
     header = json.dumps(response).encode()
@@ -121,61 +158,124 @@ def write(name: str, inference: Inference, answers: Answers) -> tuple[bytes, dic
 
 def read_features(body: bytes, backend: Backend) -> NDArray[np.float32]:
     """The rows of `{"features": [[…], …]}`, or of one row without the outer brackets."""
-    try:
-        with np.errstate(over="ignore"):
-            rows = np.asarray(_parsed(body)["features"], np.float64).astype(np.float32)
-    except (ValueError, TypeError, LookupError, OverflowError):
-        raise ValueError(
-            'the body is not {"features": [[numbers], …]} with rows of equal length'
-        ) from None
+    request = parsed(body)
+    wrong = ValueError('the body is not {"features": [[numbers], …]} with rows of equal length')
+    if not isinstance(request, dict) or not isinstance(request.get("features"), list):
+        raise wrong
+    depth = _depth(request["features"])
+    rows = _numbers(request["features"], depth) if depth <= 2 else None
+    if rows is None:
+        raise wrong
     if rows.shape == backend.row_shape:
         rows = rows[None]
     if rows.shape[1:] != backend.row_shape or not len(rows):
+        width = backend.row_shape[0]
         raise ValueError(
-            f"features have shape {list(rows.shape)}, expected [N, {backend.row_shape[0]}] with N at least 1"
+            f"features have shape {list(rows.shape)}, expected [N, {width}] with N at least 1"
         )
     return rows
 
 
-def _parsed(body: bytes) -> Any:
+def parsed(body: bytes) -> Any:
+    """A JSON text as Python's values."""
     try:
-        return json.loads(body)
+        if len(body) < _FAST_FROM:
+            return json.loads(body)
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"the request is not JSON of finite numbers ({error}); send large batches with a NaN "
+            "or an infinity as binary tensors"
+        ) from None
     except (ValueError, RecursionError):
-        raise ValueError("the request is no JSON") from None
+        raise ValueError("the request is not JSON") from None
+
+
+def _numbers(values: list[Any], depth: int) -> NDArray[np.float32] | None:
+    """Lists of numbers, nested so deep, as an array; None if they are anything else. null is NaN.
+
+    The types are checked first: numpy reads text as numbers, and makes room for the longest.
+    """
+    kind: Any = float | None
+    for _ in range(depth):
+        kind = list[kind]
+    try:
+        checked = msgspec.convert(values, kind)
+        with np.errstate(over="ignore"):
+            return np.asarray(checked, np.float64).astype(np.float32)
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError):
+        return None
+
+
+def _depth(values: Any) -> int:
+    """How deep the first elements are nested."""
+    depth = 0
+    while isinstance(values, list):
+        depth += 1
+        values = values[0] if values else None
+    return depth
 
 
 def _parameter(value: dict[str, Any], name: str, default: object = None) -> Any:
-    return (value.get("parameters") or {}).get(name, default)
+    parameters = value.get("parameters")
+    if parameters is None:
+        return default
+    if not isinstance(parameters, dict):
+        raise ValueError("parameters are not an object")
+    return parameters.get(name, default)
 
 
-def _tensor(tensor: Any, tail: bytes, backend: Backend) -> NDArray[np.float32]:
-    name, kind, shape, data = (tensor.get(key) for key in ("name", "datatype", "shape", "data"))
+def _tensor(tensor: dict[str, Any], tail: bytes, backend: Backend) -> NDArray[np.float32]:
+    name = tensor.get("name")
+    kind = tensor.get("datatype")
+    shape = tensor.get("shape")
     if name != backend.input_name:
         raise ValueError(f"there is no input {name!r:.40}, expected {backend.input_name!r}")
-    if kind not in INPUTS:
-        raise ValueError(f"the datatype is {kind!r:.20}, expected a number type such as FP32")
-    is_list = isinstance(shape, list) and all(type(size) is int for size in shape)
-    if not is_list or shape[1:] != list(backend.row_shape) or shape[0] < 1:
+    if kind != DATATYPE:
         raise ValueError(
-            f"the shape is {shape!r:.80}, expected {[-1, *backend.row_shape]} with at least one row"
+            f"the datatype is {kind!r:.20}, expected {DATATYPE}: the network's input, already "
+            "prepared. Encoded images go to /decide"
         )
-    dtype, count = np.dtype(INPUTS[kind]), math.prod(shape)
+    expected = [-1, *backend.row_shape]
+    if not _is_shape(shape, expected):
+        raise ValueError(f"the shape is {shape!r:.80}, expected {expected} with at least one row")
+    assert isinstance(shape, list)
+    count = math.prod(shape)
     stated = _parameter(tensor, "binary_data_size")
-    if stated is not None:
-        if type(stated) is not int or not stated == len(tail) == count * dtype.itemsize:
-            raise ValueError(
-                f"binary_data_size is {stated!r:.20}, the body has {len(tail)} bytes of data, and the shape needs "
-                f"{count * dtype.itemsize}"
-            )
-        values = np.frombuffer(tail, dtype)
+    if stated is None:
+        if tail:
+            raise ValueError("the body has bytes after its JSON, but no tensor is binary")
+        values = _tensor_from_list(tensor.get("data"), count, len(expected))
     else:
-        try:
-            values = np.asarray(data, np.float64 if dtype.kind == "f" else dtype)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError(
-                f"data are no numbers of type {kind}, or rows of different lengths"
-            ) from None
-        if values.size != count or not isinstance(data, list):
-            raise ValueError(f"data hold {values.size} numbers, the shape {shape} needs {count}")
-    with np.errstate(over="ignore"):
-        return values.reshape(shape).astype(np.float32)
+        values = _tensor_from_bytes(tail, stated, count)
+    return values.reshape(shape)
+
+
+def _is_shape(shape: object, expected: list[int]) -> bool:
+    """Whether a shape is the expected one with any number of rows, at least one."""
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        return False
+    return shape[1:] == expected[1:] and len(shape) == len(expected) and shape[0] >= 1
+
+
+def _tensor_from_bytes(tail: bytes, stated: object, count: int) -> NDArray[np.float32]:
+    needed = 4 * count
+    if type(stated) is not int or not stated == len(tail) == needed:
+        raise ValueError(
+            f"binary_data_size is {stated!r:.20}, the body has {len(tail)} bytes of data, and the "
+            f"shape needs {needed}"
+        )
+    return np.frombuffer(tail, "<f4").astype(np.float32)
+
+
+def _tensor_from_list(data: object, count: int, most_nested: int) -> NDArray[np.float32]:
+    """Numbers in one list, or nested as the shape is."""
+    values = None
+    depth = _depth(data)
+    if isinstance(data, list) and depth <= most_nested:
+        values = _numbers(data, depth)
+    if values is None:
+        raise ValueError("data are not numbers, or rows of different lengths")
+    if values.size != count:
+        raise ValueError(f"data hold {values.size} numbers, the shape needs {count}")
+    return values

@@ -3,8 +3,10 @@ of all monitors."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -13,66 +15,98 @@ from pathlib import Path
 from typing import Any
 
 from fdbd.jobs.ray import connect
-from fdbd.serve.run import Service, announce, application, backend_of, bind
-from fdbd.serve.watch import Store
+from fdbd.serve.run import Service, application, backend_of, bind, describe, say_where
+from fdbd.serve.state_store import State, Store
 from fdbd.util.extras import require
 
 _STALE_SECONDS = 10.0
 """A slot that was not written for so long is free: its replica writes every second while it lives,
 later under load."""
 _PATIENCE_SECONDS = 30.0
-"""How long a new replica waits for the slot of a dead one before it takes one beyond the stated
-number."""
+"""How long a new replica waits for the slot of a dead one, whose monitor it then goes on with."""
 
 
 class Ledger:
-    """An actor that holds the states of all replicas."""
+    """An actor that holds the states of all replicas, for each guard."""
 
     def __init__(self) -> None:
-        self._states: dict[int, dict[str, Any]] = {}
-        self._written: dict[int, float] = {}
+        self._states: dict[str, dict[int, State]] = {}
+        self._written: dict[tuple[str, int], float] = {}
+        self._acknowledged: dict[str, State] = {}
 
-    def claim(self, most: int | None) -> int | None:
-        """A slot that no living replica has; None where each of the first `most` is taken."""
+    def claim(self, guard: str, most: int | None) -> int | None:
+        """A slot that no living replica has; None if each of the first `most` is taken."""
         now = time.monotonic()
         slot = 0
-        while slot in self._written and now - self._written[slot] < _STALE_SECONDS:
+        while now - self._written.get((guard, slot), -math.inf) < _STALE_SECONDS:
             slot += 1
         if most is not None and slot >= most:
             return None
-        self._written[slot] = now
+        self._written[guard, slot] = now
         return slot
 
-    def put(self, slot: int, state: dict[str, Any]) -> None:
-        self._states[slot], self._written[slot] = state, time.monotonic()
+    def release(self, guard: str, slot: int) -> None:
+        self._written.pop((guard, slot), None)
 
-    def states(self) -> list[dict[str, Any]]:
-        return list(self._states.values())
+    def put(self, guard: str, slot: int, state: State) -> None:
+        self._states.setdefault(guard, {})[slot] = state
+        self._written[guard, slot] = time.monotonic()
+
+    def states(self, guard: str) -> list[State]:
+        return list(self._states.get(guard, {}).values())
+
+    def set_aside(self, guard: str, slot: int) -> None:
+        self._states.get(guard, {}).pop(slot, None)
+
+    def acknowledge(self, guard: str, record: State) -> None:
+        self._acknowledged[guard] = record
+
+    def acknowledged(self, guard: str) -> State:
+        return self._acknowledged.get(guard, {})
 
 
 class LedgerStore(Store):
-    """The ledger as the `Store` of one of `replicas`. One that died is replaced and filled by the
-    replicas."""
+    """The ledger as the `Store` of one of `replicas`. If the ledger dies, it is replaced and the
+    replicas fill the new one."""
 
-    def __init__(self, replicas: int) -> None:
-        self._ray, self._replicas = require("ray", "ray"), replicas
+    def __init__(self, guard: str, replicas: int) -> None:
+        super().__init__()
+        self._ray = require("ray", "ray")
+        self._guard = guard
+        self._replicas = replicas
+        self._slot = 0
 
     def claim(self) -> int:
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        most: int | None = (
-            self._replicas
-        )  # each tests for drift at delta/replicas: more would break the promise
-        while (slot := self._ask("claim", most)) is None:
+        most: int | None = self._replicas
+        while True:
+            slot = self._ask("claim", most)
+            if slot is not None:
+                self._slot = int(slot)
+                return self._slot
             time.sleep(0.5)
             if time.monotonic() > deadline:
                 most = None
-        return int(slot)
 
-    def put(self, slot: int, state: dict[str, Any]) -> None:
+    def release(self) -> None:
+        self._ask("release", self._slot)
+
+    def put(self, slot: int, state: State) -> None:
         self._ask("put", slot, state)
 
-    def states(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask("states")
+    def states(self) -> list[State]:
+        found: list[State] = self._ask("states")
+        return found
+
+    def set_aside(self, slot: int) -> str:
+        self._ask("set_aside", slot)
+        return "nowhere"
+
+    def acknowledge(self, record: State) -> None:
+        self._ask("acknowledge", record)
+
+    def acknowledged(self) -> State:
+        found: State = self._ask("acknowledged")
         return found
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -83,22 +117,33 @@ class LedgerStore(Store):
             "get_if_exists": True,
         }
         ledger = self._ray.remote(Ledger).options(**place, num_cpus=0, max_restarts=-1).remote()
-        return self._ray.get(getattr(ledger, method).remote(*arguments), timeout=10)
+        answer = getattr(ledger, method).remote(self._guard, *arguments)
+        return self._ray.get(answer, timeout=10)
 
 
 def deployment(service: Service) -> Any:
-    """A bound Ray Serve application around a guard, for `ray.serve.run`. The guard's file travels
+    """A bound Ray Serve application around a guard, for `ray.serve.run`. The guards' files travel
     with it, the model's weights must be reachable from each node."""
     serve = require("ray.serve", "ray")
-    least, most = service.workers, service.max_workers or service.workers
-    content, name = Path(service.guard).read_bytes(), Path(service.guard).name
-    settings = replace(service, state=None, workers=1)
+    least = service.workers
+    most = service.max_workers or service.workers
+    contents = {}
+    for name, path in service.guards.items():
+        contents[name] = (Path(path).name, Path(path).read_bytes())
+    on_replica = replace(service, state=None, workers=1)
 
     def build() -> Any:
-        path = Path(tempfile.mkdtemp(prefix="fdbd-serve-"), name)
-        path.write_bytes(content)
+        folder = Path(tempfile.mkdtemp(prefix="fdbd-serve-"))
+        guards = {}
+        for name, (file_name, content) in contents.items():
+            path = folder / name / file_name
+            path.parent.mkdir()
+            path.write_bytes(content)
+            guards[name] = str(path)
         return application(
-            replace(settings, guard=str(path)), store=LedgerStore(most), processes=most
+            replace(on_replica, guards=guards),
+            store=lambda name: LedgerStore(name, most),
+            processes=most,
         )
 
     scaling: dict[str, Any] = {"num_replicas": least}
@@ -117,18 +162,26 @@ def deployment(service: Service) -> Any:
 
 def run_on_ray(service: Service, host: str, port: int, address: str | None) -> None:
     """Deploy on a cluster, or on Ray on this machine, and stay until told to end."""
-    ray, serve = require("ray", "ray"), require("ray.serve", "ray")
-    backend = backend_of(service)  # an error ends here, before anything is deployed
+    ray = require("ray", "ray")
+    serve = require("ray.serve", "ray")
+    if service.metrics_port is not None:
+        raise ValueError("with --engine ray there is one port: leave --metrics-port out")
+    # An error in a file ends here, before anything is deployed.
+    backends = {name: backend_of(service, path) for name, path in service.guards.items()}
     with bind(host, port) as bound:  # whether the port is free; 0 becomes one that is
         port = bound.getsockname()[1]
     connect(address)
-    if service.workers > (cores := int(ray.cluster_resources().get("CPU", 0))):
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    if service.workers > cores:
         raise ValueError(
-            f"{service.workers} replicas need a core each, and the cluster has {cores}: lower --workers"
+            f"{service.workers} replicas need a core each, and the cluster has {cores}: lower "
+            "--workers"
         )
     serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING"})
     serve.run(deployment(service), name="fdbd", route_prefix="/")
-    announce(service, backend, host, port, f" with {service.workers} replicas on Ray")
+    for name, backend in backends.items():
+        print(describe(name, backend), file=sys.stderr)
+    say_where(host, port, f" with {service.workers} replicas on Ray")
     ended = threading.Event()
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, lambda *_: ended.set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -11,45 +12,71 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from fdbd.serve.app import App, Settings
+from fdbd.serve.app import App
 from fdbd.serve.backend import Backend, OnnxBackend
-from fdbd.serve.watch import FolderStore, Store, Watch
+from fdbd.serve.decisions import DecisionLog
+from fdbd.serve.guards import Guards, ServedGuard
+from fdbd.serve.http_protocol import server
+from fdbd.serve.memory import limit_arenas
+from fdbd.serve.orders import Orders
+from fdbd.serve.settings import Settings
+from fdbd.serve.state_store import FolderStore, Store
+from fdbd.serve.watch import Watch
 
 log = logging.getLogger("fdbd.serve")
+
+_START_SECONDS = 300.0
+"""How long the processes may take to load the guard."""
+_LAST_SECONDS = 5.0
+"""How long after the time of a request a process that was told to end may still be there."""
 
 
 @dataclass(frozen=True)
 class Service:
     """Everything that a process needs to build the service."""
 
-    guard: str  #: a guard's file, or an ONNX file
+    guards: dict[str, str]
+    """Files of guards, or ONNX files, by the names that they have in the service."""
     settings: Settings = field(default_factory=Settings)
-    state: str | None = None  #: the folder of the monitor's state; None: none is kept
-    workers: int = 1  #: processes; with Ray: replicas
-    max_workers: int | None = None  #: with Ray: replicas under load; None: always `workers`
+    state: str | None = None
+    """The folder of the monitor's state; with several guards each has a folder in it. None: no
+    state is kept."""
+    workers: int = 1
+    """Processes; with Ray: replicas."""
+    max_workers: int | None = None
+    """With Ray: replicas under load; None: always `workers`."""
     delta: float = 0.01
     window: int = 1000
     webhook: str | None = None
+    shadow: str | None = None
+    """The file of a guard that decides the same as the first one and is only recorded."""
+    decisions: str | None = None
+    """The folder of the records of decisions; None: none are written."""
+    decisions_bytes: int = 1_000_000_000
+    """Of the records of one process; the oldest are deleted."""
+    decisions_thumbnails: bool = False
+    metrics_port: int | None = None
+    """A second port for metrics and health, without a token."""
     model: str | None = None
     checkpoint: str | None = None
     device: str | None = "auto"
     trust: bool = False
 
 
-def backend_of(service: Service) -> Backend:
-    """The guard, by the kind of its file. An ONNX file does without torch."""
-    threads = max(1, (os.cpu_count() or 1) // service.workers) if service.workers > 1 else None
-    if service.guard.endswith(".onnx"):
-        return OnnxBackend(service.guard, threads=threads)
+def backend_of(service: Service, path: str) -> Backend:
+    """A guard, by the kind of its file. An ONNX file does without torch."""
+    threads = None
+    if service.workers > 1:
+        threads = max(1, (os.cpu_count() or 1) // service.workers)
+    if path.endswith(".onnx"):
+        return OnnxBackend(path, threads=threads)
     import torch
 
     from fdbd.decision.guard_file import open_guard
@@ -57,126 +84,329 @@ def backend_of(service: Service) -> Backend:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    options = {name: getattr(service, name) for name in ("model", "checkpoint", "device", "trust")}
-    return TorchBackend(open_guard(service.guard, **options))
+    opened = open_guard(
+        path,
+        model=service.model,
+        checkpoint=service.checkpoint,
+        device=service.device,
+        trust=service.trust,
+    )
+    return TorchBackend(opened)
 
 
 def application(
     service: Service,
-    backend: Backend | None = None,
-    store: Store | None = None,
+    store: Callable[[str], Store] | None = None,
     processes: int | None = None,
+    orders: Orders | None = None,
 ) -> App:
-    """The ASGI application of one process, which meets the others in `store`; None: in the folder
-    of the service."""
-    backend = backend or backend_of(service)
-    if store is None and service.state is not None:
-        store = FolderStore(Path(service.state))
-    options: Any = {name: getattr(service, name) for name in ("delta", "window", "webhook")}
-    return App(
-        backend,
+    """The ASGI application of one process.
+
+    Args:
+        store: for the name of a guard, where this process meets the others; None: in the folder of
+            the service.
+        processes: how many there are; None: as the service says.
+        orders: where the processes tell each other which guards are loaded.
+    """
+    new_store = store or (lambda name: _store_of(service, name))
+    loaders = {}
+    for name in service.guards:
+        loaders[name] = _loader(service, name, new_store, processes or service.workers)
+    guards = Guards(loaders)
+    app = App(
+        guards,
         service.settings,
-        Watch(backend, store, processes=processes or service.workers, **options),
+        decisions=_decisions_of(service, guards),
+        thumbnails=service.decisions_thumbnails,
     )
+    if orders is not None:
+        orders.follow(app)
+    return app
+
+
+def _loader(
+    service: Service, name: str, store: Callable[[str], Store], processes: int
+) -> Callable[[], ServedGuard]:
+    """What builds one guard of the service when it is called."""
+
+    def load() -> ServedGuard:
+        backend = backend_of(service, service.guards[name])
+        watch = Watch(
+            backend,
+            store(name),
+            processes=processes,
+            delta=service.delta,
+            window=service.window,
+            webhook=service.webhook,
+        )
+        guard = ServedGuard(name, backend, service.settings, watch)
+        is_first = name == next(iter(service.guards))
+        if service.shadow is not None and is_first:
+            guard.shadow = _shadow(service, service.shadow, backend)
+        return guard
+
+    return load
+
+
+def _shadow(service: Service, path: str, backend: Backend) -> ServedGuard:
+    shadow = backend_of(service, path)
+    takes_images = backend.preprocess is not None and shadow.preprocess is not None
+    if shadow.input_name != backend.input_name:
+        raise ValueError(
+            f"the shadow takes {shadow.input_name}, the guard {backend.input_name}: they must take "
+            "the same"
+        )
+    if shadow.row_shape != backend.row_shape and not takes_images:
+        raise ValueError(
+            f"the shadow takes rows of {list(shadow.row_shape)}, the guard of "
+            f"{list(backend.row_shape)}: they must take the same"
+        )
+    return ServedGuard("shadow", shadow, service.settings)
+
+
+def _store_of(service: Service, name: str) -> Store:
+    if service.state is None:
+        return Store()
+    folder = Path(service.state)
+    if len(service.guards) > 1:
+        folder = folder / name
+    return FolderStore(folder)
+
+
+def _decisions_of(service: Service, guards: Guards) -> DecisionLog | None:
+    if service.decisions is None:
+        return None
+
+    def count_dropped(number: int) -> None:
+        for guard in guards.loaded()[:1]:
+            if guard.watch is not None:
+                guard.watch.count_event("decisions_dropped", number)
+
+    return DecisionLog(Path(service.decisions), service.decisions_bytes, count_dropped)
 
 
 def run(service: Service, host: str, port: int) -> None:
     """Answer until SIGTERM or Ctrl-C, which finish what was taken and refuse the rest."""
     if os.name == "nt" and service.workers > 1:
         raise ValueError(
-            "on Windows processes cannot share a port: use --workers 1, or several services and a proxy"
+            "on Windows processes cannot share a port: use --workers 1, or several services and a "
+            "proxy"
         )
-    listening = bind(host, port)
-    listening.listen(2048)  # clients may connect from now on, and wait until the guard answers
-    port = listening.getsockname()[1]
-    # An error ends here, before anything answers. The guard is loaded by a thread that ends:
-    # OpenMP's threads of this one would stay and slow down those of the thread that decides.
-    with ThreadPoolExecutor(1) as loading:
-        backend = loading.submit(backend_of, service).result()
-    _log_json()
     if service.workers == 1:
-        announce(service, backend, host, port)
-        _answer(application(service, backend), listening)
-    else:
-        listening.close()  # nobody else has the port: from now on it is shared
-        with bind(host, port, shared=True):
-            _supervise(service, backend, host, port)
+        _run_alone(service, host, port)
+        return
+    # Nobody listens on these sockets: they keep the ports for the processes.
+    with bind(host, port, shared=True) as bound:
+        port = bound.getsockname()[1]
+        if service.metrics_port is None:
+            _Supervisor(service, host, port).run()
+            return
+        with bind(host, service.metrics_port, shared=True):
+            _Supervisor(service, host, port).run()
 
 
-def _answer(app: App, listening: socket.socket) -> None:
+def _run_alone(service: Service, host: str, port: int) -> None:
+    """Answer in this process."""
+    listening = _listen(host, port)
+    metrics = None
+    if service.metrics_port is not None:
+        metrics = _listen(host, service.metrics_port)
+    port = listening.getsockname()[1]
+    _log_json()
+
+    def is_up(app: App) -> None:
+        print(_describe_all(app), file=sys.stderr)
+        say_where(host, port)
+
+    orders = Orders.in_new_folder()
+    try:
+        _answer(service, listening, metrics, orders, is_up)
+    finally:
+        orders.remove()
+
+
+def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket on which clients may connect from now on, and wait until the guard answers."""
+    listening = bind(host, port, shared=shared)
+    listening.listen(2048)
+    return listening
+
+
+def _answer(
+    service: Service,
+    listening: socket.socket,
+    metrics: socket.socket | None,
+    orders: Orders | None,
+    is_up: Callable[[App], object],
+    *,
+    ends_if_stuck: bool = False,
+) -> None:
     """Answer on a socket until this process is told to end."""
-    options: dict[str, Any] = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
-    options["timeout_graceful_shutdown"] = max(1, round(app.settings.timeout))
-    _Server(uvicorn.Config(app, log_config=None, ws="none", lifespan="on", **options)).run(
-        sockets=[listening]
+    limit_arenas()
+    app = application(service, orders=orders)
+    running = server(
+        app,
+        service.settings,
+        metrics=metrics,
+        is_up=lambda: is_up(app),
+        is_told_to_end=lambda: _end_in_any_case(service.settings.timeout + _LAST_SECONDS),
     )
+    if ends_if_stuck:
+        threading.Thread(target=_end_if_stuck, args=(app,), daemon=True).start()
+    running.run(sockets=[listening])
+    if not all(guard.is_ready for guard in app.guards.loaded()):
+        # Python would wait for the model's threads, which do not end.
+        logging.shutdown()
+        os._exit(1)
 
 
-def _supervise(service: Service, backend: Backend, host: str, port: int) -> None:
-    """Keep `service.workers` processes answering on a port that this one has bound, until it is
-    told to end."""
-    spawn = multiprocessing.get_context("spawn")
-    barrier = spawn.Barrier(service.workers + 1, timeout=300)
-    processes: list[multiprocessing.process.BaseProcess] = []
-    is_ending = False
+def _end_in_any_case(seconds: float) -> None:
+    """End this process after so many seconds, whatever its threads do."""
 
-    def start(barrier: threading.Barrier | None = None) -> None:
-        process = spawn.Process(target=_work, args=(service, host, port, barrier))
+    def end() -> None:
+        log.error("the service did not end within %g s and is ended", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_if_stuck(app: App) -> None:
+    """End a process of several whose model does not come back, so that it is replaced. A service of
+    one process leaves that to what probes it."""
+    while app.is_alive:
+        time.sleep(1)
+    log.error("the model of this process does not come back: the process ends and is replaced")
+    logging.shutdown()
+    os._exit(1)
+
+
+class _Supervisor:
+    """Keeps processes answering on a port that this one has bound, until it is told to end."""
+
+    def __init__(self, service: Service, host: str, port: int) -> None:
+        self._service = service
+        self._host = host
+        self._port = port
+        self._spawn = multiprocessing.get_context("spawn")
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._is_ending = False
+        self._orders = Orders.in_new_folder()
+
+    def run(self) -> None:
+        signal.signal(signal.SIGINT, self._end)
+        signal.signal(signal.SIGTERM, self._end)
+        reloading = getattr(signal, "SIGHUP", None)
+        if reloading is not None:
+            signal.signal(reloading, self._reload)
+        try:
+            self._start_all()
+            self._keep()
+        finally:
+            self._orders.remove()
+
+    def _start_all(self) -> None:
+        """Start all processes, and say so once they answer."""
+        reports = [self._start() for _ in range(self._service.workers)]
+        deadline = time.monotonic() + _START_SECONDS
+        first: dict[str, str] = {}
+        for report in reports:
+            said = _next_report(report, deadline)
+            if self._is_ending:
+                return
+            if "error" in said:
+                self._end()
+                self._join_all()
+                raise ValueError(said["error"])
+            first = first or said
+        _log_json()
+        print(first["what"], file=sys.stderr)
+        say_where(self._host, self._port)
+
+    def _start(self) -> connection.Connection:
+        """Start one process; what it says once it answers, or cannot."""
+        receiving, sending = self._spawn.Pipe(duplex=False)
+        arguments = (self._service, self._host, self._port, self._orders, sending)
+        process = self._spawn.Process(target=_work, args=arguments)
         process.start()
-        processes.append(process)
+        sending.close()
+        self._processes.append(process)
+        return receiving
 
-    def end(*_: Any) -> None:
-        nonlocal is_ending
-        is_ending = True
-        barrier.abort()
-        for process in processes:
+    def _keep(self) -> None:
+        """Replace processes that end, until all were told to."""
+        while self._processes:
+            connection.wait([process.sentinel for process in self._processes], timeout=1)
+            for process in list(self._processes):
+                if process.is_alive():
+                    continue
+                self._processes.remove(process)
+                if not self._is_ending:
+                    message = "a process ended and is replaced"
+                    log.warning({"message": message, "exit_code": process.exitcode})
+                    # One that cannot start does not take the processor from the others.
+                    time.sleep(0.2)
+                    self._start()
+            if self._is_ending:
+                self._join_all()
+
+    def _end(self, *_: Any) -> None:
+        self._is_ending = True
+        for process in self._processes:
             process.terminate()
 
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)
-    for _ in range(service.workers):
-        start(barrier)
+    def _reload(self, *_: Any) -> None:
+        for name in self._service.guards:
+            self._orders.give(name, True)
+
+    def _join_all(self) -> None:
+        """Wait for the processes as long as they may take, then kill them."""
+        deadline = time.monotonic() + self._service.settings.timeout + 2 * _LAST_SECONDS
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes.clear()
+
+
+def _next_report(report: connection.Connection, deadline: float) -> dict[str, str]:
+    """What a process says when it has started; an error if it ended without a word."""
     try:
-        barrier.wait()
-        announce(service, backend, host, port)
-    except threading.BrokenBarrierError:
-        if not is_ending:
-            end()
-            raise ValueError(
-                "a process of the service could not start; the lines above say why"
-            ) from None
-    while processes:
-        connection.wait([process.sentinel for process in processes])
-        for ended in [process for process in processes if not process.is_alive()]:
-            processes.remove(ended)
-            if not is_ending:
-                log.warning(
-                    {"message": "a process ended and is replaced", "exit_code": ended.exitcode}
-                )
-                time.sleep(0.2)  # one that cannot start does not take the processor from the others
-                start()
+        if report.poll(max(0.0, deadline - time.monotonic())):
+            said: dict[str, str] = report.recv()
+            return said
+        return {"error": f"a process of the service did not start within {_START_SECONDS:g} s"}
+    except EOFError:
+        return {"error": "a process of the service could not start; the lines above say why"}
 
 
-def _work(service: Service, host: str, port: int, barrier: threading.Barrier | None) -> None:
+def _work(
+    service: Service, host: str, port: int, orders: Orders, report: connection.Connection
+) -> None:
     """One of several processes. Each has a socket of its own, among which the system shares new
-    connections out: with a common one, a burst of them may all end at the process that wakes first.
-    The first processes wait for each other, for the same reason."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the supervisor, which ends the others by SIGTERM
+    connections out: with a common one, a burst of them may all end at the process that wakes
+    first."""
+    # Ctrl-C reaches the supervisor, which ends the others by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _log_json()
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
+
+    def is_up(app: App) -> None:
+        with contextlib.suppress(OSError):  # for one that replaces another nobody listens
+            report.send({"what": _describe_all(app)})
+
     try:
-        app = application(service)
         listening = bind(host, port, shared=True)
-        listening.listen(2048)
-        if barrier is not None:
-            barrier.wait()
-    except BaseException:
-        if barrier is not None:
-            barrier.abort()
-        raise
-    _answer(app, listening)
+        metrics = None
+        if service.metrics_port is not None:
+            metrics = bind(host, service.metrics_port, shared=True)
+        _answer(service, listening, metrics, orders, is_up, ends_if_stuck=True)
+    except (ValueError, OSError) as error:
+        with contextlib.suppress(OSError):
+            report.send({"error": str(error)})
+        raise SystemExit(2) from None
 
 
 def _end_with_supervisor() -> None:
@@ -186,37 +416,42 @@ def _end_with_supervisor() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Server(uvicorn.Server):
-    """Says that it is not ready any more as soon as it is told to end."""
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        self.config.app.is_ready = False  # type: ignore[union-attr]
-        super().handle_exit(sig, frame)
+def describe(name: str, backend: Backend) -> str:
+    """A guard in one line."""
+    return f"{name} ({backend.id}): {backend.name}. {backend.promise}"
 
 
-def announce(service: Service, backend: Backend, host: str, port: int, how: str = "") -> None:
-    """Say what is served, and where."""
+def _describe_all(app: App) -> str:
+    lines = []
+    for guard in app.guards.loaded():
+        lines.append(describe(guard.name, guard.backend))
+        if guard.shadow is not None:
+            lines.append(describe(f"shadow of {guard.name}", guard.shadow.backend))
+    return "\n".join(lines)
+
+
+def say_where(host: str, port: int, how: str = "") -> None:
+    """Say where the service is, once it answers."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{port}"
-    print(f"{Path(service.guard).name}: {backend.name}. {backend.promise}", file=sys.stderr)
-    print(
-        f"serving on {address}{how} (page /, interface /docs, metrics /metrics); Ctrl-C ends it",
-        file=sys.stderr,
-    )
+    places = "page /, interface /docs, metrics /metrics"
+    print(f"serving on {address}{how} ({places}); Ctrl-C ends it", file=sys.stderr)
     sys.stderr.flush()
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket at an address, which several processes may share; ValueError where that is not
+    """A socket at an address, which several processes may share; ValueError if that is not
     possible."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT) if shared else (socket.SO_REUSEADDR,):
-        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Connections inherit it. Event loops set it only on sockets that they made: without it, each
     # answer's second segment waits for the client's delayed acknowledgement, 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
+        bound.close()
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
             f"cannot listen on {host}:{port} ({reason}); choose another --port or --host"
@@ -228,14 +463,13 @@ class _Json(logging.Formatter):
     """One JSON object per line; a message that is a dictionary becomes its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, timezone.utc).isoformat(
-            timespec="milliseconds"
-        )
-        line: dict[str, Any] = {
-            "time": moment.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-        }
-        line |= record.msg if isinstance(record.msg, dict) else {"message": record.getMessage()}
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        text = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line: dict[str, Any] = {"time": text, "level": record.levelname.lower()}
+        if isinstance(record.msg, dict):
+            line.update(record.msg)
+        else:
+            line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -246,5 +480,6 @@ def _log_json() -> None:
     handler.setFormatter(_Json())
     for name in ("fdbd.serve", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(logging.INFO)

@@ -15,23 +15,29 @@ class TorchBackend(Backend):
     """An opened guard, with the model that it was fitted on or for features alone."""
 
     def __init__(self, opened: OpenedGuard) -> None:
-        self._guard, self.preprocess = opened.guard, opened.preprocess
-        detector, threshold = opened.guard.detector, opened.guard.threshold
+        self._guard = opened.guard
+        self.preprocess = opened.preprocess
+        detector = opened.guard.detector
+        threshold = opened.guard.threshold
         if threshold is None:
             raise ValueError(
                 "the guard has no threshold, so it cannot decide: calibrate it with fdbd fit"
             )
-        self.input_name, self.row_shape = "features", (detector.head.num_features,)
-        if self.preprocess is not None:
-            self.input_name, self.row_shape = (
-                "images",
-                (3, self.preprocess.size, self.preprocess.size),
-            )
-        self.num_classes, self.class_names = detector.head.num_classes, tuple(opened.class_names)
+        if self.preprocess is None:
+            self.input_name = "features"
+            self.row_shape = (detector.head.num_features,)
+        else:
+            self.input_name = "images"
+            self.row_shape = (3, self.preprocess.size, self.preprocess.size)
+        self.num_classes = detector.head.num_classes
+        self.class_names = tuple(opened.class_names)
         self.calibration = np.sort(threshold.calibration.double().cpu().numpy())
         self.thresholds = threshold.value.double().flatten().tolist()
-        self.expected_rate, self.promise = threshold.expected_rate, threshold.guarantee
+        self.expected_rate = threshold.expected_rate
+        self.promise = threshold.guarantee
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
+        self.id = opened.guard.id
+        self.version = str(opened.guard.version)
         threads = torch.get_num_threads()
         if threads > 1 and detector.head.weight.device.type == "cpu":
             self.enter = lambda sharing: torch.set_num_threads(max(1, threads // sharing))
@@ -53,10 +59,10 @@ class TorchBackend(Backend):
         """The nearest decision boundaries of each row."""
         with torch.inference_mode():
             why = self._guard.explain(self._inputs(rows))
-        order = why.distances.nan_to_num(nan=torch.inf).argsort(dim=1)[
-            :, : min(nearest, self.num_classes - 1)
-        ]
-        distances, shares = why.distances.gather(1, order), why.shares.gather(1, order)
+        count = min(nearest, self.num_classes - 1)
+        order = why.distances.nan_to_num(nan=torch.inf).argsort(dim=1)[:, :count]
+        distances = why.distances.gather(1, order)
+        shares = why.shares.gather(1, order)
         return list(zip(order.tolist(), distances.tolist(), shares.tolist()))
 
     def _inputs(self, rows: NDArray[np.float32]) -> torch.Tensor | Batch:

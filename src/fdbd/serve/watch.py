@@ -2,12 +2,12 @@
 across restarts.
 
 Each process counts for itself and writes its state to a slot of the store once per second; the
-process that is asked adds the slots up. After a kill at most the last second is lost.
+process that is asked adds up what it read then, so that no request waits for the disk. After a kill
+at most the last second is lost.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -16,90 +16,45 @@ import time
 import urllib.request
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from fdbd.monitor.stream import StreamMonitor, rate
 from fdbd.serve.backend import Answers, Backend
-from fdbd.util import files
-from fdbd.util.extras import require
+from fdbd.serve.state_store import State, Store
 
 log = logging.getLogger("fdbd.serve")
 
-State = dict[str, Any]  # of one process, as JSON takes it, with the number of its slot
 Counts = defaultdict[tuple[str, ...], float]
 """Numbers by family and labels; a histogram's last label is the number of the bucket."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-ROWS = (
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-)  # upper ends of the histograms of latencies and of batches
-HISTORY = 300  # points of the page's chart, at most one per second
+"""Upper ends of the buckets of latencies."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Upper ends of the buckets of batch sizes."""
+HISTORY = 300
+"""Points of the page's chart, at most one per second."""
+_MAX_COUNTERS = 500_000
+"""A state with more counters than this is not one of ours: a guard has two per class."""
 
 
-class Store:
-    """Where processes put their states so that each can see all. In this one there is a single
-    process."""
+def part_of_delta(slot: int) -> float:
+    """The part of the alarm's probability that the process of a slot may use.
 
-    def claim(self) -> int:
-        """A slot that no living process has, for as long as this process lives."""
-        return 0
-
-    def put(self, slot: int, state: State) -> None:
-        """Keep a state, whole or not at all. Called once per second."""
-
-    def states(self) -> list[State]:
-        """What was last put into each slot."""
-        return []
-
-
-class FolderStore(Store):
-    """Slots as files of a folder that the processes of one machine share."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._held = contextlib.ExitStack()
-        self._last: State = {}
-
-    def claim(self) -> int:
-        slot = 0
-        while (
-            self._held.enter_context(files.lock(self.folder / f"slot-{slot}.lock", wait=False))
-            is False
-        ):
-            slot += 1
-        return slot
-
-    def put(self, slot: int, state: State) -> None:
-        if state != self._last:  # an idle service leaves the disk alone
-            files.write_json(self.folder / f"slot-{slot}.json", state)
-            self._last = state
-
-    def states(self) -> list[State]:
-        found = (files.read_json(path) for path in sorted(self.folder.glob("slot-*.json")))
-        return [state for state in found if isinstance(state, dict)]
+    1/2, 1/6, 1/12, 1/20, …: the parts of any number of slots sum to less than 1. So the promise
+    holds however often the number of processes is changed, while each slot goes on with its test.
+    """
+    return 1 / ((slot + 1) * (slot + 2))
 
 
 class Watch:
-    """Counts what the service does in this process, and shows the sum over all processes.
+    """Counts what the service does with one guard in this process, and shows the sum over all.
 
     Args:
         backend: the guard.
         store: where the processes meet and what a restart finds; None: nothing outlives the
             process.
-        processes: how many share the alarm's probability: each has delta/processes, so that all
-            together raise a false alarm with probability at most delta per horizon.
-        delta, window: as for `fdbd.Monitor`.
+        processes: how many there are; states of slots beyond that are of processes that have ended.
+        delta: probability of a false alarm per horizon, of all processes together.
+        window: samples of the rolling rate.
         webhook: an address that gets the snapshot as JSON by POST when the alarm goes off.
     """
 
@@ -113,19 +68,36 @@ class Watch:
         window: int = 1000,
         webhook: str | None = None,
     ) -> None:
-        self._backend, self._store, self._webhook = backend, store or Store(), webhook
-        self._processes, self._delta = processes, delta
-        options: Any = {"window": window, "delta": delta / processes, "on_alarm": self._alarm}
-        self._monitor = StreamMonitor(
-            backend.calibration.tolist(), backend.expected_rate, **options
-        )
+        self._backend = backend
+        self._store = store or Store()
+        self._webhook = webhook
+        self._processes = processes
+        self._delta = delta
+        self._window = window
+        self._slot = 0
+        self._monitor = self._new_monitor()
         self._counts: Counts = defaultdict(float)
-        self._slot = self._waiting = 0
+        self._others: list[State] = []
+        """States of the other processes, as they were a second ago."""
+        self._began: State = {"time": time.time(), "why": "the service started for the first time"}
+        self._alarm_time: float | None = None
+        self._acknowledged: State = {}
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         """Rate and drift over the last minutes, as this process saw them."""
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._saver = threading.Thread(target=self._save_often, name="fdbd-watch", daemon=True)
+
+    def _new_monitor(self) -> StreamMonitor:
+        return StreamMonitor(
+            self._backend.calibration.tolist(),
+            self._backend.expected_rate,
+            window=self._window,
+            delta=self._delta * part_of_delta(self._slot),
+            on_alarm=self._alarm,
+        )
+
+    # ── counting
 
     def count(self, answers: Answers, seconds: float) -> None:
         """Note the decisions on a batch, and the model's seconds for it."""
@@ -144,36 +116,73 @@ class Watch:
             self._counts["requests", path, str(status)] += 1
             self._observe(seconds, SECONDS, "request_seconds", path)
 
+    def count_event(self, name: str, number: int = 1) -> None:
+        """Note something else that is counted, such as a record that was dropped."""
+        with self._lock:
+            self._counts[name,] += number
+
     def _observe(self, value: float, ends: tuple[float, ...], name: str, *labels: str) -> None:
         """A value into a histogram: the number of its bucket, and the sum."""
-        self._counts[(name, *labels, str(bisect_left(ends, value)))] += 1
+        bucket = bisect_left(ends, value)
+        self._counts[(name, *labels, str(bucket))] += 1
         self._counts[(f"{name}_sum", *labels)] += value
+
+    # ── the state
 
     def start(self) -> None:
         """Take a slot, go on from what an earlier process left there, and save once per second from
         now on."""
         self._slot = self._store.claim()
+        self._monitor = self._new_monitor()
+        self._acknowledged = self._store.acknowledged()
         for state in self._store.states():
             if state.get("slot") == self._slot:
-                self._restore(state)
+                self._take_over(state)
+        self._others = self._read_others()
         self._saver.start()
 
     def stop(self) -> None:
-        """Save a last time and end."""
+        """Save a last time, give the slot back and end."""
+        is_first_call = not self._ends.is_set()
         self._ends.set()
-        self._saver.join()
-        self._save()
+        if is_first_call and self._saver.ident is not None:
+            self._saver.join(timeout=10)
+            self._save()
+            self._store.release()
 
-    def _restore(self, state: State) -> None:
+    def _take_over(self, state: State) -> None:
+        """Go on from a state if it is of this guard and was begun with the same settings."""
+        for name, what, mine in (
+            ("guard", "guard", self._backend.id),
+            ("delta", "--delta", self._delta),
+            ("window", "--window", self._window),
+        ):
+            if state.get(name) != mine:
+                found = state.get(name, "another version's")
+                self._begin_anew(f"its state was of {what} {found}, not {mine}")
+                return
+        fresh = self._monitor.snapshot()
         try:
-            counts = _sum_of([state])
+            counts = sum_of([state])
+            alarm_time = state["alarm_time"]
+            began: State = state["began"]
+            began = {"time": float(began["time"]), "why": str(began["why"])}
+            for name in ("delta", "horizon"):
+                if state["monitor"]["test"][name] != fresh[name]:
+                    raise ValueError(f"its {name} is not {fresh[name]}")
             self._monitor.restore(state["monitor"])
-            self._counts = counts
-        except (KeyError, TypeError, ValueError) as error:
-            log.warning(
-                "the monitor starts afresh: its saved state is damaged or of another guard: %s",
-                error,
-            )
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            self._monitor = self._new_monitor()
+            self._begin_anew(f"its state is damaged ({error})")
+            return
+        self._counts = counts
+        self._alarm_time = alarm_time
+        self._began = began
+
+    def _begin_anew(self, why: str) -> None:
+        place = self._store.set_aside(self._slot)
+        self._began = {"time": time.time(), "why": why}
+        log.warning("the monitor starts afresh: %s; the old state is kept as %s", why, place)
 
     def _save_often(self) -> None:
         while not self._ends.wait(1.0):
@@ -181,139 +190,153 @@ class Watch:
 
     def _save(self) -> None:
         try:
+            self._others = self._read_others()
+            self._follow_acknowledgement(self._store.acknowledged())
             view = self.view()
-            self.history.append(
-                {
-                    "time": time.time(),
-                    "rate": view["rate"],
-                    "log_martingale": view["log_martingale"],
-                }
-            )
-            self._store.put(self._slot, self._state())
-        except (
-            Exception
-        ) as error:  # a full disk, or a ledger that is being replaced, must not end the service
+            point = {"time": time.time()}
+            for name in ("rate", "log_martingale"):
+                point[name] = view[name]
+            self.history.append(point)
+            self._store.put(self._slot, self._state(with_monitor=True))
+        except Exception as error:
+            # A full disk, or a ledger that is being replaced, must not end the service.
             log.warning("the monitor's state could not be saved: %s", error)
 
-    def _state(self) -> State:
+    def _read_others(self) -> list[State]:
+        others = []
+        for state in self._store.states():
+            is_of_this_guard = state.get("guard") == self._backend.id
+            if state.get("slot") == self._slot or not is_of_this_guard:
+                continue
+            try:
+                sum_of([state])
+                _merged([state], self._processes, self._delta, 0.0)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                continue  # damaged: its own process sets it aside when it starts again
+            others.append(state)
+        return others
+
+    def _state(self, *, with_monitor: bool = False) -> State:
         with self._lock:
             counts = [[*key, number] for key, number in self._counts.items()]
-        snapshot = self._monitor.snapshot()
-        return {
+        state: State = {
             "slot": self._slot,
-            "monitor": self._monitor.state(),
+            "guard": self._backend.id,
+            "delta": self._delta,
+            "window": self._window,
+            "began": self._began,
+            "alarm_time": self._alarm_time,
             "counts": counts,
-            "snapshot": snapshot,
+            "snapshot": self._monitor.snapshot(),
         }
+        if with_monitor:
+            state["monitor"] = self._monitor.state()
+        return state
+
+    # ── the alarm
 
     def _alarm(self, snapshot: dict[str, Any]) -> None:
-        log.warning({"alarm": True, **snapshot})
+        self._alarm_time = time.time()
+        log.warning({"alarm": True, "guard": self._backend.id, **snapshot})
         if self._webhook is not None:
-            threading.Thread(target=_post, args=(self._webhook, snapshot), daemon=True).start()
+            event = {"event": "fdbd drift alarm", "guard": self._backend.id, **snapshot}
+            threading.Thread(target=_post, args=(self._webhook, event), daemon=True).start()
+
+    def acknowledge(self, note: str) -> dict[str, Any]:
+        """Somebody has seen the alarm: all processes begin a new test. Returns the view then."""
+        record = {"time": time.time(), "note": note}
+        self._store.acknowledge(record)
+        self._follow_acknowledgement(record)
+        log.warning({"acknowledged": True, "guard": self._backend.id, "note": note})
+        return self.view()
+
+    def _follow_acknowledgement(self, record: State) -> None:
+        moment = record.get("time")
+        if not isinstance(moment, float) or moment <= self._acknowledged_time():
+            return
+        self._acknowledged = record
+        if self._began["time"] < moment:
+            self._monitor.reset()
+            self._alarm_time = None
+            note = str(record.get("note", ""))[:200]
+            self._began = {"time": moment, "why": f"the alarm was acknowledged: {note}"}
+
+    def _acknowledged_time(self) -> float:
+        moment = self._acknowledged.get("time", 0.0)
+        return moment if isinstance(moment, float) else 0.0
+
+    # ── the sum over all processes
 
     def view(self) -> dict[str, Any]:
         """The monitors of all processes as one."""
-        return self._merged(self._all())
+        states = [self._state(), *self._others]
+        merged = _merged(states, self._processes, self._delta, self._acknowledged_time())
+        return {**merged, "began": self._began}
 
-    def _merged(self, states: list[State]) -> dict[str, Any]:
-        """Rates add up. Each of R monitors bets with delta/R, so the highest capital divided by R
-        reaches 1/delta with probability at most delta (the union bound), whatever the order in
-        which requests reach the processes."""
-        snapshots = [state["snapshot"] for state in states]
-        window = sum(s["window"] for s in snapshots)
-        ood = sum(round(s["rate"] * s["window"]) for s in snapshots if s["window"])
-        return {
-            **{name: sum(s[name] for s in snapshots) for name in ("samples", "ood")},
-            **rate(ood, window, snapshots[0]["confidence"]),
-            "expected_rate": snapshots[0]["expected_rate"],
-            "log_martingale": max(s["log_martingale"] for s in snapshots)
-            - math.log(self._processes),
-            "alarm_level": -math.log(self._delta),
-            "alarm": any(s["alarm"] for s in snapshots),
-            "processes": len(snapshots),
-        }
-
-    def exposition(self, waiting: int) -> bytes:
-        """All numbers in the text format of Prometheus, with the number of rows that are
-        waiting."""
-        self._waiting = waiting
-        text: bytes = require("prometheus_client", "serve").generate_latest(self)
-        return text
-
-    def collect(self) -> Iterator[Any]:
-        """The numbers as metric families of Prometheus."""
-        core, states = require("prometheus_client.core", "serve"), self._all()
-        counts, view = _sum_of(states), self._merged(states)
-        names = dict(enumerate(self._backend.class_names))
-        for name, what, labels in (
-            ("requests", "Requests by path and status.", ["path", "status"]),
-            ("model_seconds", "Seconds that the model worked.", []),
-            ("samples", "Samples by predicted class.", ["label", "class"]),
-            ("ood", "OOD samples by predicted class.", ["label", "class"]),
-        ):
-            family = core.CounterMetricFamily(f"fdbd_{name}", what, labels=labels)
-            for key in sorted(key for key in counts if key[0] == name):
-                named = [names.get(int(key[1]), "")] if "class" in labels else []
-                family.add_metric([*key[1:], *named], counts[key])
-            yield family
-        for name, what, labels, ends in (
-            ("request_seconds", "Seconds from arrival to answer.", ["path"], SECONDS),
-            ("batch_rows", "Rows per batch.", [], ROWS),
-        ):
-            family = core.HistogramMetricFamily(f"fdbd_{name}", what, labels=labels)
-            for key in sorted(key for key in counts if key[0] == f"{name}_sum"):
-                sums = accumulate(
-                    counts[(name, *key[1:], str(bucket))] for bucket in range(len(ends) + 1)
-                )
-                family.add_metric(
-                    key[1:], list(zip((*map(str, ends), "+Inf"), sums)), sum_value=counts[key]
-                )
-            yield family
-        for name, what, value in (
-            ("queue_rows", "Rows that wait in this process.", self._waiting),
-            ("ood_rate", "Share of OOD samples in the window.", view["rate"]),
-            ("ood_rate_low", "Lower end of the rate's interval.", view["rate_low"]),
-            ("ood_rate_high", "Upper end of the rate's interval.", view["rate_high"]),
-            (
-                "ood_rate_expected",
-                "The rate that the threshold was set for.",
-                view["expected_rate"],
-            ),
-            (
-                "log_martingale",
-                "Natural logarithm of the drift test's capital.",
-                view["log_martingale"],
-            ),
-            ("drift_alarm", "1 once the drift test has raised its alarm.", int(view["alarm"])),
-        ):
-            yield core.GaugeMetricFamily(f"fdbd_{name}", what, math.nan if value is None else value)
-
-    def _all(self) -> list[State]:
-        """States of all processes, this one's as it is now."""
-        others = (
-            s
-            for s in self._store.states()
-            if s.get("slot") != self._slot and {"snapshot", "counts"} <= s.keys()
-        )
-        return [self._state(), *others]
+    def counts(self) -> Counts:
+        """The counters of all processes together."""
+        return sum_of([self._state(), *self._others])
 
 
-def _sum_of(states: list[State]) -> Counts:
+def _merged(
+    states: list[State], processes: int, delta: float, acknowledged: float
+) -> dict[str, Any]:
+    """Rates add up. The process of each slot bets with its part of delta, so its capital times that
+    part reaches 1/delta with at most that part of the probability delta; the highest of them does
+    so with probability at most delta (the union bound), whatever the order in which requests reach
+    the processes."""
+    living = [state for state in states if state["slot"] < processes] or states[:1]
+    snapshots = [state["snapshot"] for state in living]
+    window = 0
+    ood_in_window = 0
+    log_martingales = []
+    for state in living:
+        snapshot = state["snapshot"]
+        window += snapshot["window"]
+        if snapshot["window"]:
+            ood_in_window += round(snapshot["rate"] * snapshot["window"])
+        log_part = math.log(part_of_delta(state["slot"]))
+        log_martingales.append(snapshot["log_martingale"] + log_part)
+    return {
+        "samples": sum(state["snapshot"]["samples"] for state in states),
+        "ood": sum(state["snapshot"]["ood"] for state in states),
+        **rate(ood_in_window, window, snapshots[0]["confidence"]),
+        "expected_rate": snapshots[0]["expected_rate"],
+        "log_martingale": max(log_martingales),
+        "alarm_level": -math.log(delta),
+        "alarm": any(_has_alarm(state, acknowledged) for state in states),
+        "alarm_time": max((state["alarm_time"] or 0.0 for state in states), default=0.0) or None,
+        "processes": len(living),
+    }
+
+
+def _has_alarm(state: State, acknowledged: float) -> bool:
+    """Whether a process has an alarm that nobody has seen yet."""
+    if not state["snapshot"]["alarm"]:
+        return False
+    return (state["alarm_time"] or math.inf) > acknowledged
+
+
+def sum_of(states: list[State]) -> Counts:
+    """The counters of several states; ValueError or TypeError if one of them is damaged."""
     counts: Counts = defaultdict(float)
     for state in states:
+        if len(state["counts"]) > _MAX_COUNTERS:
+            raise ValueError(f"it has {len(state['counts']):,} counters")
         for *key, number in state["counts"]:
-            counts[tuple(map(str, key))] += float(number)
+            if not math.isfinite(number) or not all(isinstance(part, str) for part in key):
+                raise ValueError("its counters are malformed")
+            counts[tuple(key)] += float(number)
     return counts
 
 
-def _post(address: str, snapshot: dict[str, Any]) -> None:
+def _post(address: str, event: dict[str, Any]) -> None:
     """Send an alarm, three tries."""
-    body = json.dumps({"event": "fdbd drift alarm", **snapshot}).encode()
+    body = json.dumps(event).encode()
+    headers = {"content-type": "application/json"}
     for wait in (1, 5, 0):
         try:
-            request = urllib.request.Request(
-                address, body, {"content-type": "application/json"}, method="POST"
-            )
+            request = urllib.request.Request(address, body, headers, method="POST")
             with urllib.request.urlopen(request, timeout=5):
                 return
         except (OSError, ValueError) as error:

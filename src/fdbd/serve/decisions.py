@@ -1,0 +1,137 @@
+"""One record per decision, in files that rotate, written by a thread of its own.
+
+A record goes into a queue of bounded length; if the disk is too slow, records are dropped and
+counted, and answers are not slowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fdbd.util import files
+
+log = logging.getLogger("fdbd.serve")
+
+QUEUE = 20_000
+"""Records that wait for the disk at most, with thumbnails about 100 MB."""
+_FILE_BYTES = 64 * 1024**2
+"""A file of this size is closed, and the next one begun."""
+_WAIT_SECONDS = 0.5
+"""How long a record may wait in memory before it is in the file."""
+
+Record = dict[str, Any]
+
+
+class DecisionLog:
+    """Files ``decisions-PROCESS-NUMBER.jsonl`` in a folder, one JSON object per line.
+
+    Args:
+        folder: where the files are. Several processes may share it.
+        most_bytes: of all files of one process; the oldest are deleted.
+        dropped: called with the number of records that could not be kept.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, dropped: Callable[[int], object]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._most_files = max(2, most_bytes // _FILE_BYTES)
+        self._dropped = dropped
+        self._held = contextlib.ExitStack()
+        self._process = self._claim()
+        self._waiting: queue.Queue[Record | None] = queue.Queue(QUEUE)
+        self._writer = threading.Thread(target=self._write, name="fdbd-decisions", daemon=True)
+        self._writer.start()
+
+    def _claim(self) -> int:
+        """The lowest number that no living process uses in this folder."""
+        number = 0
+        while True:
+            lock = files.lock(self._folder / f"decisions-{number}.lock", wait=False)
+            if self._held.enter_context(lock) is not False:
+                return number
+            number += 1
+
+    def add(self, record: Record) -> None:
+        """Note one decision. Never waits."""
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._dropped(1)
+
+    def stop(self) -> None:
+        """Write what waits, and end."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=5)
+        self._writer.join(timeout=10)
+
+    def _write(self) -> None:
+        with contextlib.ExitStack() as opened:
+            file = None
+            is_open = True
+            while is_open:
+                records = self._next_records()
+                if records and records[-1] is None:
+                    is_open = False
+                    records.pop()
+                lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in records]
+                try:
+                    if file is None or file.tell() > _FILE_BYTES:
+                        opened.close()
+                        file = opened.enter_context(self._next_file().open("ab"))
+                    file.write("".join(lines).encode())
+                    file.flush()
+                except OSError as error:  # a full disk, for instance
+                    self._dropped(len(records))
+                    log.warning("%d decisions could not be recorded: %s", len(records), error)
+                    file = None
+                    time.sleep(_WAIT_SECONDS)
+
+    def _next_records(self) -> list[Record | None]:
+        """The records that have come within a moment, at least one."""
+        records = [self._waiting.get()]
+        end = time.monotonic() + _WAIT_SECONDS
+        while records[-1] is not None and len(records) < 1000:
+            try:
+                records.append(self._waiting.get(timeout=max(0.0, end - time.monotonic())))
+            except queue.Empty:
+                break
+        return records
+
+    def _next_file(self) -> Path:
+        """The latest file if it has room, else a new one, after the oldest were deleted."""
+        prefix = f"decisions-{self._process}-"
+        mine = sorted(self._folder.glob(f"{prefix}*.jsonl"), key=_number)
+        if mine and mine[-1].stat().st_size < _FILE_BYTES:
+            self._end_line(mine[-1])
+            return mine[-1]
+        while len(mine) >= self._most_files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(mine[0])
+            mine.pop(0)
+        number = _number(mine[-1]) + 1 if mine else 0
+        return self._folder / f"{prefix}{number}.jsonl"
+
+    def _end_line(self, path: Path) -> None:
+        """End a line that a killed process left unfinished."""
+        content_end = path.stat().st_size
+        if not content_end:
+            return
+        with path.open("rb+") as file:
+            file.seek(content_end - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def _number(path: Path) -> int:
+    """The number of a file of decisions; -1 for a file that only looks like one."""
+    last = path.stem.rpartition("-")[2]
+    return int(last) if last.isdecimal() else -1

@@ -1,0 +1,292 @@
+"""The HTTP server: uvicorn, with bounds on headers, connections and time that it lacks.
+
+Why not Granian, which has a limit and a timeout for headers and replaces its processes: tried with
+this application (2.8.7), it needed the same processor time per request, but
+- at its bound of connections it stops accepting, so that with 64 unfinished bodies a health probe
+  waited for more than 5 s, as long as the bodies did;
+- it does not tell the application when a request's first byte came, from which the deadline counts;
+- after its only process was killed nobody listened for 6 s, and a client was refused 57 times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from fdbd.serve.deadline import FIRST_BYTE
+from fdbd.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from fdbd.serve.app import App
+
+OVER_LIMIT = "fdbd.over_limit"
+"""Key of an ASGI scope: the connection is beyond the limit, so only probes are answered on it."""
+RESERVE = 32
+"""Connections beyond the limit, for health and metrics while all others wait for answers."""
+PIPELINE = 8
+"""Requests that a client may send ahead on one connection."""
+_SWEEP_SECONDS = 0.25
+_GRACE_SECONDS = 3.0
+"""How long after its deadline a connection may still be sending its answer."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection: its headers are limited in size, number and time, and it cannot stay half
+    sent or half read."""
+
+    settings: Settings
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.settings = self.app_state["settings"]
+        self._is_over_limit = False
+        self._opened = time.monotonic()
+        # When the first byte of the request that is being received came; None between requests.
+        self._first_byte: float | None = None
+        # The same of the request that is being answered.
+        self._asked_at = self._opened
+        self._header_bytes = 0
+        self._is_in_header = False
+        self._began_in_this_chunk = False
+
+    # ── the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        limit = self.settings.connections
+        others = len(self.connections)
+        if others >= limit:
+            self._make_room()
+            # A connection that was closed just now is still in the set.
+            others = sum(not each.transport.is_closing() for each in self.connections)
+        if others >= limit + RESERVE:
+            transport.abort()
+            return
+        self._is_over_limit = others >= limit
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.transport is not None:  # one that was aborted at once has none
+            super().connection_lost(exc)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the client has to send before the service can do anything."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self.cycle.more_body
+
+    def _make_room(self) -> None:
+        """Close the connection whose client has kept the service waiting for longest."""
+        waiting = []
+        for each in self.connections:
+            if each.is_receiving and not each.transport.is_closing():  # type: ignore[union-attr]
+                waiting.append(each)
+        if waiting:
+            oldest = min(waiting, key=lambda each: each.waits_since)  # type: ignore[union-attr]
+            oldest.refuse(503, "all connections are in use; come again later")  # type: ignore[union-attr]
+
+    @property
+    def waits_since(self) -> float:
+        """Since when the client has had the turn."""
+        return self._opened if self._first_byte is None else self._first_byte
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if its time is over. Called several times per second."""
+        if self.transport.is_closing():
+            return
+        is_between_requests = self._first_byte is None
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if answers:
+            # The application answers in time; what remains is a client that does not read.
+            if now - self._asked_at > self.settings.timeout + _GRACE_SECONDS:
+                self.transport.abort()
+        elif is_between_requests:
+            has_asked_nothing = self.cycle is None
+            if has_asked_nothing and now - self._opened > self.settings.header_timeout:
+                self.transport.close()
+        elif now - self.waits_since > self.settings.header_timeout:
+            seconds = f"{self.settings.header_timeout:g}"
+            self.refuse(408, f"the headers were not complete within {seconds} s")
+
+    # ── the request
+
+    def data_received(self, data: bytes) -> None:
+        if self._first_byte is None:
+            self._first_byte = time.monotonic()
+        self._began_in_this_chunk = False
+        is_first_request = self.cycle is None
+        super().data_received(data)
+        if not self._is_in_header or self.transport.is_closing():
+            return
+        if self._began_in_this_chunk and not is_first_request:
+            return  # the chunk may hold the rest of the request before: count from the next one on
+        # A line of the header that goes on for ever never reaches `on_header`.
+        self._header_bytes += len(data)
+        if self._header_bytes > self.settings.max_header:
+            self._refuse_header()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._is_in_header = True
+        self._began_in_this_chunk = True
+        if self._first_byte is None:
+            self._first_byte = time.monotonic()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_header = False
+        if self.transport.is_closing():
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.settings.max_header or len(self.headers) > self.settings.max_headers:
+            self._refuse_header()
+            return
+        if len(self.pipeline) >= PIPELINE:
+            self.refuse(400, f"at most {PIPELINE} requests may be sent ahead")
+            return
+        self._asked_at = self._first_byte or time.monotonic()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope[FIRST_BYTE] = self._asked_at
+        scope[OVER_LIMIT] = self._is_over_limit
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
+        self._first_byte = None
+
+    def _refuse_header(self) -> None:
+        limit = f"{self.settings.max_header:,} bytes in {self.settings.max_headers} headers"
+        self.refuse(431, f"the headers are larger than the limit of {limit}")
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Answer without the application, if no answer has begun, and close."""
+        if self.transport.is_closing():
+            return
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and (self.cycle.response_started or not self.cycle.more_body):
+            # An answer here would be taken for that of the request before.
+            self.transport.abort()
+            return
+        if self._first_byte is not None:
+            content = f'{{"error": "{reason}"}}'.encode()
+            head = [
+                f"HTTP/1.1 {status} Refused",
+                "content-type: application/json",
+                f"content-length: {len(content)}",
+                "connection: close",
+            ]
+            if status == 503:
+                head.append("retry-after: 1")
+            self.transport.write("\r\n".join([*head, "", ""]).encode() + content)
+        self.transport.close()
+
+
+class BoundedServer(Server):
+    """A server that sweeps its connections, has a second port for metrics, and tells its
+    application at once when it is to end."""
+
+    def __init__(
+        self,
+        config: Config,
+        application: App,
+        metrics: socket.socket | None,
+        is_up: Callable[[], object],
+        is_told_to_end: Callable[[], object],
+    ) -> None:
+        super().__init__(config)
+        self._application = application
+        self._metrics = metrics
+        self._metrics_state = ServerState()
+        self._is_up = is_up
+        self._is_told_to_end = is_told_to_end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # Before the lifespan protocol, which would hide the error that a guard is refused with.
+        await self._application.begin()
+        await super().startup(sockets)
+        if self._metrics is not None:
+            await self._listen_for_metrics(self._metrics)
+        self._is_up()
+
+    async def _listen_for_metrics(self, listening: socket.socket) -> None:
+        config = _config(self._application.metrics_only, self._application.settings)
+        config.load()
+
+        def connect() -> BoundedProtocol:
+            return BoundedProtocol(config, self._metrics_state, self.lifespan.state)
+
+        loop = asyncio.get_running_loop()
+        self.servers.append(await loop.create_server(connect, sock=listening))
+
+    async def _serve(self, sockets: list[socket.socket] | None = None) -> None:
+        sweeping = asyncio.get_running_loop().create_task(self._sweep())
+        try:
+            await super()._serve(sockets)
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            for state in (self.server_state, self._metrics_state):
+                for connection in list(state.connections):
+                    connection.sweep(now)  # type: ignore[union-attr]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self._metrics_state.connections):
+            connection.shutdown()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._application.begin_to_end()
+        self._is_told_to_end()
+        super().handle_exit(sig, frame)
+
+
+def server(
+    application: App,
+    settings: Settings,
+    *,
+    metrics: socket.socket | None = None,
+    is_up: Callable[[], object] = lambda: None,
+    is_told_to_end: Callable[[], object] = lambda: None,
+) -> BoundedServer:
+    """A server for the service.
+
+    Args:
+        metrics: a socket on which only metrics and health are answered, without a token.
+        is_up: called once clients are answered.
+        is_told_to_end: called when a signal says so.
+    """
+    return BoundedServer(
+        _config(application, settings), application, metrics, is_up, is_told_to_end
+    )
+
+
+def _config(application: Any, settings: Settings) -> Config:
+    return Config(
+        application,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(5, round(settings.header_timeout)),
+        timeout_graceful_shutdown=max(1, round(settings.timeout + _GRACE_SECONDS)),
+    )
