@@ -11,7 +11,7 @@ from typing import Any
 from fdbd.core.pixels import EXTENSIONS
 from fdbd.util.files import refuse_overlap
 
-OUTPUTS = ("out", "init")
+OUTPUTS = ("out", "init", "share")
 """Parameters of commands that name what is written; all others may name what is read."""
 
 
