@@ -299,7 +299,7 @@ def test_oversized_cut_and_vanished_images_are_rows_with_an_error(
     )
     assert (summary["rows"], summary["unreadable"]) == (5, 3)
     lines = (tiny / "s.csv").read_text().splitlines()
-    assert lines[0].replace('"', "") == "path,label,class,score,p_value,is_ood,error"
+    assert lines[0].replace('"', "") == "path,label,class,score,p_value,is_ood,error,guard"
     assert ["error" if "not a readable" in line or "pixels" in line else "" for line in lines[1:]] == [
         "", "error", "error", "", "error",
     ]  # fmt: skip
@@ -473,3 +473,54 @@ def test_an_array_of_other_images_under_the_same_name_is_other_data(tmp_path, mo
         np.savez("day.npz", x=np.full((3, 4, 4, 3), value, np.uint8))
         keys.append(open_images("npz:day.npz").key)
     assert keys[0] == keys[2] != keys[1]
+
+
+def test_images_that_are_replaced_by_rename_while_they_are_scored_are_noticed(
+    tiny, run, result, monkeypatch
+) -> None:
+    """Each new file has the size and the time of the one that it replaces: only the inode, or the
+    time of its change, tells them apart."""
+    from fdbd.jobs.output import Output
+
+    folder = make_folder(tiny / "flat", (), 40, 8)
+    for file in folder.iterdir():
+        Image.open(file).save(file.with_suffix(".bmp"))
+        file.unlink()
+    fit_tiny(result)
+    monkeypatch.setattr("fdbd.jobs.scoring.PART_ROWS", 8)
+    others = make_folder(tiny / "others", (), 40, 8, seed=9)
+    write = Output.write
+    replaced = []
+
+    def write_and_replace(output: Output, number: int, tables: object) -> None:
+        write(output, number, tables)
+        if number == 0:
+            for file in sorted(folder.iterdir())[20:]:
+                before = file.stat()
+                new = others / file.name
+                Image.open(others / f"{file.stem}.png").save(new)
+                os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+                assert new.stat().st_size == before.st_size
+                os.replace(new, file)
+                replaced.append(file.name)
+
+    monkeypatch.setattr(Output, "write", write_and_replace)
+    arguments = [
+        "score",
+        "guard.safetensors",
+        "flat",
+        "--model",
+        "tinyfactory:tiny",
+        "--workers",
+        1,
+    ]
+    result(*arguments, "--batch-size", 4)
+    rows = {row["path"]: row for row in pq.read_table("scores.parquet").to_pylist()}
+    changed = {name for name, row in rows.items() if "changed or replaced" in (row["error"] or "")}
+    assert changed
+    # What was decoded ahead, before the files were replaced, is scored as it was.
+    assert changed <= set(replaced)
+    assert {replaced[-1], replaced[-2]} <= changed
+    monkeypatch.setattr(Output, "write", write)
+    result(*arguments, "--out", "again.parquet")
+    assert pq.read_table("again.parquet")["error"].null_count == 40

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +38,11 @@ class ImageFiles(Sequence[Pixels]):
     names: Sequence[str]  #: or paths
     size: int | None = None
     folder: str | Path = ""
-    marks: NDArray[np.int64] | None = (
-        None  #: (N, 2) size and time of each file when it was watched, see `watch`
-    )
+    marks: NDArray[np.int64] | None = None
+    """(N, 4) size, time of writing, inode and time of change of each file when it was watched, see
+    `watch`."""
+    machine: str = ""
+    """Where they were watched: another machine knows a file by an inode of its own."""
 
     def __post_init__(self) -> None:
         self.names = list(map(str, self.names))
@@ -47,7 +50,9 @@ class ImageFiles(Sequence[Pixels]):
     def watch(self) -> NDArray[np.int64]:
         """Remember `marks`: from now on, a file that changes can no longer be read."""
         if self.marks is None:
-            self.marks = np.array([self._mark(name) for name in self.names], np.int64)
+            marks = [self._mark(name) for name in self.names]
+            self.marks = np.array(marks, np.int64).reshape(-1, 4)
+            self.machine = platform.node()
         return self.marks
 
     @cached_property
@@ -65,7 +70,7 @@ class ImageFiles(Sequence[Pixels]):
             return replace(self, names=[self.names[row] for row in rows], marks=marks)
         name = self.names[index]
         image = decode(os.path.join(self.folder, name), name=name)
-        if self.marks is not None and self._mark(name) != tuple(self.marks[index]):
+        if self._has_changed(index):
             raise ImageError(f"{name} {CHANGED}")
         return image if self.size is None else centre_square(image, self.size)
 
@@ -73,16 +78,30 @@ class ImageFiles(Sequence[Pixels]):
         """The same files, as centre squares."""
         return replace(self, size=size)
 
-    def _mark(self, name: str) -> tuple[int, int]:
-        """A file's size and time, which every machine agrees on."""
+    def _has_changed(self, index: int) -> bool:
+        """Whether a file that is watched is no longer the one that it was."""
+        if self.marks is None:
+            return False
+        before = tuple(self.marks[index].tolist())
+        now = self._mark(self.names[index])
+        if self.machine != platform.node():
+            # Only size and time of writing are the same everywhere.
+            return now[:2] != before[:2]
+        return now != before
+
+    def _mark(self, name: str) -> tuple[int, int, int, int]:
+        """What changes when a file is rewritten, or replaced by another of the same size and
+        time."""
         try:
             found = os.stat(os.path.join(self.folder, name))
         except OSError:
-            return -1, 0
-        return found.st_size, found.st_mtime_ns
+            return -1, 0, 0, 0
+        # Some file systems number their files beyond what int64 holds.
+        inode = found.st_ino & (2**63 - 1)
+        return found.st_size, found.st_mtime_ns, inode, found.st_ctime_ns
 
     def key(self) -> str:
-        """SHA-256 over the folder, the names, and the size and time of each file."""
+        """SHA-256 over the folder, the names, and the marks of each file."""
         text = "\0".join([os.path.abspath(self.folder), *self.names])
         return hashlib.sha256(
             text.encode(errors="surrogateescape") + self.watch().tobytes()
