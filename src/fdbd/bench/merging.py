@@ -87,11 +87,15 @@ def _merged_row(runs: Sequence[Results], name: str) -> Row:
         rows.append(by_name[name])
     first_run = runs[0]
     test = first_run.setting.test[0]
+    metrics = [name for name in first_run.metrics if all(name in run.metrics for run in runs)]
+    id_metrics = [
+        name for name in first_run.id_metrics if all(name in run.id_metrics for run in runs)
+    ]
     measured: dict[str, dict[str, Estimate]] = {}
     for column in [*first_run.setting.ood, *first_run.groups]:
-        measured[column] = _merged_column(runs, rows, column, first_run.metrics)
-    if first_run.id_metrics:
-        measured[test] = _merged_column(runs, rows, test, first_run.id_metrics)
+        measured[column] = _merged_column(runs, rows, column, metrics)
+    if id_metrics:
+        measured[test] = _merged_column(runs, rows, test, id_metrics)
     tuned = list(dict.fromkeys(row.tuned for row in rows if row.tuned))
     return Row(
         name,

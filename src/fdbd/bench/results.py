@@ -109,7 +109,7 @@ class Results:
     def metrics(self) -> list[str]:
         """Metrics per OOD set that these results have."""
         if any(row.has_scores for row in self.finished):
-            return available(self.setting.correct is not None, bool(self.setting.shifted))
+            return available(self._can_be_right, bool(self.setting.shifted))
         known = set(METRICS)
         for row in self.finished:
             for values in row.measured.values():
@@ -120,11 +120,17 @@ class Results:
     def id_metrics(self) -> list[str]:
         """Metrics of the ID samples alone that these results have."""
         if any(row.has_scores for row in self.finished):
-            return available_on_id(self.setting.correct is not None)
+            return available_on_id(self._can_be_right)
         known: set[str] = set()
         for row in self.finished:
             known |= set(row.measured.get(self.setting.test[0], {}))
         return [name for name, each in MEASURES.items() if name in known and each.of_id_alone]
+
+    @property
+    def _can_be_right(self) -> bool:
+        """Whether it is known which predictions are right, and some are: else there is nothing that
+        a score should accept."""
+        return self.setting.correct is not None and any(self.setting.correct)
 
     @property
     def batch_sizes(self) -> list[int]:

@@ -324,7 +324,7 @@ def _show(
     from fdbd.bench.text import collapse_line
     from fdbd.bench.verdict import verdict
 
-    _check_available(results, metrics)
+    metrics = _available_metrics(results, metrics)
     console = Console(highlight=False)
     for warning in results.setting.warnings:
         console.print(f"[bold red]{escape(warning)}[/]")
@@ -345,14 +345,18 @@ def _show(
     console.print(table)
 
 
-def _check_available(results: Results, metrics: Sequence[str]) -> None:
+def _available_metrics(results: Results, metrics: Sequence[str]) -> list[str]:
+    """The metrics that the data allow; a line names the others."""
     known = [*results.metrics, *results.id_metrics]
-    for metric in metrics:
-        if metric not in known and results.finished:
-            raise ValueError(
-                f"--metrics has {metric!r}, which takes labels of the ID samples or shifted sets "
-                f"that are not here; there are {', '.join(known)}"
-            )
+    found = [metric for metric in metrics if metric in known]
+    left_out = [metric for metric in metrics if metric not in known]
+    if left_out and results.finished:
+        options.note(
+            f"{', '.join(left_out)} cannot be given: that takes labels of the ID samples, "
+            "predictions that are right, or covariate-shifted sets; there are "
+            f"{', '.join(known)}"
+        )
+    return found
 
 
 def compare(
