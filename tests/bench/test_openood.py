@@ -34,9 +34,11 @@ def images_of(data: str, name: str) -> str:
     part = name.partition("_")[2]
     if part in ("imagenet", "imagenet200"):
         return "imagenet_1k/val" if name.startswith(("test", "val")) else "imagenet_1k/train"
-    return {"textures": "texture", "imagenet200_v2": "imagenet_v2", "imagenet200_c": "imagenet_c"}.get(
-        part, part.replace("imagenet200", "imagenet")
-    )
+    return {
+        "textures": "texture",
+        "imagenet200_v2": "imagenet_v2",
+        "imagenet200_c": "imagenet_c",
+    }.get(part, part.replace("imagenet200", "imagenet"))
 
 
 def write_list(root: Path, spec: str, side: int, classes: int, seed: int) -> None:
@@ -51,7 +53,11 @@ def write_list(root: Path, spec: str, side: int, classes: int, seed: int) -> Non
     lines = []
     for number in range(PER_SET):
         label = number % classes if is_id else -1
-        shade = np.array([label * 20 % 256, label * 7 % 256, 90]) if is_id else rng.integers(256, size=3)
+        shade = (
+            np.array([label * 20 % 256, label * 7 % 256, 90])
+            if is_id
+            else rng.integers(256, size=3)
+        )
         height, width = (side, side) if "_c" in name else (side, side + number % 3)
         noise = rng.integers(-60, 60, (height, width, 3))
         pixels = np.clip(shade + noise, 0, 255).astype(np.uint8)
@@ -113,7 +119,8 @@ LARGE = [
 
 
 @pytest.mark.parametrize(
-    ("name", "network", "side"), [*SMALL, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)]
+    ("name", "network", "side"),
+    [*SMALL, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_command_runs_a_protocol_whole(

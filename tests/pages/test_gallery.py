@@ -199,3 +199,61 @@ def test_axe_core_finds_nothing_amiss_in_the_gallery(
     found = axe_core.Axe().run(page).response["violations"]
     page.close()
     assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]] == []
+
+
+def test_a_person_reviews_with_the_keyboard_and_the_marks_are_kept(
+    browser, scores: Path, tmp_path: Path
+) -> None:
+    write_gallery(scores, tmp_path / "g.html")
+    found = Page(browser, tmp_path / "g.html")
+    page = found.page
+    page.locator("#list li").first.focus()
+    # Each mark goes on to the next card; u takes one back and stays.
+    for key in ("o", "i", "ArrowRight", "w", "u", "w"):
+        page.keyboard.press(key)
+    expected = {"a/cut.png": "ood", HOSTILE: "id", "b/two.png": "wrong-class"}
+    with page.expect_download() as download:
+        page.click("#save-review")
+    saved = Path(download.value.path()).read_text(encoding="utf-8")
+    assert json.loads(saved) == {"version": 1, "reviews": expected}
+    assert page.locator("#reviewed").text_content().startswith("3 reviewed: 1 in distribution")
+    page.reload()
+    assert page.locator("#list li[data-review]").count() == 3
+    page.select_option("#verdict", "unreviewed")
+    assert found.names() == ["a/one.png"]
+    page.click("#clear-review")
+    assert page.locator("#list li").count() == 4
+    (tmp_path / "reviews.json").write_text(saved, encoding="utf-8")
+    page.set_input_files("#load-review", tmp_path / "reviews.json")
+    page.select_option("#verdict", "reviewed")
+    assert len(found.names()) == 3
+    (tmp_path / "other.json").write_text('{"reviews": [1]}', encoding="utf-8")
+    page.set_input_files("#load-review", tmp_path / "other.json")
+    assert "holds no review" in page.locator("#reviewed").text_content()
+    assert found.said == []
+
+
+def test_filters_stand_on_one_line_and_nothing_is_wider_than_a_phone(
+    browser, scores: Path, tmp_path: Path
+) -> None:
+    write_gallery(scores, tmp_path / "g.html")
+    page = Page(browser, tmp_path / "g.html").page
+    boxes = [field.bounding_box() for field in page.locator(".filters :is(select, input)").all()]
+    visible = [box for box in boxes if box is not None]
+    assert len({box["height"] for box in visible}) == 1
+    rows = {}
+    for box in visible:
+        rows.setdefault(round(box["y"]), []).append(box["x"])
+    assert len(rows) <= 2
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_unreadable_file_is_named_once_on_its_card(browser, tmp_path: Path) -> None:
+    rows = [{**ROWS[2], "error": "a/cut.png: the file ends in the middle of the image"}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "scores.parquet")
+    write_gallery(tmp_path / "scores.parquet", tmp_path / "g.html")
+    page = Page(browser, tmp_path / "g.html").page
+    text = page.locator("#list li").first.text_content()
+    assert text.count("cut.png") == 1
+    assert "the file ends in the middle of the image" in text

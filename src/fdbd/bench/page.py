@@ -38,6 +38,7 @@ SCRIPTS = (
     "deviation.js",
     "samples.js",
     "latency.js",
+    "theme.js",
     "main.js",
 )
 BINS = 48

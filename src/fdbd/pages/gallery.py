@@ -1,6 +1,7 @@
 """The gallery: what `fdbd score` wrote as one page on which a person reviews samples, the most
 suspicious first."""
 
+import hashlib
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -45,30 +46,52 @@ def write_gallery(
         title: of the page; default: the file's name.
     """
 
-    def suspicion(row: dict[str, Any]) -> tuple[bool, float]:
-        return row["error"] is None, -math.inf if row["score"] is None else row["score"]
-
-    def picture(row: dict[str, Any]) -> str | None:
-        try:
-            return None if images is None else thumbnail(images / row["name"])
-        except ImageError:
-            return None
-
-    rows = sorted(read_scores(scores), key=suspicion)
-    with ThreadPoolExecutor(4) as pool:
-        thumbnails = list(pool.map(picture, rows[:embedded])) if images else []
-    link = images and os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
+    rows = sorted(read_scores(scores), key=_suspicion)
+    thumbnails: list[str | None] = []
+    folder = None
+    if images is not None:
+        thumbnails = _thumbnails(images, rows[:embedded])
+        folder = os.path.relpath(images, out.absolute().parent).replace(os.sep, "/")
+    data = _columns(rows)
+    data["thumbnails"] = thumbnails
+    data["folder"] = folder
+    data["key"] = _key(rows)
     page = render(
         "gallery.html",
-        asset("gallery.js"),
-        {**_columns(rows), "thumbnails": thumbnails, "folder": link},
+        '"use strict";\n' + asset("theme.js") + asset("gallery.js"),
+        data,
         images="; img-src data: 'self' file:",
+        own_style=asset("gallery.css"),
         title=title or f"Scores of {scores.name}",
         rows=len(rows),
         ood=sum(row["is_ood"] for row in rows),
     )
     write_text(out, page)
     return len(rows)
+
+
+def _suspicion(row: dict[str, Any]) -> tuple[bool, float]:
+    """Sorts unreadable samples first, then the lowest scores."""
+    score = -math.inf if row["score"] is None else row["score"]
+    return row["error"] is None, score
+
+
+def _thumbnails(images: Path, rows: list[dict[str, Any]]) -> list[str | None]:
+    def picture(row: dict[str, Any]) -> str | None:
+        try:
+            return thumbnail(images / row["name"])
+        except ImageError:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(picture, rows))
+
+
+def _key(rows: list[dict[str, Any]]) -> str:
+    """Tells pages over different samples apart, so that each keeps a review of its own; the same
+    samples keep theirs when they are scored again."""
+    names = "\0".join(sorted(row["name"] for row in rows))
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
@@ -104,6 +127,19 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _reason(error: str, name: str) -> str:
+    """What is wrong with a sample, without its name, which stands on the card already.
+
+    >>> _reason("a/b.png is not a readable image", "a/b.png")
+    'is not a readable image'
+    """
+    for start in (name, Path(name).name):
+        if start and error.startswith(start):
+            rest = error[len(start) :].lstrip(":, ")
+            return rest or error
+    return error
+
+
 def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Columns, since 100,000 objects with seven names each would be mostly names."""
     classes: dict[str, int] = {}
@@ -122,7 +158,9 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "p_values": [row["p_value"] for row in rows],
         "ood": [int(row["is_ood"]) for row in rows],
         "errors": {
-            index: row["error"] for index, row in enumerate(rows) if row["error"] is not None
+            index: _reason(row["error"], row["name"])
+            for index, row in enumerate(rows)
+            if row["error"] is not None
         },
         "classes": list(classes),
     }

@@ -1,4 +1,3 @@
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const get = (id) => document.getElementById(id);
 const count = data.names.length, PAGE = 120;
@@ -7,6 +6,43 @@ const finite = data.scores.filter((score) => score !== null);
 const low = finite.length ? finite.reduce((a, b) => Math.min(a, b)) : 0;
 const high = finite.length ? finite.reduce((a, b) => Math.max(a, b)) : 1;
 let shown = [], page = 0;
+
+// What a person says of the samples, by name; kept in this browser, for this page's samples.
+const REVIEWS = { id: "in distribution", ood: "out of distribution", "wrong-class": "wrong class" };
+const KEYS = { i: "id", o: "ood", w: "wrong-class", u: null };
+const store = `fdbd-reviews ${data.key}`;
+const reviews = new Map(readReviews(storedReviews()));
+
+function storedReviews() {
+  try { return JSON.parse(localStorage.getItem(store)); } catch { return null; /* a page from a file may not store */ }
+}
+
+// The pairs in a file or in the browser's store; none if it is something else.
+function readReviews(value) {
+  if (!value || value.version !== 1 || typeof value.reviews !== "object" || value.reviews === null) return [];
+  return Object.entries(value.reviews).filter(([, verdict]) => Object.hasOwn(REVIEWS, verdict));
+}
+
+const reviewFile = () => JSON.stringify({ version: 1, reviews: Object.fromEntries(reviews) });
+
+function keepReviews() {
+  try { localStorage.setItem(store, reviewFile()); } catch { /* as above */ }
+  const counts = Object.keys(REVIEWS).map((verdict) => `${[...reviews.values()].filter((found) => found === verdict).length} ${REVIEWS[verdict]}`);
+  get("reviewed").textContent = reviews.size ? `${reviews.size.toLocaleString()} reviewed: ${counts.join(", ")}` : "none reviewed";
+}
+
+function review(index, verdict) {
+  if (verdict === null) reviews.delete(data.names[index]);
+  else reviews.set(data.names[index], verdict);
+  keepReviews();
+}
+
+function download(name, kind, text) {
+  const link = document.createElement("a");
+  link.href = `data:${kind};charset=utf-8,` + encodeURIComponent(text);
+  link.download = name;
+  link.click();
+}
 
 const level = () => low + (high - low) * get("threshold").value / 1000;
 const isBelow = (index, at) => data.errors[index] !== undefined || data.scores[index] === null || data.scores[index] < at;
@@ -39,11 +75,11 @@ function histogram() {
   svg.setAttribute("aria-label", "Histogram of the scores with the threshold");
   bins.forEach((number, index) => {
     const bar = document.createElementNS(space, "rect"), height = 110 * number / top;
-    for (const [name, value] of Object.entries({ class: "bar", x: 10 * index, width: 9, y: 115 - height, height })) bar.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ class: "histogram-bar", x: 10 * index, width: 9, y: 115 - height, height })) bar.setAttribute(name, value);
     svg.append(bar);
   });
   const line = document.createElementNS(space, "line"), x = 0.8 * get("threshold").value;
-  for (const [name, value] of Object.entries({ class: "line", x1: x, x2: x, y1: 0, y2: 120 })) line.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ class: "threshold-line", x1: x, x2: x, y1: 0, y2: 120 })) line.setAttribute(name, value);
   svg.append(line);
   get("histogram").replaceChildren(svg);
   const at = level();
@@ -64,6 +100,8 @@ function filter() {
     if (verdict === "in" && isBelow(i, at)) continue;
     if (verdict === "scored-out" && !data.ood[i]) continue;
     if (verdict === "error" && data.errors[i] === undefined) continue;
+    if (verdict === "reviewed" && !reviews.has(data.names[i])) continue;
+    if (verdict === "unreviewed" && reviews.has(data.names[i])) continue;
     shown.push(i);
   }
   const sort = get("sort").value, group = get("group").value;
@@ -75,7 +113,10 @@ function filter() {
 }
 
 function card(index) {
-  const item = element("li"), label = element("label"), box = document.createElement("input"), embedded = data.thumbnails[index];
+  const item = element("li");
+  item.tabIndex = 0;
+  item.dataset.index = index;
+  const label = element("label"), box = document.createElement("input"), embedded = data.thumbnails[index];
   box.type = "checkbox";
   box.checked = chosen.has(index);
   box.addEventListener("change", () => { if (box.checked) chosen.add(index); else chosen.delete(index); selection(); });
@@ -89,11 +130,38 @@ function card(index) {
   }
   label.append(box, " " + data.names[index]);
   const outside = isBelow(index, level());
-  item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "out" : "in"));
-  if (data.errors[index] !== undefined) item.append(element("div", data.errors[index], "out"));
+  item.append(label, element("div", className(data.classes_of[index])), element("div", outside ? "out of distribution" : "in distribution", outside ? "verdict-out" : "verdict-in"));
+  if (data.errors[index] !== undefined) item.append(element("div", data.errors[index], "verdict-out"));
   else item.append(element("div", `score ${data.scores[index] === null ? "not finite" : data.scores[index].toPrecision(4)}, p ${data.p_values[index] === null ? "–" : data.p_values[index].toPrecision(2)}`, "soft"));
   if (data.nearest_of[index] >= 0) item.append(element("div", "near " + className(data.nearest_of[index]), "soft"));
+  item.append(element("div", "", "mark"));
+  showReview(item);
   return item;
+}
+
+function showReview(item) {
+  const verdict = reviews.get(data.names[Number(item.dataset.index)]);
+  if (verdict === undefined) delete item.dataset.review;
+  else item.dataset.review = verdict;
+  item.querySelector(".mark").textContent = verdict === undefined ? "" : `reviewed: ${REVIEWS[verdict]}`;
+}
+
+// Marks the card that has the focus and goes on to the next; arrow keys only go.
+function onKey(event) {
+  const item = event.target.closest("li");
+  if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
+  const cards = [...get("list").querySelectorAll("li")], place = cards.indexOf(item);
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  let next = null;
+  if (Object.hasOwn(KEYS, key)) {
+    review(Number(item.dataset.index), KEYS[key]);
+    showReview(item);
+    next = key === "u" ? item : cards[place + 1] || item;
+  } else if (key === "ArrowRight" || key === "ArrowDown") next = cards[place + 1];
+  else if (key === "ArrowLeft" || key === "ArrowUp") next = cards[place - 1];
+  if (!next) return;
+  event.preventDefault();
+  next.focus();
 }
 
 function list() {
@@ -127,10 +195,20 @@ function save() {
   for (const index of [...chosen].sort((a, b) => a - b)) {
     lines.push([data.names[index], className(data.classes_of[index]), data.scores[index], data.p_values[index], data.ood[index] ? "true" : "false"].map(cell).join(","));
   }
-  const link = document.createElement("a");
-  link.href = "data:text/csv;charset=utf-8," + encodeURIComponent(lines.join("\n") + "\n");
-  link.download = "selected.csv";
-  link.click();
+  download("selected.csv", "text/csv", lines.join("\n") + "\n");
+}
+
+function load(file) {
+  const reader = new FileReader();
+  reader.addEventListener("load", () => {
+    let found = [];
+    try { found = readReviews(JSON.parse(reader.result)); } catch { /* said below */ }
+    for (const [name, verdict] of found) reviews.set(name, verdict);
+    keepReviews();
+    if (!found.length) get("reviewed").textContent = `${file.name} holds no review of this page's form`;
+    filter();
+  });
+  reader.readAsText(file);
 }
 
 for (const [id, codes] of [["class", data.classes_of], ["nearest", data.nearest_of]]) {
@@ -150,6 +228,12 @@ get("next").addEventListener("click", () => { page += 1; list(); });
 get("all").addEventListener("click", () => { shown.forEach((index) => chosen.add(index)); list(); });
 get("none").addEventListener("click", () => { chosen.clear(); list(); });
 get("save").addEventListener("click", save);
+get("list").addEventListener("keydown", onKey);
+get("save-review").addEventListener("click", () => download("reviews.json", "application/json", reviewFile() + "\n"));
+get("load-review").addEventListener("change", (event) => { if (event.target.files.length) load(event.target.files[0]); event.target.value = ""; });
+get("clear-review").addEventListener("click", () => { reviews.clear(); keepReviews(); filter(); });
+startTheme();
+keepReviews();
 place();
 histogram();
 filter();

@@ -1,18 +1,5 @@
 // The page: theme, choices, and drawing again when the width or the selected detector changes.
 
-function startTheme() {
-  const root = document.documentElement;
-  const store = (value) => { try { localStorage.setItem("fdbd-theme", value); } catch { /* a page from a file may not store */ } };
-  let kept = null;
-  try { kept = localStorage.getItem("fdbd-theme"); } catch { /* as above */ }
-  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
-  byId("theme").addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    store(root.dataset.theme);
-  });
-}
-
 // Figures by the section they stand in; a section without data goes, with its link.
 function startFigures() {
   const { deviation, samples } = data.figures;
