@@ -128,7 +128,7 @@ def test_the_command_runs_a_protocol_whole(
 ) -> None:
     miniature(own_folders, name, network, side)
     chosen = ["--model", network] if network else []
-    code, out, err = run(
+    code, _, err = run(
         capsys, "bench", name, *chosen, "--detectors", "fdbd,msp,energy,scale+energy",
         "--tune", "--no-latency", "--out", tmp_path / "out", "--format", "json,html,md,tex,csv",
         "--metrics", "auroc,fpr95,aurc",
@@ -186,7 +186,7 @@ def test_what_is_missing_is_named_with_file_folder_and_source_before_anything_ru
     (own_folders / lost).unlink()
     for path in (own_folders / "images_classic" / "svhn").iterdir():
         path.unlink()
-    code, out, err = run(capsys, "bench", "openood:cifar10", "--out", tmp_path / "out")
+    code, _, err = run(capsys, "bench", "openood:cifar10", "--out", tmp_path / "out")
     assert code == 2
     assert "missing: test_tin.txt in benchmark_imglist/cifar10/" in err
     assert "missing: best.ckpt in results/cifar10_resnet18_32x32_base_e100_lr0.1_default/s1/" in err

@@ -58,7 +58,7 @@ def write_gallery(
     data["key"] = _key(rows)
     page = render(
         "gallery.html",
-        '"use strict";\n' + asset("theme.js") + asset("gallery.js"),
+        '"use strict";\n' + asset("chart.js") + asset("theme.js") + asset("gallery.js"),
         data,
         images="; img-src data: 'self' file:",
         own_style=asset("gallery.css"),

@@ -1,4 +1,3 @@
-const data = JSON.parse(document.getElementById("data").textContent);
 const get = (id) => document.getElementById(id);
 const count = data.names.length, PAGE = 120;
 const chosen = new Set();
@@ -66,22 +65,24 @@ function place() {
   get("threshold").value = high > low ? Math.floor(1000 * (start - low) / (high - low)) : 0;
 }
 
+// The scores, with the same axes as the report's figures, and the threshold by name.
 function histogram() {
-  const space = "http://www.w3.org/2000/svg", svg = document.createElementNS(space, "svg"), bins = new Array(80).fill(0);
+  const box = get("histogram"), bins = new Array(80).fill(0);
   for (const value of finite) bins[Math.min(79, Math.floor(80 * (value - low) / (high - low || 1)))] += 1;
   const top = Math.max(1, ...bins);
-  svg.setAttribute("viewBox", "0 0 800 120");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", "Histogram of the scores with the threshold");
-  bins.forEach((number, index) => {
-    const bar = document.createElementNS(space, "rect"), height = 110 * number / top;
-    for (const [name, value] of Object.entries({ class: "histogram-bar", x: 10 * index, width: 9, y: 115 - height, height })) bar.setAttribute(name, value);
-    svg.append(bar);
+  const area = plot(box, 190, "Histogram of the scores with the threshold", { top: 26, right: 10, bottom: 40, left: 52 });
+  const x = linear(low, high, area.left, area.right), y = linear(0, top, area.bottom, area.top);
+  axisY(area, y, ticks(0, top, 3).filter(Number.isInteger), (value) => value.toLocaleString(), "samples");
+  axisX(area, x, ticks(low, high, 5), number, "score, higher is more in-distribution");
+  const width = (area.right - area.left) / 80;
+  bins.forEach((found, index) => {
+    area.root.append(svg("rect", { class: "histogram-bar", x: area.left + width * index, width: Math.max(1, width - 1), y: y(found), height: area.bottom - y(found) }));
   });
-  const line = document.createElementNS(space, "line"), x = 0.8 * get("threshold").value;
-  for (const [name, value] of Object.entries({ class: "threshold-line", x1: x, x2: x, y1: 0, y2: 120 })) line.setAttribute(name, value);
-  svg.append(line);
-  get("histogram").replaceChildren(svg);
+  const line = x(level());
+  area.root.append(svg("line", { class: "threshold-line", x1: line, x2: line, y1: area.top - 4, y2: area.bottom }));
+  const isRight = line > (area.left + area.right) / 2;
+  area.root.append(svg("text", { class: "threshold-name", x: line + (isRight ? -6 : 6), y: area.top + 4, "text-anchor": isRight ? "end" : "start" }, "threshold"));
+  box.replaceChildren(area.root);
   const at = level();
   let below = 0;
   for (let i = 0; i < count; i++) if (isBelow(i, at)) below += 1;
@@ -234,6 +235,7 @@ get("load-review").addEventListener("change", (event) => { if (event.target.file
 get("clear-review").addEventListener("click", () => { reviews.clear(); keepReviews(); filter(); });
 startTheme();
 keepReviews();
+addEventListener("resize", histogram);
 place();
 histogram();
 filter();
