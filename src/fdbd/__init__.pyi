@@ -36,6 +36,7 @@ from .decision.guard import Guard as Guard
 from .decision.guard_file import from_hub as from_hub
 from .decision.guard_file import load as load
 from .decision.threshold import Threshold as Threshold
+from .decision.weighted import weighted_p_values as weighted_p_values
 from .detectors import CSI as CSI
 from .detectors import DICE as DICE
 from .detectors import FDBD as FDBD

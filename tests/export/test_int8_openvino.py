@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,14 @@ import torch
 from torch import nn
 
 import fdbd
-from fdbd import export as deploy
+from fdbd import export
 from fdbd.export.onnx import ExportError, metadata
 from fdbd.serve.backend import OnnxBackend
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-from fdbd.export.int8 import export_int8
+from fdbd.export.int8 import Shift, export_int8
 
 
 def data(rows: int, seed: int) -> torch.Tensor:
@@ -48,7 +49,9 @@ def test_the_graph_in_8_bits_is_calibrated_by_its_own_scores(
     guard: fdbd.Guard, tmp_path: Path
 ) -> None:
     calibration = [data(150, 2), data(150, 3)]
-    shift = export_int8(guard, tmp_path / "g.onnx", data(4, 4), calibration, disagreement=0.3)
+    record = export_int8(guard, tmp_path / "g.onnx", data(4, 4), calibration, disagreement=0.3)
+    assert record.is_verified
+    shift = Shift(**record.details["int8"])
     backend, about = OnnxBackend(tmp_path / "g.onnx"), metadata(tmp_path / "g.onnx")
     kept = torch.cat(calibration)[torch.arange(300) % 5 != 0].numpy()
     answers = backend.decide(kept)
@@ -88,10 +91,16 @@ def test_openvino_gives_the_guards_decisions(guard: fdbd.Guard, tmp_path: Path) 
     openvino = pytest.importorskip("openvino")
     from fdbd.export.openvino import export_openvino
 
-    path = export_openvino(guard, tmp_path / "g.xml", data(4, 4), class_names=["a", "b", "c", "d"])
+    (tmp_path / "g.xml").write_text("an older model")
+    record = export_openvino(
+        guard, tmp_path / "g.xml", data(4, 4), class_names=["a", "b", "c", "d"]
+    )
+    assert record.files == (tmp_path / "g.xml", tmp_path / "g.bin")
+    assert record.runtime.startswith("OpenVINO 20")
+    assert record.largest_difference < 1e-4
     assert sorted(file.name for file in tmp_path.iterdir()) == ["g.bin", "g.xml"]
     core = openvino.Core()
-    model = core.read_model(path)
+    model = core.read_model(record.path)
     assert json.loads(model.get_rt_info(["fdbd", "class_names"]).value) == ["a", "b", "c", "d"]
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     rows = data(50, 6)
@@ -107,7 +116,7 @@ def test_openvino_gives_the_guards_decisions(guard: fdbd.Guard, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--int8"], "--calibration DATA go together"),
+        (["--int8"], "give --calibration DATA with it"),
         (["--int8", "--calibration", "x", "--features"], "leave --features out"),
         (
             ["--int8", "--calibration", "x", "--out", "g.xml"],
@@ -125,27 +134,78 @@ def test_options_that_do_not_go_together_are_one_sentence(
     assert words in err
 
 
-def test_a_function_in_one_file_is_a_target_of_the_command(
+def exported(run, guard: fdbd.Guard, folder: Path, name: str) -> str:
+    """What `fdbd export` says, on one line."""
+    guard.save(folder / "guard.safetensors")
+    file = folder / "guard.safetensors"
+    code, out, err = run("export", file, "--features", "--out", folder / name)
+    assert code == 0, err
+    return " ".join(out.split())
+
+
+def test_the_command_says_what_was_verified_and_what_was_not(
     run, guard: fdbd.Guard, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(deploy, "_TARGETS", dict(deploy._TARGETS))
+    monkeypatch.setattr(export, "_TARGETS", dict(export._TARGETS))
 
-    @deploy.export_target(".toy")
+    @export.export_target(".toy")
     def export_toy(
         guard: fdbd.Guard, path: Path, example: torch.Tensor, *, class_names, opset
-    ) -> str:
+    ) -> Path:
         path.write_text(f"{guard.detector.label} {len(example)} {class_names} {opset}")
-        return "is a toy"
+        return path
 
-    guard.save(tmp_path / "guard.safetensors")
-    code, out, _ = run(
-        "export", tmp_path / "guard.safetensors", "--features", "--out", tmp_path / "guard.onnx"
-    )
-    assert code == 0
-    assert "MB, opset 18, fdbd, agrees with torch to 1e-4" in " ".join(out.split())
-    code, out, _ = run(
-        "export", tmp_path / "guard.safetensors", "--features", "--out", tmp_path / "guard.TOY"
-    )
-    assert code == 0
-    assert out.rstrip().endswith("guard.TOY: 0.0 MB, fdbd, is a toy")
+    said = exported(run, guard, tmp_path, "guard.onnx")
+    assert "MB, opset 18, fdbd, verified in ONNX Runtime" in said
+    assert "agrees with torch to 1e-04 (largest difference" in said
+    said = exported(run, guard, tmp_path, "guard.TOY")
+    assert said.endswith("guard.TOY: 0.0 MB, fdbd, not verified")
     assert (tmp_path / "guard.TOY").read_text() == "fdbd 4 None 18"
+
+
+def test_the_record_lists_the_inputs_that_were_tried(guard: fdbd.Guard, tmp_path: Path) -> None:
+    record = guard.export_onnx(tmp_path / "guard.onnx", data(4, 4))
+    assert "a batch with a NaN" in record.trials
+    assert 0 <= record.largest_difference <= record.tolerance == 1e-4
+    assert json.loads(json.dumps(record.to_dict()))["verified"] is True
+    with open(record, "rb") as file:
+        assert file.read(1)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """A package with an export target, as pip would install it."""
+    (folder / "toy_export.py").write_text(code)
+    info = folder / "toy_export-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-export\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fdbd.export_targets]\ntoy = toy_export\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(export, "_TARGETS", dict(export._TARGETS))
+    monkeypatch.delitem(sys.modules, "toy_export", raising=False)
+
+
+def test_a_target_of_another_package_is_found_by_its_entry_point(
+    run, guard: fdbd.Guard, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    code = (
+        "from fdbd.export import export_target\n"
+        "@export_target('.entry')\n"
+        "def write(guard, path, example, *, class_names=None, opset=18):\n"
+        "    path.write_text('entry')\n"
+    )
+    install(tmp_path / "site", monkeypatch, code)
+    assert exported(run, guard, tmp_path, "guard.entry").endswith("not verified")
+    assert (tmp_path / "guard.entry").read_text() == "entry"
+
+
+def test_a_target_that_cannot_be_loaded_is_one_sentence(tmp_path, monkeypatch) -> None:
+    install(tmp_path, monkeypatch, "raise RuntimeError('its library is missing')")
+    with pytest.raises(ValueError, match=r"'toy' of another package .* its library is missing"):
+        export.find_export(Path("guard.unknown"))
+
+
+@pytest.mark.parametrize("suffix", ["toy", ".TOY"])
+def test_an_ending_that_no_file_could_have_is_refused(suffix: str) -> None:
+    with pytest.raises(ValueError, match="expected one such as"):
+        export.export_target(suffix)

@@ -375,7 +375,7 @@ def test_a_state_of_another_guard_is_refused(tmp_path):
 def test_a_file_that_holds_no_monitor_is_refused(tmp_path):
     guard, path = calibrated(), tmp_path / "guard.safetensors"
     guard.save(path)
-    with pytest.raises(fdbd.ArtifactError, match="no monitor"):
+    with pytest.raises(fdbd.ArtifactError, match="not hold a monitor"):
         Monitor.load(path, guard)
     with pytest.raises(FileNotFoundError, match="no monitor at"):
         Monitor.load(tmp_path / "missing", guard)
@@ -443,3 +443,104 @@ def test_prometheus_reads_the_numbers_when_it_is_scraped():
     Monitor(calibrated()).prometheus(registry, prefix="second")
     registry.unregister(collector)
     assert registry.get_sample_value("fdbd_samples_total") is None
+
+
+def test_an_acknowledged_alarm_says_when_and_why_the_test_began_anew(tmp_path):
+    guard = calibrated()
+    monitor = Monitor(guard)
+    monitor.update(torch.tensor(normal(200, 1)) - 5)
+    went_off_at = monitor.alarm_at
+    with pytest.raises(ValueError, match="with a reason"):
+        monitor.acknowledge("  ")
+    assert monitor.alarm
+    assert monitor.acknowledge("a lens was dirty")["alarm"] is False
+    with pytest.raises(ValueError, match="no alarm to acknowledge"):
+        monitor.acknowledge("again")
+    monitor.save(tmp_path / "monitor.safetensors")
+    again = Monitor.load(tmp_path / "monitor.safetensors", guard)
+    first, last = again.beginnings
+    assert (first["why"], first["alarm_at"]) == ("started", None)
+    assert (last["why"], last["alarm_at"], last["samples"]) == (
+        "a lens was dirty",
+        went_off_at,
+        200,
+    )
+    assert last["time"] >= first["time"]
+
+
+def test_the_list_of_beginnings_stays_short():
+    monitor = Monitor(calibrated())
+    for number in range(300):
+        monitor.reset(f"reset {number}")
+    assert len(monitor.beginnings) == 100
+    assert monitor.beginnings[0]["why"] == "started"
+    assert monitor.beginnings[-1]["why"] == "reset 299"
+
+
+def test_a_guard_with_the_same_scores_and_another_id_begins_its_own():
+    from fdbd.monitor import StreamMonitor
+
+    scores = [float(score) for score in range(50)]
+    state = StreamMonitor(scores, 0.05, guard_id="0123").state()
+    other = StreamMonitor(scores, 0.05, guard_id="4567")
+    with pytest.raises(ValueError, match="it watched the guard 0123, not 4567"):
+        other.restore(state)
+    StreamMonitor(scores, 0.05).restore(state)  # who does not say takes any
+
+
+def test_a_forged_state_is_refused_and_the_monitor_goes_on():
+    from fdbd.monitor import StreamMonitor
+
+    scores = [float(score) for score in range(50)]
+    good = StreamMonitor(scores, 0.05)
+    good.count([3.0, 4.0], [False, True])
+    harms = [
+        ("horizon", 10**400),
+        ("horizon", 0),
+        ("delta", "0.1"),
+        ("delta", 10**400),
+        ("count", -1),
+        ("count", 10**30),
+        ("stakes", "x"),
+        ("stakes", [0.1]),
+        ("stakes", [float("nan")] * 8),
+        ("random", [3, [0] * 625, None]),
+        ("random", [3, [2**70] * 625, None]),
+        ("random", 5),
+        ("alarm", 1),
+        ("peak", None),
+    ]
+    outer = [
+        ("window", 10**400),
+        ("window", 0),
+        ("samples", -1),
+        ("samples", 1e300),
+        ("ood", 3),
+        ("alarm_at", 99),
+        ("recent", "0" * 2000),
+        ("recent", "ab"),
+        ("recent", 5),
+        ("confidence", 10**400),
+        ("test", []),
+        ("test", None),
+        ("reference", "x"),
+        ("reference", 7),
+        ("reference", "AAAA"),
+        ("beginnings", [{}] * 101),
+        ("beginnings", [[]]),
+        ("beginnings", [{"why": "x", "time": "now", "samples": 0}]),
+    ]
+    for name, value in harms:
+        state = good.state()
+        state["test"] = {**state["test"], name: value}
+        assert_refused(good, state)
+    for name, value in outer:
+        assert_refused(good, {**good.state(), name: value})
+
+
+def assert_refused(monitor, state):
+    before = monitor.state()
+    with pytest.raises(ValueError, match=r"state|its|window|delta|horizon|count"):
+        monitor.restore(state)
+    assert monitor.state() == before
+    monitor.count([], [])

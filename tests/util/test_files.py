@@ -83,7 +83,6 @@ def test_old_drafts_of_killed_runs_are_removed_and_young_ones_stay(tmp_path: Pat
     assert [path.exists() for path in (old, young, other)] == [False, True, True]
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="no locks on this platform")
 def test_a_lock_is_exclusive_and_falls_with_its_process(tmp_path: Path) -> None:
     code = (
         "import runpy, sys, time; from pathlib import Path\n"
@@ -105,6 +104,18 @@ def test_a_lock_is_exclusive_and_falls_with_its_process(tmp_path: Path) -> None:
         process.wait()
     with files.lock(tmp_path / "lock", wait=False) as is_held:
         assert is_held
+
+
+def test_a_second_lock_of_the_same_process_has_to_wait_too(tmp_path: Path) -> None:
+    with files.lock(tmp_path / "lock"), files.lock(tmp_path / "lock", wait=False) as is_held:
+        assert is_held is False
+    with files.lock(tmp_path / "lock", wait=False) as is_held:
+        assert is_held
+
+
+def test_deep_brackets_are_json_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert files.read_json(tmp_path / "deep.json") is None
 
 
 def test_another_machine_takes_a_copy_for_the_same_file_and_notices_another(tmp_path, monkeypatch):

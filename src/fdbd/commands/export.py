@@ -124,21 +124,21 @@ def _noise(opened: OpenedGuard) -> Tensor:
 
 
 def _report(opened: OpenedGuard, out: Path, result: object, as_json: bool) -> None:
-    """What was written, how large it is, and how far it was verified."""
+    """What was written, how large it is, and what was verified of it."""
+    from fdbd.decision.export_record import ExportRecord
     from fdbd.export.onnx import metadata
 
+    record = result
+    if not isinstance(record, ExportRecord):
+        # A target of another package that says nothing of what it verified.
+        record = ExportRecord((out,))
     about: dict[str, Any] = {}
     if out.suffix.lower() == ".onnx":
         about = metadata(out)
-    files = [out]
-    if out.suffix.lower() == ".xml":
-        files.append(out.with_suffix(".bin"))
-    size = f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
+    size = f"{sum(file.stat().st_size for file in record.files) / 1e6:.1f} MB"
     if about:
         size += f", opset {about['opset']}"
-    verified = str(result)
-    if isinstance(result, Path):
-        verified = "agrees with torch to 1e-4"
-    names = " and ".join(str(file) for file in files)
-    line = f"{names}: {size}, {opened.guard.detector.label}, {verified}"
-    options.answer({"out": str(out), **about}, as_json, line)
+    names = " and ".join(str(file) for file in record.files)
+    line = f"{names}: {size}, {opened.guard.detector.label}, {record}"
+    answer = {"out": str(out), **about, "verification": record.to_dict()}
+    options.answer(answer, as_json, line)

@@ -155,8 +155,8 @@ def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -
     from fdbd.jobs.fitting import RULE
 
     guard = fitted.guard
-    threshold = guard.calibrated
-    accuracy = {stage: found.accuracy for stage, found in guard.agreement.items()}
+    threshold = guard.stages.require_threshold()
+    accuracy = {stage: found.accuracy for stage, found in guard.stages.record.agreement.items()}
     errors = [*fitted.training.errors, *fitted.calibrating.errors]
     if as_json:
         facts = {

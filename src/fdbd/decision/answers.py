@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fdbd import geometry
 from fdbd.core.batch import Batch
+from fdbd.decision.show import html_table
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector, Shaped
-from fdbd.util.torch_compat import full_precision
+from fdbd.util.torch_compat import full_precision, tracing
 
 
 class NotCalibratedError(RuntimeError):
@@ -34,6 +35,8 @@ class Decision(NamedTuple):
     >>> import fdbd
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([fdbd.Batch(torch.rand(50, 3))])
     >>> decision = guard.calibrate([fdbd.Batch(torch.rand(50, 3))], tpr=0.9).decide(fdbd.Batch(torch.rand(4, 3)))
+    >>> decision
+    Decision(4 samples, 3 classes, ...
     >>> {name: tuple(value.shape) for name, value in decision._asdict().items()}
     {'logits': (4, 3), 'labels': (4,), 'scores': (4,), 'p_values': (4,), 'is_ood': (4,)}
     """
@@ -67,9 +70,28 @@ class Decision(NamedTuple):
         tensor([ True,  True, False, False])
         """
         p_values = self.p_values.detach().double()
-        return p_values <= discovery_cutoff(
-            *np.unique(p_values.cpu().numpy(), return_counts=True), q
-        )
+        distinct, counts = np.unique(p_values.cpu().numpy(), return_counts=True)
+        return p_values <= discovery_cutoff(distinct, counts, q)
+
+    def __repr__(self) -> str:
+        return f"Decision({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Decision", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """What a person wants to know at a glance, by name. A graph under construction has shapes
+        and no numbers."""
+        facts = {"samples": f"{len(self.scores):,} samples"}
+        facts["classes"] = f"{self.logits.shape[-1]:,} classes"
+        if tracing() or self.scores.is_meta or not len(self.scores):
+            return facts
+        facts["OOD"] = f"{int(self.is_ood.sum()):,} OOD"
+        low = float(self.scores.min())
+        high = float(self.scores.max())
+        facts["scores"] = f"scores {low:.4g} to {high:.4g}"
+        facts["p-values"] = f"p-values from {float(self.p_values.min()):.4g}"
+        return facts
 
 
 def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q: float) -> float:
@@ -79,8 +101,10 @@ def discovery_cutoff(p_values: NDArray[np.float64], counts: NDArray[np.int64], q
     below = counts.cumsum()
     # p-values are ratios of integers: one that is equal to its limit must not exceed it by a
     # rounding error.
-    named = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
-    return float(p_values[named[-1]]) if len(named) else -1.0
+    flagged = np.flatnonzero(p_values * below[-1:] / below <= q * (1 + 1e-6))
+    if not len(flagged):
+        return -1.0
+    return float(p_values[flagged[-1]])
 
 
 def check_rate(q: float) -> None:
@@ -120,9 +144,11 @@ def explain(
     """Explain a decision from the batch that the detector scored. Distances are those of the shaped
     features, if there is a shaping; the predicted class is that of the score."""
     with full_precision():
-        head, batch = detector.head, detector.prepare(batch)
+        head = detector.head
+        batch = detector.prepare(batch)
         while isinstance(detector, Shaped):
-            batch, detector = detector.shape(batch), detector.detector
+            batch = detector.shape(batch)
+            detector = detector.detector
         logits = None if batch.logits is None else batch.logits.to(batch.features.dtype)
         distances = geometry.distances(batch.features, head, logits=logits)
     nearest_distance, nearest = geometry.nearest_boundary(distances)

@@ -18,11 +18,13 @@ from fdbd.core.perturbation import InputPerturbation
 from fdbd.core.preprocessing import Preprocess
 from fdbd.decision import hub
 from fdbd.decision.guard import Guard, warn_of_other_weights
+from fdbd.decision.inputs import InputRange
+from fdbd.decision.record import GuardRecord
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import Detector
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
-from fdbd.networks.by_name import model_by_name, model_runs_code
+from fdbd.networks.by_name import NamedModel, model_by_name, model_runs_code
 from fdbd.networks.classifier import PRECISIONS
 from fdbd.networks.find_head import HeadName
 from fdbd.util.devices import device_of
@@ -100,7 +102,7 @@ def open_guard(
     features: bool = False,
 ) -> OpenedGuard:
     """A guard from its file, around the model that the file names; without a model if it was fitted
-    on features. ArtifactError: the weights are not those of the fit, or the file is no guard.
+    on features. ArtifactError: the weights are not those of the fit, or the file is not a guard.
 
     Args:
         path: what `fdbd fit` or `Guard.save` wrote.
@@ -108,61 +110,142 @@ def open_guard(
             as the model says), or names a factory or a ``.pt2`` file: a file does not choose what
             code runs.
         checkpoint: the model's weights; None: those at the place of the fit, or beside the guard.
-        trust, device: as for `model_by_name`.
+        trust: as for `model_by_name`.
+        device: as for `model_by_name`.
         features: leave the model out, for a guard that takes features.
     """
-    shown = repr(os.fspath(path))
     description, tensors = run_apart(lambda: artifact.read(path))
-    about = description.get("about") or {}
-    try:
-        origin, fields = about.get("model"), about.get("preprocess")
-        if origin is not None and not isinstance(origin["name"], str):
-            raise TypeError("the model's name is no text")
-        preprocess = None if fields is None else Preprocess.from_dict(fields)
-        class_names = tuple(map(str, about.get("class_names") or ()))
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise artifact.ArtifactError(f"{shown} does not describe its model: {error}") from None
-    if features or (origin is None and model is None):
-        found, preprocess = None, None
-    else:
-        origin = origin or {}
-        name = str(origin["name"]) if model is None else model
-        if model is None and model_runs_code(name):
-            raise ValueError(
-                f"{shown} names the model {name}, which is code to run; to trust it, add --model {name}"
-            )
-        if checkpoint is None and (then := origin.get("checkpoint")):
-            places = (Path(str(then)), Path(path).resolve().parent / Path(str(then)).name)
-            checkpoint = next((place for place in places if place.is_file()), None)
-            if checkpoint is None:
-                where = (
-                    "are neither there nor beside the guard; say with --checkpoint where they are"
-                )
-                raise FileNotFoundError(f"the weights of the model, {then!r}, {where}")
-        found = model_by_name(
-            name, checkpoint, num_classes=origin.get("num_classes"), trust=trust, device=device
-        )
-        if origin.get("weights") not in (None, found.origin["weights"]):
-            raise artifact.ArtifactError(
-                f"the weights of {os.fspath(checkpoint or name)!r} are not those that {shown} was fitted with: give "
-                "the right --checkpoint, or fit a new guard"
-            )
-        preprocess = preprocess or found.preprocess
+    about = _read_about(path, description.get("about") or {})
+    found: NamedModel | None = None
+    preprocess: Preprocess | None = None
+    takes_features = features or (about.origin is None and model is None)
+    if not takes_features:
+        origin = about.origin or {}
+        found = _find_model(path, origin, tensors, model, checkpoint, trust, device)
+        preprocess = about.preprocess or found.preprocess
         if preprocess is None and found.tokenizer is None:
-            remedy = "fit the guard with fdbd fit, and say there with --preprocess"
-            raise ValueError(f"neither {shown} nor {name} says how images are prepared; {remedy}")
-    guard = _on_its_device(
-        lambda: _assemble(path, description, tensors, found.model if found else None)
+            raise ValueError(
+                f"neither {_shown(path)} nor {found.origin['name']} says how images are prepared; "
+                "fit the guard with fdbd fit, and say there with --preprocess"
+            )
+    network = None if found is None else found.model
+    guard = _on_its_device(lambda: _assemble(path, description, tensors, network))
+    classes = guard.detector.head.num_classes
+    if about.class_names and len(about.class_names) != classes:
+        raise artifact.ArtifactError(
+            f"{_shown(path)} names {len(about.class_names)} classes, and its head has {classes}: "
+            "fit a new guard"
+        )
+    class_names = about.class_names
+    if not class_names and found is not None:
+        class_names = found.class_names
+    return OpenedGuard(guard, preprocess, class_names, description["sha256"])
+
+
+class _About(NamedTuple):
+    """What a file says of its guard's model."""
+
+    origin: dict[str, Any] | None
+    preprocess: Preprocess | None
+    class_names: tuple[str, ...]
+
+
+def _read_about(path: str | os.PathLike[str], about: Any) -> _About:
+    """The checked description of the model; ArtifactError if it is not one."""
+    try:
+        origin = about.get("model")
+        if origin is not None:
+            if not isinstance(origin["name"], str):
+                raise TypeError("the model's name is not text")
+            _check_count(origin.get("num_classes"))
+        fields = about.get("preprocess")
+        preprocess = None if fields is None else Preprocess.from_dict(fields)
+        class_names = tuple(str(name) for name in about.get("class_names") or ())
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise artifact.ArtifactError(
+            f"{_shown(path)} does not describe its model: {error}"
+        ) from None
+    return _About(origin, preprocess, class_names)
+
+
+def _check_count(num_classes: object) -> None:
+    if num_classes is not None and type(num_classes) is not int:
+        raise TypeError("the model's number of classes is not a whole number")
+
+
+def _find_model(
+    path: str | os.PathLike[str],
+    origin: dict[str, Any],
+    tensors: dict[str, Tensor],
+    model: str | None,
+    checkpoint: str | os.PathLike[str] | None,
+    trust: bool,
+    device: str | torch.device | None,
+) -> NamedModel:
+    """The model that the file or the user names, with the weights of the fit."""
+    name = model
+    if name is None:
+        name = str(origin["name"])
+        if model_runs_code(name):
+            raise ValueError(
+                f"{_shown(path)} names the model {name}, which is code to run; to trust it, add "
+                f"--model {name}"
+            )
+    if checkpoint is None and origin.get("checkpoint"):
+        checkpoint = _find_checkpoint(path, Path(str(origin["checkpoint"])))
+    num_classes = origin.get("num_classes")
+    # A forged number would have a network of any size built: the head in the file is what there is.
+    if num_classes is not None:
+        _check_classes(path, num_classes, tensors)
+    found = model_by_name(name, checkpoint, num_classes=num_classes, trust=trust, device=device)
+    if origin.get("weights") not in (None, found.origin["weights"]):
+        raise artifact.ArtifactError(
+            f"the weights of {os.fspath(checkpoint or name)!r} are not those that {_shown(path)} "
+            "was fitted with: give the right --checkpoint, or fit a new guard"
+        )
+    return found
+
+
+def _check_classes(
+    path: str | os.PathLike[str], num_classes: int, tensors: dict[str, Tensor]
+) -> None:
+    """ArtifactError unless a detector in the file has a head of this many classes."""
+    found = set()
+    for name, tensor in tensors.items():
+        if name.endswith("head_weight") and tensor.ndim == 2:
+            found.add(len(tensor))
+    # A head with a single row has become two.
+    if found and num_classes not in found and not (num_classes == 1 and 2 in found):
+        raise artifact.ArtifactError(
+            f"{_shown(path)} names a model of {num_classes:,} classes, and its head has "
+            f"{min(found):,}: fit a new guard"
+        )
+
+
+def _find_checkpoint(path: str | os.PathLike[str], named: Path) -> Path:
+    """The model's weights at the place of the fit, or beside the guard."""
+    beside = Path(path).resolve().parent / named.name
+    for place in (named, beside):
+        if place.is_file():
+            return place
+    raise FileNotFoundError(
+        f"the weights of the model, {str(named)!r}, are neither there nor beside the guard; say "
+        "with --checkpoint where they are"
     )
-    if class_names and len(class_names) != (classes := guard.detector.head.num_classes):
-        names = f"{len(class_names)} classes, and its head has {classes}"
-        raise artifact.ArtifactError(f"{shown} names {names}: fit a new guard")
-    return OpenedGuard(
-        guard,
-        preprocess,
-        class_names or (found.class_names if found else ()),
-        description["sha256"],
-    )
+
+
+class _Saved(NamedTuple):
+    """The checked parts of a guard's file."""
+
+    detector: Detector
+    perturb: InputPerturbation | None
+    threshold: Threshold | None
+    record: GuardRecord
+    head: str
+    """The fingerprint of the head of the fit."""
+    head_name: str | None
+    layers: list[str]
+    autocast: torch.dtype | None
 
 
 def _assemble(
@@ -172,102 +255,134 @@ def _assemble(
     model: nn.Module | Head | None = None,
     head: HeadName = None,
 ) -> Guard:
-    def under(prefix: str) -> dict[str, Tensor]:
-        return {
-            name[len(prefix) :]: tensor
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-
+    """The guard that a file describes, around a model."""
     try:
-        detector = from_config(description["detector"])
-        if not isinstance(detector, Detector):
-            raise ValueError(f"{description['detector']!r} is no detector")
-        detector.load_state_dict(under("detector."))
-        perturb = InputPerturbation(**description["perturb"]) if description["perturb"] else None
-        classes, threshold = detector.head.num_classes, description["threshold"] or None
-        if threshold is not None:
-            if threshold["num_classes"] not in (None, classes):
-                raise ValueError(f"its threshold is not for the {classes} classes of the head")
-            threshold = Threshold.from_state(threshold, under("threshold."))
-        layers, saved_head, head_name = (
-            description["layers"],
-            description["head"],
-            description["head_name"],
-        )
-        seen = Sketch(tensors["seen"]) if "seen" in tensors else None
-        if not isinstance(layers, list) or not all(
-            isinstance(n, str) for n in [*layers, saved_head, head_name or ""]
-        ):
-            raise ValueError("the names of its head and layers are not text")
-        autocast = (
-            None if description.get("autocast") is None else PRECISIONS[description["autocast"]]
-        )
-        version, weights = _version(description), _weights(description)
-        _try(detector, perturb, threshold)
+        saved = _read_parts(description, tensors)
+        _try(saved)
     except Exception as error:  # a forged file can make any of this raise nearly anything
         reason = (" ".join(str(error).split()) or type(error).__name__)[:500]
         raise artifact.ArtifactError(
-            f"{os.fspath(path)!r} does not hold a working guard: {reason}"
+            f"{_shown(path)} does not hold a working guard: {reason}"
         ) from None
-    if model is not None and not isinstance(model, Head):
-        head = head or (head_name.split("+") if isinstance(head_name, str) else None)
-    guard = Guard(model, detector, perturb=perturb, head=head, layers=layers)
+    takes_images = model is not None and not isinstance(model, Head)
+    if takes_images and head is None and saved.head_name is not None:
+        head = saved.head_name.split("+")
+    guard = Guard(model, saved.detector, perturb=saved.perturb, head=head, layers=saved.layers)
+    # A Classifier that the user made keeps its own precision.
     if guard.classifier is not None and guard.classifier is not model:
-        guard.classifier.autocast = autocast
-    guard.threshold, guard.seen = threshold, seen
-    if isinstance(about := description.get("about"), dict):
-        guard.about = about
-    guard.restore_identity(version, weights)
-    if model is not None and (present := guard.head.fingerprint()) != saved_head:
-        heads = f"was fitted with the head {saved_head[:16]}…, this model has {present[:16]}…"
-        remedy = "load it with the model that it was fitted on, or fit a new guard"
-        raise artifact.ArtifactError(f"{os.fspath(path)!r} {heads}: {remedy}")
+        guard.classifier.autocast = saved.autocast
+    guard.threshold = saved.threshold
+    guard.stages.replace_record(saved.record)
+    if isinstance(description.get("about"), dict):
+        guard.about = description["about"]
+    if model is not None:
+        present = guard.head.fingerprint()
+        if present != saved.head:
+            raise artifact.ArtifactError(
+                f"{_shown(path)} was fitted with the head {saved.head[:16]}…, this model has "
+                f"{present[:16]}…: load it with the model that it was fitted on, or fit a new guard"
+            )
     return guard
 
 
-def _version(description: dict[str, Any]) -> int:
-    """How many thresholds the guard has had; older files do not say."""
-    version = description.get("guard_version", 1 if description["threshold"] else 0)
+def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Saved:
+    """The parts of a guard; a file that does not describe them raises anything."""
+    detector = from_config(description["detector"])
+    if not isinstance(detector, Detector):
+        raise ValueError(f"{description['detector']!r} is not a detector")
+    detector.load_state_dict(_under("detector.", tensors))
+    perturb = None
+    if description["perturb"]:
+        perturb = InputPerturbation(**description["perturb"])
+    threshold = _read_threshold(description["threshold"], tensors, detector.head.num_classes)
+    head = description["head"]
+    head_name = description["head_name"]
+    layers = description["layers"]
+    is_text = isinstance(head, str) and (head_name is None or isinstance(head_name, str))
+    if not is_text or not isinstance(layers, list):
+        raise ValueError("the names of its head and layers are not text")
+    for layer in layers:
+        if not isinstance(layer, str):
+            raise ValueError("the names of its head and layers are not text")
+    autocast = None
+    if description.get("autocast") is not None:
+        autocast = PRECISIONS[description["autocast"]]
+    record = _read_record(description, tensors, threshold)
+    return _Saved(detector, perturb, threshold, record, head, head_name, layers, autocast)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, without it."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = tensor
+    return found
+
+
+def _read_threshold(
+    config: dict[str, Any] | None, tensors: dict[str, Tensor], num_classes: int
+) -> Threshold | None:
+    if not config:
+        return None
+    if config["num_classes"] not in (None, num_classes):
+        raise ValueError(f"its threshold is not for the {num_classes} classes of the head")
+    return Threshold.from_state(config, _under("threshold.", tensors))
+
+
+def _read_record(
+    description: dict[str, Any], tensors: dict[str, Tensor], threshold: Threshold | None
+) -> GuardRecord:
+    """What the guard noted at its fit. Older files know less."""
+    record = GuardRecord()
+    if "seen" in tensors:
+        record.seen = Sketch(tensors["seen"])
+    if description.get("inputs") is not None:
+        record.inputs = InputRange.from_values(description["inputs"])
+    version = description.get("guard_version", 0 if threshold is None else 1)
     if type(version) is not int or not 0 <= version < 2**31:
         raise ValueError(f"its version is {version!r}, expected a whole number")
-    return version
-
-
-def _weights(description: dict[str, Any]) -> str | None:
-    """The hash of the model's weights. Older files have one only if `fdbd fit` built the model."""
+    record.version = version
+    # Older files have a hash only if `fdbd fit` built the model.
     about = description.get("about")
     origin = about.get("model") if isinstance(about, dict) else None
     older = origin.get("weights") if isinstance(origin, dict) else None
     weights = description.get("weights", older)
     if weights is not None and not isinstance(weights, str):
         raise ValueError("the hash of its model's weights is not text")
-    return weights
+    record.weights = weights
+    return record
 
 
 def _on_its_device(assemble: Callable[[], Guard]) -> Guard:
     """A guard assembled in another thread, then moved to its model's device in this one, whose
     settings apply."""
     guard = run_apart(assemble)
-    return guard if guard.classifier is None else guard.to(device_of(guard.classifier))
+    if guard.classifier is None:
+        return guard
+    return guard.to(device_of(guard.classifier))
 
 
-def _try(
-    detector: Detector, perturb: InputPerturbation | None, threshold: Threshold | None
-) -> None:
+def _try(saved: _Saved) -> None:
     """Score two rows, so that a file whose parts do not fit each other fails when it is loaded."""
-    if detector.needs.network or perturb is not None:
+    detector = saved.detector
+    if detector.needs.network or saved.perturb is not None:
         return
     batch = detector.example()
     try:
-        answers = [detector.score(batch), detector.head(batch.features).argmax(dim=1)]
+        scores = detector.score(batch)
     except NotFittedError:  # an ensemble that is not calibrated yet
         return
-    if threshold is not None:
-        answers += threshold.decide(
-            answers[0], answers[1].new_tensor([0, detector.head.num_classes - 1])
-        )
-    if any(answer.shape != (2,) for answer in answers):
-        raise ValueError(
-            f"answers on two samples have the shapes {[tuple(answer.shape) for answer in answers]}"
-        )
+    labels = detector.head(batch.features).argmax(dim=1)
+    answers = [scores, labels]
+    if saved.threshold is not None:
+        # The first and the last class, whose thresholds stand at the ends.
+        ends = labels.new_tensor([0, detector.head.num_classes - 1])
+        answers.extend(saved.threshold.decide(scores, ends))
+    shapes = [tuple(answer.shape) for answer in answers]
+    if any(shape != (2,) for shape in shapes):
+        raise ValueError(f"answers on two samples have the shapes {shapes}")
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    return repr(os.fspath(path))

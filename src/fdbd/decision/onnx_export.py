@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fdbd.core.batch import Batch, Inputs
+from fdbd.decision.export_record import ExportRecord
 from fdbd.decision.threshold import Threshold
 from fdbd.detectors import KNN
 from fdbd.networks.classifier import split_batch
@@ -62,7 +63,7 @@ def export(
     *,
     class_names: Sequence[str] | None = None,
     opset: int = OPSET,
-) -> Path:
+) -> ExportRecord:
     """Write a calibrated guard as one ONNX graph with a dynamic batch size, and check it in ONNX
     Runtime.
 
@@ -94,27 +95,38 @@ def export(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "onnx")
     _check(guard, example, class_names)
-    graph, threshold = Graph(guard, example), guard.calibrated
-    with beside(path) as draft:  # first, so that a missing folder is an error before the work
-        description = {
-            "version": __version__,
-            "id": guard.id,
-            "guard_version": guard.version,
-            "opset": opset,
-            "detector": guard.detector.to_config(),
-            "head": guard.detector.head.fingerprint(),
-            "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
-            "class_names": None if class_names is None else list(map(str, class_names)),
-            "calibration": base64.b64encode(
-                np.sort(threshold.calibration.double().cpu().numpy()).tobytes()
-            ).decode(),
-            "promise": threshold.guarantee,
-            "preprocess": guard.about.get("preprocess"),
-            "p_value_resolution": 0.0,
-        }
+    target = Path(path)
+    graph = Graph(guard, example)
+    # The draft first, so that a missing folder is an error before the work.
+    with beside(target) as draft:
+        description = _describe(guard, class_names, opset)
         save(_trace(graph, opset), description, draft)
-        verify(graph, runtime(draft), "ONNX Runtime")
-    return Path(path)
+        runtime_name = f"ONNX Runtime {require('onnxruntime', 'onnx').__version__}"
+        trials, largest = verify(graph, runtime(draft), runtime_name)
+    return ExportRecord((target,), runtime_name, trials, TOLERANCE, largest)
+
+
+def _describe(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, object]:
+    """What the file says of itself; see `metadata`."""
+    threshold = guard.stages.require_threshold()
+    scores = np.sort(threshold.calibration.double().cpu().numpy())
+    names = None
+    if class_names is not None:
+        names = [str(name) for name in class_names]
+    return {
+        "version": __version__,
+        "id": guard.id,
+        "guard_version": guard.version,
+        "opset": opset,
+        "detector": guard.detector.to_config(),
+        "head": guard.detector.head.fingerprint(),
+        "threshold": {**threshold.to_config(), "value": threshold.value.tolist()},
+        "class_names": names,
+        "calibration": base64.b64encode(scores.tobytes()).decode(),
+        "promise": threshold.guarantee,
+        "preprocess": guard.about.get("preprocess"),
+        "p_value_resolution": 0.0,
+    }
 
 
 def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
@@ -135,14 +147,17 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     Traceback (most recent call last):
     FileNotFoundError: no ONNX file at 'missing.onnx': no such file
     """
-    onnx, name = require("onnx", "onnx"), os.fspath(path)
+    onnx = require("onnx", "onnx")
+    name = os.fspath(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"no ONNX file at {name!r}: no such file")
     try:
-        properties = onnx.load_model(name, load_external_data=False).metadata_props
-        found = {p.key[5:]: json.loads(p.value) for p in properties if p.key.startswith("fdbd.")}
+        found = {}
+        for entry in onnx.load_model(name, load_external_data=False).metadata_props:
+            if entry.key.startswith("fdbd."):
+                found[entry.key.removeprefix("fdbd.")] = json.loads(entry.value)
     except Exception as error:  # protobuf has no common class for what a damaged file raises
-        raise ValueError(f"{name!r} is no ONNX file: {error}") from None
+        raise ValueError(f"{name!r} is not an ONNX file: {error}") from None
     if "version" not in found:
         raise ValueError(f"{name!r} is an ONNX file, but was not exported by fdbd")
     return found
@@ -169,96 +184,116 @@ class Graph(nn.Module):
     def __init__(self, guard: Guard, example: Inputs | Batch) -> None:
         super().__init__()
         self.takes_features = isinstance(example, Batch) or guard.classifier is None
-        given = example.features if isinstance(example, Batch) else split_batch(example)[0]
+        if isinstance(example, Batch):
+            given: Any = example.features
+        else:
+            given, _ = split_batch(example)
         self.by_name = isinstance(given, Mapping)
-        named = (
-            dict(given)
-            if self.by_name
-            else {"features" if self.takes_features else "images": given}
-        )
-        shapes = {
-            name: part.shape if isinstance(part, Tensor) else () for name, part in named.items()
-        }
-        rows = {shape[0] if shape else 0 for shape in shapes.values()}
-        if len(rows) != 1 or 0 in rows:
-            shown = ", ".join(f"{name} of shape {tuple(shape)}" for name, shape in shapes.items())
-            raise ValueError(
-                f"the example has {shown}; expected tensors with one row per sample, at least one"
-            )
-        places = torch.arange(max(2, *rows)) % rows.pop()  # one row would become a fixed batch size
-        self.names = list(map(str, named))
-        self.example = tuple(
-            tensor.detach().cpu()[places].contiguous() for tensor in named.values()
-        )
+        if self.by_name:
+            named = dict(given)
+        elif self.takes_features:
+            named = {"features": given}
+        else:
+            named = {"images": given}
+        self.names = [str(name) for name in named]
+        rows = _common_rows(named)
+        # Twice a single row: one row would become a fixed batch size.
+        places = torch.arange(max(2, rows)) % rows
+        parts = []
+        for tensor in named.values():
+            parts.append(tensor.detach().cpu()[places].contiguous())
+        self.example = tuple(parts)
         self.guard = copy.deepcopy(guard).cpu().eval()
-        self.shorter: tuple[Tensor, ...] | None = None
+        self.shorter = self._shorter_example()
         """The example with sequences shorter by one, if it is token ids and masks (N, T) and the
         model takes any T."""
-        shape, kinds = (
-            self.example[0].shape,
-            {(t.shape, t.is_floating_point()) for t in self.example},
-        )
-        if kinds == {(shape, False)} and len(shape) == 2 and shape[1] > 3:
-            shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
-            with (
-                contextlib.suppress(Exception),
-                torch.no_grad(),
-            ):  # a model of one length may raise anything
+
+    def _shorter_example(self) -> tuple[Tensor, ...] | None:
+        shape = self.example[0].shape
+        for tensor in self.example:
+            if tensor.is_floating_point() or tensor.shape != shape:
+                return None
+        if len(shape) != 2 or shape[1] <= 3:
+            return None
+        shorter = tuple(tensor[:, :-1].contiguous() for tensor in self.example)
+        try:
+            with torch.no_grad():
                 self(*shorter)
-                self.shorter = shorter
+        except Exception:  # a model of one length may raise anything
+            return None
+        return shorter
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given: Any = dict(zip(self.names, inputs)) if self.by_name else inputs[0]
-        return tuple(self.guard(Batch(given) if self.takes_features else given))
+        if self.takes_features:
+            given = Batch(given)
+        return tuple(self.guard(given))
+
+
+def _common_rows(named: Mapping[Any, Any]) -> int:
+    """The number of rows of all tensors of an example; ValueError if it is not one number."""
+    shapes = {}
+    for name, part in named.items():
+        shapes[name] = tuple(part.shape) if isinstance(part, Tensor) else ()
+    rows = {shape[0] if shape else 0 for shape in shapes.values()}
+    if len(rows) != 1 or 0 in rows:
+        shown = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"the example has {shown}; expected tensors with one row per sample, at least one"
+        )
+    return rows.pop()
 
 
 def _check(guard: Guard, example: Inputs | Batch, class_names: Sequence[str] | None) -> None:
-    guard.require_fitted()
-    name = guard.detector.label if guard.perturb is None else "a guard with input perturbation"
-    if guard.detector.needs.network or guard.perturb is not None:
-        why = "follows the network's gradient or transforms the images, which a plain graph cannot"
-        raise ExportError(f"{name} {why}: export a guard with another detector, such as fdbd")
-    for part in guard.detector.modules():
+    guard.stages.require_fitted()
+    detector = guard.detector
+    if detector.needs.network or guard.perturb is not None:
+        name = detector.label
+        if guard.perturb is not None:
+            name = "a guard with input perturbation"
+        raise ExportError(
+            f"{name} follows the network's gradient or transforms the images, which a plain graph "
+            "cannot: export a guard with another detector, such as fdbd"
+        )
+    for part in detector.modules():
         if isinstance(part, KNN) and part.index not in ("exact", "flat"):
-            why = (
-                f"searches its neighbours approximately (index={part.index!r}) and a graph exactly"
-            )
             raise ExportError(
-                f"{name} {why}, so the threshold would not fit: use index='exact', and calibrate again"
+                f"{detector.label} searches its neighbours approximately (index={part.index!r}) "
+                "and a graph exactly, so the threshold would not fit: use index='exact', and "
+                "calibrate again"
             )
-    classes = guard.detector.head.num_classes
+    classes = detector.head.num_classes
     if class_names is not None and (isinstance(class_names, str) or len(class_names) != classes):
         raise ValueError(
             f"class_names are {class_names!r}, expected a list of {classes} names, one per class"
         )
-    if (
-        guard.classifier is not None
-        and guard.classifier.autocast is not None
-        and not isinstance(example, Batch)
-    ):
-        remedy = "set guard.classifier.autocast = None for a graph in full precision, whose scores differ a little"
+    is_of_images = guard.classifier is not None and not isinstance(example, Batch)
+    if is_of_images and guard.classifier is not None and guard.classifier.autocast is not None:
         raise ValueError(
-            f"the guard's network runs under autocast, which an ONNX graph cannot: {remedy}"
+            "the guard's network runs under autocast, which an ONNX graph cannot: set "
+            "guard.classifier.autocast = None for a graph in full precision, whose scores differ a "
+            "little"
         )
     if any(tensor.dtype is torch.bfloat16 for tensor in guard.parameters()):
         raise ExportError(
-            "the model is in bfloat16, which ONNX Runtime cannot run on a CPU: call model.float() first"
+            "the model is in bfloat16, which ONNX Runtime cannot run on a CPU: call model.float() "
+            "first"
         )
-    size = sum(tensor.nbytes for tensor in (*guard.parameters(), *guard.buffers()))
+    size = sum(tensor.nbytes for tensor in guard.parameters())
+    size += sum(tensor.nbytes for tensor in guard.buffers())
     if size > _LARGEST_FILE:
-        remedy = "use a detector that keeps no samples, or a smaller alpha of the nearest-neighbour family"
         raise ExportError(
-            f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: {remedy}"
+            f"the guard holds {size / 1e9:.1f} GB, an ONNX file at most 2 GB: use a detector that "
+            "keeps no samples, or a smaller alpha of the nearest-neighbour family"
         )
 
 
 def _trace(graph: Graph, opset: int) -> Any:
     """The model as ONNX's protobuf, without the exporter's stack traces, which name paths of this
     machine and are larger than the graph."""
-    sizes = {
-        0: torch.export.Dim("N"),
-        **({} if graph.shorter is None else {1: torch.export.Dim("T")}),
-    }
+    sizes = {0: torch.export.Dim("N")}
+    if graph.shorter is not None:
+        sizes[1] = torch.export.Dim("T")
     try:
         # The exporter warns of how it registers operators, and prints what it rewrote where
         # commands print JSON.
@@ -283,8 +318,12 @@ def _trace(graph: Graph, opset: int) -> Any:
     return program.model_proto
 
 
-def verify(graph: Graph, run: Run, name: str) -> None:
-    """Raise ExportError unless the runtime of this name gives torch's answers."""
+def verify(graph: Graph, run: Run, name: str) -> tuple[tuple[str, ...], float]:
+    """What the runtime of this name was tried on, and its largest difference to torch; ExportError
+    if it does not give torch's answers."""
+    tried = []
+    largest = 0.0
+    threshold = graph.guard.stages.require_threshold()
     for what, tensors in _trials(graph):
         with torch.no_grad():
             expected = graph(*tensors)
@@ -292,74 +331,88 @@ def verify(graph: Graph, run: Run, name: str) -> None:
             results = run({key: tensor.numpy() for key, tensor in zip(graph.names, tensors)})
         except Exception as error:
             raise ExportError(f"{name} cannot run the graph on {what}: {error}") from error
-        _compare(
-            list(map(torch.from_numpy, results)),
-            expected,
-            graph.guard.calibrated,
-            f"{what} ({name})",
-        )
+        answers = [torch.from_numpy(result) for result in results]
+        difference = _compare(answers, expected, threshold, f"{what} ({name})")
+        largest = max(largest, difference)
+        tried.append(what)
+    return tuple(tried), largest
 
 
 def _trials(graph: Graph) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     """The example, other batch sizes, noisy copies, a row of NaN, and sequences of another
     length."""
-    inputs, generator = graph.example, torch.Generator().manual_seed(0)
-
-    def noisy(tensor: Tensor, scale: float) -> Tensor:
-        copies = tensor[torch.arange(len(tensor) + 1) % len(tensor)]
-        if not tensor.is_floating_point():
-            return copies
-        spread = tensor[torch.isfinite(tensor)].float().std(correction=0).nan_to_num().item()
-        return copies + (scale * spread * torch.randn(copies.shape, generator=generator)).to(
-            tensor.dtype
-        )
-
+    inputs = graph.example
+    generator = torch.Generator().manual_seed(0)
     yield "the example", inputs
     yield "its first sample alone", tuple(tensor[:1] for tensor in inputs)
     for scale in (0.1, 1.0):
-        yield (
-            f"the example with noise of {scale:g} of its spread",
-            tuple(noisy(tensor, scale) for tensor in inputs),
-        )
+        noisy = tuple(_with_noise(tensor, scale, generator) for tensor in inputs)
+        yield f"the example with noise of {scale:g} of its spread", noisy
     if any(tensor.is_floating_point() for tensor in inputs):
         broken = tuple(tensor.clone() for tensor in inputs)
-        for tensor in filter(Tensor.is_floating_point, broken):
-            tensor[(1, *(-1 for _ in tensor.shape[1:]))] = torch.nan
+        for tensor in broken:
+            if tensor.is_floating_point():
+                # The last number of the second sample.
+                last = (-1,) * (tensor.ndim - 1)
+                tensor[(1, *last)] = torch.nan
         yield "a batch with a NaN", broken
     if graph.shorter is not None:
         yield "shorter sequences", graph.shorter
 
 
+def _with_noise(tensor: Tensor, scale: float, generator: torch.Generator) -> Tensor:
+    """The samples and the first once more, with noise of so much of their spread."""
+    copies = tensor[torch.arange(len(tensor) + 1) % len(tensor)]
+    if not tensor.is_floating_point():
+        return copies
+    finite = tensor[torch.isfinite(tensor)].float()
+    spread = finite.std(correction=0).nan_to_num().item()
+    noise = scale * spread * torch.randn(copies.shape, generator=generator)
+    return copies + noise.to(tensor.dtype)
+
+
 def _compare(
     got: Sequence[Tensor], expected: Sequence[Tensor], threshold: Threshold, what: str
-) -> None:
-    """Logits and scores against torch's; label, p-value and decision against what they follow from,
-    since a rounding error next to a threshold or between two equal logits moves them by a step."""
-    shapes, right_shapes = (
-        [tuple(tensor.shape) for tensor in answers] for answers in (got, expected)
-    )
+) -> float:
+    """The largest difference of logits and scores to torch's, relative above 1; ExportError if it
+    is too large. Label, p-value and decision are compared with what they follow from, since a
+    rounding error next to a threshold or between two equal logits moves them by a step."""
+    shapes = [tuple(tensor.shape) for tensor in got]
+    right_shapes = [tuple(tensor.shape) for tensor in expected]
     if shapes != right_shapes:
         raise ExportError(
             f"shapes of {', '.join(OUTPUTS)} differ on {what}: {shapes}, torch has {right_shapes}"
         )
     logits, label, score, p_value, is_ood = got
-    readable = torch.isfinite(expected[0]).all(
-        dim=1
-    )  # what becomes of a NaN in the network is the runtime's
+    # What becomes of a NaN in the network is the runtime's.
+    readable = torch.isfinite(expected[0]).all(dim=1)
     same = (label == expected[1]) | ~readable
-    found = (logits[readable], label[readable], score[same], p_value, is_ood)
-    right = (
-        expected[0][readable],
-        logits[readable].argmax(dim=1),
-        expected[2][same],
-        *threshold(score, label),
+    right_p_value, right_is_ood = threshold(score, label)
+    pairs = (
+        ("logits", logits[readable], expected[0][readable]),
+        ("label", label[readable], logits[readable].argmax(dim=1)),
+        ("score", score[same], expected[2][same]),
+        ("p_value", p_value, right_p_value),
+        ("is_ood", is_ood, right_is_ood),
     )
-    for name, actual, wanted in zip(OUTPUTS, found, right):
+    largest = 0.0
+    for name, actual, wanted in pairs:
+        actual = actual.double()
+        wanted = wanted.double()
         try:
-            torch.testing.assert_close(
-                actual.double(), wanted.double(), rtol=TOLERANCE, atol=TOLERANCE
-            )
+            torch.testing.assert_close(actual, wanted, rtol=TOLERANCE, atol=TOLERANCE)
         except AssertionError as error:
+            reason = " ".join(str(error).split())
             raise ExportError(
-                f"{name} differs from torch on {what}, no file was written: {' '.join(str(error).split())}"
+                f"{name} differs from torch on {what}, no file was written: {reason}"
             ) from None
+        largest = max(largest, _largest_difference(actual, wanted))
+    return largest
+
+
+def _largest_difference(actual: Tensor, wanted: Tensor) -> float:
+    finite = torch.isfinite(wanted)
+    if not finite.any():
+        return 0.0
+    difference = (actual[finite] - wanted[finite]).abs() / wanted[finite].abs().clamp(min=1)
+    return float(difference.max())

@@ -74,7 +74,9 @@ class Threshold(nn.Module):
         self, kind: Kind, target: float, calibration: Tensor, offsets: Tensor, per_class: bool
     ) -> None:
         super().__init__()
-        self.kind, self.target, self.per_class = kind, target, per_class
+        self.kind = kind
+        self.target = target
+        self.per_class = per_class
         self.register_buffer("calibration", calibration)
         self.register_buffer("offsets", offsets)
         self._derive()
@@ -103,12 +105,16 @@ class Threshold(nn.Module):
         >>> Threshold.quantile([1.0, 2.0, 3.0, 4.0], tpr=0.75).value
         tensor([2.], dtype=torch.float64)
         """
-        runs = _runs(scores, labels, per_class, num_classes)
-        threshold = cls("quantile", float(as_fraction("tpr", tpr)), *runs, per_class)
-        if empty := (threshold.offsets.diff() == 0).nonzero().flatten().tolist():
-            many = f"{len(empty)} of {threshold.num_classes} classes have no calibration samples"
-            text = f"{many} and take the threshold of all samples; the first is class {empty[0]}"
-            warnings.warn(text, stacklevel=2)
+        share = float(as_fraction("tpr", tpr))
+        calibration, offsets = _sorted_by_class(scores, labels, per_class, num_classes)
+        threshold = cls("quantile", share, calibration, offsets, per_class)
+        empty = (threshold.offsets.diff() == 0).nonzero().flatten().tolist()
+        if empty:
+            warnings.warn(
+                f"{len(empty)} of {threshold.num_classes} classes have no calibration samples and "
+                f"take the threshold of all samples; the first is class {empty[0]}",
+                stacklevel=2,
+            )
         return threshold
 
     @classmethod
@@ -133,8 +139,32 @@ class Threshold(nn.Module):
         >>> threshold.p_values(scores), threshold.is_ood(scores)
         (tensor([0.0500, 0.1000]), tensor([ True, False]))
         """
-        runs = _runs(scores, labels, per_class, num_classes)
-        return cls("conformal", float(as_fraction("alpha", alpha)), *runs, per_class)
+        share = float(as_fraction("alpha", alpha))
+        calibration, offsets = _sorted_by_class(scores, labels, per_class, num_classes)
+        return cls("conformal", share, calibration, offsets, per_class)
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: ArrayLike,
+        labels: ArrayLike | None = None,
+        num_classes: int | None = None,
+        **target: Unpack[Target],
+    ) -> Threshold:
+        """`conformal` if `alpha` is given, else `quantile`, by default at 0.95.
+
+        >>> Threshold.from_scores(torch.arange(100.0), alpha=0.1)
+        Threshold(conformal, alpha=0.1, 100 calibration scores)
+        """
+        tpr = target.get("tpr")
+        alpha = target.get("alpha")
+        per_class = target.get("per_class", False)
+        check_target(tpr, alpha)
+        if alpha is not None:
+            return cls.conformal(scores, alpha, labels, per_class, num_classes)
+        if tpr is None:
+            tpr = 0.95
+        return cls.quantile(scores, tpr, labels, per_class, num_classes)
 
     @classmethod
     def of(
@@ -142,14 +172,15 @@ class Threshold(nn.Module):
         scores: ArrayLike,
         labels: ArrayLike | None = None,
         num_classes: int | None = None,
-        **asked: Unpack[Target],
+        **target: Unpack[Target],
     ) -> Threshold:
-        """`conformal` if `alpha` is given, else `quantile`, by default at 0.95."""
-        tpr, alpha, per_class = asked.get("tpr"), asked.get("alpha"), asked.get("per_class", False)
-        check_target(tpr, alpha)
-        if alpha is not None:
-            return cls.conformal(scores, alpha, labels, per_class, num_classes)
-        return cls.quantile(scores, 0.95 if tpr is None else tpr, labels, per_class, num_classes)
+        """The earlier name of `from_scores`."""
+        warnings.warn(
+            "Threshold.of is now Threshold.from_scores; the old name will be removed in 0.4",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return cls.from_scores(scores, labels, num_classes, **target)
 
     def forward(self, scores: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(N,) `p_values` and (N,) `is_ood`."""
@@ -189,14 +220,22 @@ class Threshold(nn.Module):
         """What the threshold promises, in one sentence."""
         within = " of each predicted class" if self.per_class else ""
         if self.kind == "quantile":
-            return f"Accepts at least {self.target:.4g} of the {self.count} calibration samples{within}."
-        flagged = f"Flags at most {self.target:.4g} of in-distribution samples{within} that are exchangeable with"
-        return f"{flagged} the {self.count} calibration samples, on average over the draw of the latter."
+            return (
+                f"Accepts at least {self.target:.4g} of the {self.count} calibration samples"
+                f"{within}."
+            )
+        return (
+            f"Flags at most {self.target:.4g} of in-distribution samples{within} that are "
+            f"exchangeable with the {self.count} calibration samples, on average over the draw of "
+            "the latter."
+        )
 
     @property
     def expected_rate(self) -> float:
         """The share of in-distribution samples to reject, as it was asked for."""
-        return self.target if self.kind == "conformal" else 1 - self.target
+        if self.kind == "conformal":
+            return self.target
+        return 1 - self.target
 
     def acceptance(self, confidence: float = 0.95) -> tuple[float, float, float]:
         """What share of new in-distribution samples is accepted: the mean over draws of the
@@ -211,12 +250,13 @@ class Threshold(nn.Module):
         """
         from scipy.special import betaincinv
 
-        size, index = min(
-            (size, index) for index, size in enumerate(self.offsets.diff().tolist()) if size
-        )
-        rejected = self._mark(size, index) + 1
-        tails = (1 + confidence) / 2, (1 - confidence) / 2
-        low, high = (1 - float(betaincinv(rejected, size + 1 - rejected, tail)) for tail in tails)
+        sizes = self.offsets.diff().tolist()
+        size, index = min((size, index) for index, size in enumerate(sizes) if size)
+        rejected = self._place_of_threshold(size, index) + 1
+        upper_tail = (1 + confidence) / 2
+        lower_tail = (1 - confidence) / 2
+        low = 1 - float(betaincinv(rejected, size + 1 - rejected, upper_tail))
+        high = 1 - float(betaincinv(rejected, size + 1 - rejected, lower_tail))
         return 1 - rejected / (size + 1), low, high
 
     @property
@@ -226,10 +266,19 @@ class Threshold(nn.Module):
         _, low, high = self.acceptance()
         if 1 - low <= max(2.5 * asked, 0.01):
             return None
-        few = f"only {int(self.sizes.min())} calibration samples"
-        few += " for the rarest predicted class" if self.per_class else ""
-        interval = f"{100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % interval over the draw of these samples)"
-        return f"{few}: the target is {100 * asked:.3g} % false alarms; with so few samples the true rate may be {interval}"
+        of_class = " for the rarest predicted class" if self.per_class else ""
+        return (
+            f"only {int(self.sizes.min())} calibration samples{of_class}: the target is "
+            f"{100 * asked:.3g} % false alarms; with so few samples the true rate "
+            f"may be {100 * (1 - high):.2g} to {100 * (1 - low):.2g} % (95 % interval "
+            "over the draw of these samples)"
+        )
+
+    def summary(self) -> str:
+        """The threshold in a few words, such as "conformal alpha=0.05 from 2,000 scores"."""
+        name = "tpr" if self.kind == "quantile" else "alpha"
+        classes = " per class" if self.per_class else ""
+        return f"{self.kind} {name}={self.target:g} from {self.count:,} scores{classes}"
 
     def to_config(self) -> dict[str, object]:
         """What `from_state` needs besides ``state_dict()``, as JSON values."""
@@ -244,28 +293,31 @@ class Threshold(nn.Module):
         >>> Threshold.from_state(threshold.to_config(), threshold.state_dict())
         Threshold(conformal, alpha=0.05, 50 calibration scores)
         """
-        if missing := ({*_CONFIG} - set(config)) | ({"calibration", "offsets"} - set(tensors)):
+        missing = set(_CONFIG) - set(config)
+        missing |= {"calibration", "offsets"} - set(tensors)
+        if missing:
             raise ValueError(f"the threshold's state lacks {', '.join(sorted(missing))}")
-        kind, target, per_class = config["kind"], config["target"], config["per_class"]
-        if (
-            kind not in ("quantile", "conformal")
-            or not isinstance(target, float)
-            or not isinstance(per_class, bool)
-        ):
+        kind = config["kind"]
+        target = config["target"]
+        per_class = config["per_class"]
+        if kind not in ("quantile", "conformal"):
+            raise ValueError(f"the threshold's state is not valid: kind={kind!r}")
+        if not isinstance(target, float):
+            raise ValueError(f"the threshold's state is not valid: target={target!r}")
+        if not isinstance(per_class, bool):
+            raise ValueError(f"the threshold's state is not valid: per_class={per_class!r}")
+        calibration = tensors["calibration"]
+        offsets = tensors["offsets"]
+        # Compared before anything is allocated for a forged number.
+        num_classes = offsets.numel() - 1 if per_class else None
+        if (calibration.numel(), num_classes) != (config["count"], config["num_classes"]):
             raise ValueError(
-                f"the threshold's state is not valid: kind={kind!r}, target={target!r}"
+                f"the threshold's state holds {calibration.numel()} scores of {num_classes} "
+                f"classes, expected {config['count']!r} of {config['num_classes']!r}"
             )
-        calibration, offsets = tensors["calibration"], tensors["offsets"]
-        held = calibration.numel(), offsets.numel() - 1 if per_class else None
-        if held != (
-            config["count"],
-            config["num_classes"],
-        ):  # before anything is made of a forged number
-            expected = f"{config['count']!r} of {config['num_classes']!r}"
-            raise ValueError(
-                f"the threshold's state holds {held[0]} scores of {held[1]} classes, expected {expected}"
-            )
-        return cls(kind, target, calibration.clone(), offsets.clone(), per_class)
+        # Literal types are not narrowed by `not in`.
+        checked: Any = kind
+        return cls(checked, target, calibration.clone(), offsets.clone(), per_class)
 
     def extra_repr(self) -> str:
         name = "tpr" if self.kind == "quantile" else "alpha"
@@ -274,50 +326,67 @@ class Threshold(nn.Module):
 
     def _derive(self) -> None:
         """Check calibration scores and offsets, which may come from a corrupt file, and register
-        what follows."""
-        calibration, offsets = self.calibration, self.offsets
+        what follows from them."""
+        self._check_state()
+        calibration = self.calibration
+        self.count = len(calibration)
+        sizes = self.offsets.diff()
+        is_empty = sizes == 0
+        # A class without samples takes all of them.
+        pooled = calibration.sort().values
+        runs = []
+        for run in calibration.split(sizes.tolist()):
+            runs.append(run if len(run) else pooled)
+        values = []
+        for index, (run, size) in enumerate(zip(runs, sizes.tolist())):
+            values.append(run[self._place_of_threshold(size, index)])
+        # The square root of the longest run: see `_count`.
+        self.stride = math.isqrt(max(len(run) for run in runs) - 1) + 1
+        all_runs = torch.cat([calibration, pooled]) if is_empty.any() else calibration.clone()
+        starts = torch.where(is_empty, self.count, self.offsets[:-1])
+        sizes = torch.where(is_empty, self.count, sizes)
+        self.register_buffer("value", torch.stack(values), persistent=False)
+        self.register_buffer("runs", all_runs, persistent=False)
+        self.register_buffer("starts", starts, persistent=False)
+        self.register_buffer("sizes", sizes, persistent=False)
+
+    def _check_state(self) -> None:
+        calibration = self.calibration
+        offsets = self.offsets
         if calibration.dtype not in (torch.float32, torch.float64) or offsets.dtype != torch.int64:
             raise ValueError(
                 f"the threshold's state has dtypes {calibration.dtype} and {offsets.dtype}"
             )
         if calibration.ndim != 1 or offsets.ndim != 1 or not len(calibration) or len(offsets) < 2:
             raise ValueError(
-                f"the threshold's state has shapes {tuple(calibration.shape)} and {tuple(offsets.shape)}"
+                f"the threshold's state has shapes {tuple(calibration.shape)} and "
+                f"{tuple(offsets.shape)}"
             )
-        self.count, own = len(calibration), offsets.diff()
         is_right_number = self.per_class or len(offsets) == 2
-        if not is_right_number or offsets[0] != 0 or offsets[-1] != self.count or (own < 0).any():
+        runs_from_start_to_end = offsets[0] == 0 and offsets[-1] == len(calibration)
+        if not is_right_number or not runs_from_start_to_end or (offsets.diff() < 0).any():
             raise ValueError(
-                f"the threshold's offsets do not run from 0 to its {self.count} calibration scores"
+                f"the threshold's offsets do not run from 0 to its {len(calibration)} calibration "
+                "scores"
             )
+        # Scores may descend only from one class to the next.
         descents = (calibration.diff() < 0).nonzero() + 1
         if not torch.isfinite(calibration).all() or not torch.isin(descents, offsets).all():
             raise ValueError("the threshold's calibration scores are not finite and sorted")
-        is_empty, pooled = own == 0, calibration.sort().values
-        runs = [run if len(run) else pooled for run in calibration.split(own.tolist())]
-        self.stride = math.isqrt(max(map(len, runs)) - 1) + 1
-        derived = {
-            "value": torch.stack(
-                [run[self._mark(size, i)] for i, (run, size) in enumerate(zip(runs, own.tolist()))]
-            ),
-            "runs": torch.cat([calibration, pooled]) if is_empty.any() else calibration.clone(),
-            "starts": torch.where(is_empty, self.count, offsets[:-1]),
-            "sizes": torch.where(is_empty, self.count, own),
-        }
-        for name, tensor in derived.items():
-            self.register_buffer(name, tensor, persistent=False)
 
-    def _mark(self, size: int, index: int) -> int:
-        """Which of a class's ascending calibration scores is its threshold."""
+    def _place_of_threshold(self, size: int, index: int) -> int:
+        """Which of the ascending calibration scores of class `index`, `size` in number, is its
+        threshold."""
         if self.kind == "quantile":
-            return (size or self.count) - count_to_accept(size or self.count, self.target)
+            count = size or self.count
+            return count - count_to_accept(count, self.target)
         flagged = count_to_flag(size, self.target)
         if flagged == 0:
             who = f"class {index} has" if self.per_class else "there are"
-            needed = (
-                f"alpha={self.target:g} takes at least {samples_for(self.target)} (1/alpha − 1)"
+            raise ValueError(
+                f"{who} {size} calibration samples, alpha={self.target:g} takes at least "
+                f"{samples_for(self.target)} (1/alpha − 1)"
             )
-            raise ValueError(f"{who} {size} calibration samples, {needed}")
         return flagged - 1
 
     def _own(self, of_classes: Tensor, scores: Tensor, predicted: Tensor | None) -> Tensor:
@@ -346,17 +415,20 @@ class Threshold(nn.Module):
         """
         scores = torch.where(scores < torch.inf, scores, -torch.inf)
         if not self.per_class and not torch.compiler.is_compiling():
+            if scores.dtype == self.runs.dtype:
+                return torch.searchsorted(self.runs, scores, right=or_equal), self.sizes
             common = torch.promote_types(scores.dtype, self.runs.dtype)
-            return torch.searchsorted(
-                self.runs.to(common), scores.to(common), right=or_equal
-            ), self.sizes
-        start, size = (self._own(part, scores, predicted) for part in (self.starts, self.sizes))
-        start, end = start.unsqueeze(1), (start + size).unsqueeze(1)
+            count = torch.searchsorted(self.runs.to(common), scores.to(common), right=or_equal)
+            return count, self.sizes
+        size = self._own(self.sizes, scores, predicted)
+        start = self._own(self.starts, scores, predicted).unsqueeze(1)
+        end = start + size.unsqueeze(1)
 
         def below(places: Tensor) -> Tensor:
             """(N, 1) how many of these places (N, stride) hold a score below (or equal)."""
             found = self.runs[torch.minimum(places, end - 1)]
-            is_below = scores.unsqueeze(1) >= found if or_equal else scores.unsqueeze(1) > found
+            compare = torch.ge if or_equal else torch.gt
+            is_below = compare(scores.unsqueeze(1), found)
             return (is_below & (places < end)).sum(dim=1, keepdim=True)
 
         lanes = torch.arange(self.stride, device=start.device)
@@ -386,41 +458,56 @@ def check_target(tpr: float | None, alpha: float | None) -> None:
         )
 
 
-def _runs(
-    scores: ArrayLike, labels: ArrayLike | None, per_class: bool, classes: int | None
+def _sorted_by_class(
+    scores: ArrayLike, labels: ArrayLike | None, per_class: bool, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
     """Checked calibration scores, sorted (within each class), and where each class starts and
     ends."""
-    values = (
-        scores if isinstance(scores, Tensor) else torch.from_numpy(np.asarray(scores, dtype=float))
-    ).detach()
+    values = _checked_scores(scores)
+    if not per_class:
+        offsets = torch.tensor([0, len(values)], device="cpu").to(values.device)
+        return values.sort().values, offsets
+    if labels is None:
+        raise ValueError("a threshold per predicted class needs the predicted classes: pass labels")
+    predicted = _checked_classes(labels, values, num_classes)
+    order = values.argsort()
+    order = order[predicted[order].argsort(stable=True)]
+    counts = torch.bincount(predicted.long(), minlength=num_classes or 0)
+    return values[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _checked_scores(scores: ArrayLike) -> Tensor:
+    if not isinstance(scores, Tensor):
+        scores = torch.from_numpy(np.asarray(scores, dtype=float))
+    values = scores.detach()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32)
     if values.ndim != 1 or not len(values):
-        shape = tuple(values.shape)
         raise ValueError(
-            f"there are no calibration scores: they have shape {shape}, expected one per sample, (n,)"
+            f"there are no calibration scores: they have shape {tuple(values.shape)}, expected one "
+            "per sample, (n,)"
         )
     bad = (~torch.isfinite(values)).nonzero().flatten()
     if len(bad):
-        first = f"the first is {values[bad[0]].item()} at index {int(bad[0])}"
-        raise ValueError(f"{len(bad)} of {len(values)} calibration scores are not finite, {first}")
-    if not per_class:
-        return values.sort().values, torch.tensor([0, len(values)], device="cpu").to(values.device)
-    if labels is None:
-        raise ValueError("a threshold per predicted class needs the predicted classes: pass labels")
-    predicted = as_tensor(labels).detach().to(values.device)
+        first = int(bad[0])
+        raise ValueError(
+            f"{len(bad)} of {len(values)} calibration scores are not finite, the first is "
+            f"{values[first].item()} at index {first}"
+        )
+    return values
+
+
+def _checked_classes(labels: ArrayLike, scores: Tensor, num_classes: int | None) -> Tensor:
+    predicted = as_tensor(labels).detach().to(scores.device)
     if predicted.is_floating_point() or predicted.is_complex() or predicted.dtype == torch.bool:
         raise TypeError(f"labels are {predicted.dtype}, expected integer class indices")
-    if predicted.shape != values.shape:
+    if predicted.shape != scores.shape:
         raise ValueError(
-            f"labels have shape {tuple(predicted.shape)}, scores {tuple(values.shape)}"
+            f"labels have shape {tuple(predicted.shape)}, scores {tuple(scores.shape)}"
         )
-    least, most = int(predicted.min()), int(predicted.max())
-    if least < 0 or (classes is not None and most >= classes):
-        expected = "at least 0" if classes is None else f"from 0 to {classes - 1}"
+    least = int(predicted.min())
+    most = int(predicted.max())
+    if least < 0 or (num_classes is not None and most >= num_classes):
+        expected = "at least 0" if num_classes is None else f"from 0 to {num_classes - 1}"
         raise ValueError(f"labels go from {least} to {most}, expected {expected}")
-    order = values.argsort()
-    order = order[predicted[order].argsort(stable=True)]
-    counts = torch.bincount(predicted.long(), minlength=classes or 0)
-    return values[order], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return predicted

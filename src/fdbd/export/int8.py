@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch, Inputs
+from fdbd.decision.answers import Decision
+from fdbd.decision.export_record import ExportRecord
 from fdbd.decision.guard import Guard
 from fdbd.decision.onnx_export import OPSET, ExportError, export, metadata, runtime, save
 from fdbd.decision.threshold import Target
@@ -27,7 +29,8 @@ from fdbd.networks.classifier import split_batch
 from fdbd.util.extras import require
 from fdbd.util.files import beside
 
-_RANGE_EVERY, _RANGE_ROWS = 5, 256
+_RANGE_EVERY = 5
+_RANGE_ROWS = 256
 """Every fifth sample, up to 256, sets the ranges of activations; the threshold is set on the
 others, which the graph has then not seen."""
 _PRODUCTS = ["Conv", "Gemm", "MatMul"]
@@ -66,7 +69,7 @@ def export_int8(
     class_names: Sequence[str] | None = None,
     opset: int = OPSET,
     disagreement: float = 0.05,
-) -> Shift:
+) -> ExportRecord:
     """Write a guard as an ONNX graph whose convolutions and products before the head run in 8 bits;
     the rest stays in floating point.
 
@@ -82,7 +85,9 @@ def export_int8(
     >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
     >>> train, fresh = list(torch.randn(4, 100, 8)), list(torch.randn(4, 100, 8))
     >>> guard = Guard(model).fit(train).calibrate(fresh, alpha=0.1)
-    >>> export_int8(guard, Path(tempfile.mkdtemp(), "guard.onnx"), fresh[0], fresh, disagreement=1.0).samples
+    >>> path = Path(tempfile.mkdtemp(), "guard.onnx")
+    >>> record = export_int8(guard, path, fresh[0], fresh, disagreement=1.0)
+    >>> record.details["int8"]["samples"]
     320
     """
     if guard.classifier is None:
@@ -91,121 +96,183 @@ def export_int8(
         )
     if not 0 <= disagreement <= 1:
         raise ValueError(f"disagreement is {disagreement}, expected a share between 0 and 1")
+    target = Path(path)
     guard = copy.deepcopy(guard).cpu().eval()
-    with tempfile.TemporaryDirectory() as folder, beside(path) as draft:
-        plain, quantised = Path(folder, "plain.onnx"), Path(folder, "int8.onnx")
+    with tempfile.TemporaryDirectory(prefix="fdbd-int8-") as folder, beside(target) as draft:
+        plain = Path(folder, "plain.onnx")
+        quantised = Path(folder, "int8.onnx")
 
-        def answers(run: Callable[[Tensor], Iterable[Tensor]]) -> list[Tensor]:
-            """Logits, labels, scores, p-values and decisions on the rows that set the threshold."""
-            found = [run(rows) for _, rows in _split(data) if len(rows)]
-            if not found:
-                raise ValueError(
-                    "the calibration data hold no samples to set the threshold on; give more"
-                )
-            return [torch.cat(column) for column in zip(*found)]
-
-        def in_8_bits(guard: Guard) -> list[Tensor]:
+        def write_in_8_bits(guard: Guard) -> Decision:
+            """The quantised graph of a guard, and its answers."""
             export(guard, plain, example, class_names=class_names, opset=opset)
             _quantise(plain, quantised, [rows for rows, _ in _split(data) if len(rows)])
             run = runtime(quantised)
-            return answers(lambda rows: map(torch.from_numpy, run({"images": rows.numpy()})))
+
+            def ask(rows: Tensor) -> list[Tensor]:
+                answers = run({"images": rows.numpy()})
+                return [torch.from_numpy(answer) for answer in answers]
+
+            return _answers(ask, data)
 
         with torch.inference_mode():
-            _, own_labels, _, _, own_rejected = answers(guard)
-        _, labels, scores, _, _ = in_8_bits(guard)
-        threshold, adjusted = guard.calibrated, copy.deepcopy(guard)
-        target = Target(per_class=threshold.per_class)
-        target["alpha" if threshold.kind == "conformal" else "tpr"] = threshold.target
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # few samples: the guard's own calibration has said so
-            adjusted.set_threshold(scores, labels, **target)
-        _, new_labels, _, _, rejected = in_8_bits(adjusted)
-        differ = (new_labels != own_labels) | (rejected != own_rejected)
-        flags = own_rejected, threshold.is_ood(scores, labels), rejected
-        accepted, before, after = (1 - float(part.double().mean()) for part in flags)
-        shift = Shift(len(scores), accepted, before, after, float(differ.double().mean()))
+            own = _answers(guard, data)
+        first = write_in_8_bits(guard)
+        recalibrated = _with_threshold_from(guard, first)
+        last = write_in_8_bits(recalibrated)
+        own_threshold = guard.stages.require_threshold()
+        rejected_before = own_threshold.is_ood(first.scores, first.labels)
+        differs = (last.labels != own.labels) | (last.is_ood != own.is_ood)
+        shift = Shift(
+            samples=len(last.scores),
+            accepted=1 - _share(own.is_ood),
+            accepted_before=1 - _share(rejected_before),
+            accepted_after=1 - _share(last.is_ood),
+            disagree=_share(differs),
+        )
         if shift.disagree > disagreement:
             raise ExportError(
-                f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get another label or "
-                f"decision, more than the {disagreement:.1%} that were allowed; no file was written"
+                f"in 8 bits, {shift.disagree:.1%} of {shift.samples} calibration samples get "
+                f"another label or decision, more than the {disagreement:.1%} that were allowed; "
+                "no file was written"
             )
         model = require("onnx", "onnx").load_model(os.fspath(quantised))
         save(model, {**metadata(plain), "int8": shift._asdict()}, draft)
-    return shift
+    return ExportRecord(
+        (target,),
+        f"ONNX Runtime {require('onnxruntime', 'onnx').__version__}",
+        (f"{shift.samples} calibration samples",),
+        details={"int8": shift._asdict()},
+        note=str(shift),
+    )
+
+
+def _answers(ask: Callable[[Tensor], Sequence[Tensor]], data: Iterable[Any]) -> Decision:
+    """The decisions on the rows that set the threshold."""
+    found = []
+    for _, rows in _split(data):
+        if len(rows):
+            found.append(Decision(*ask(rows)))
+    if not found:
+        raise ValueError("the calibration data hold no samples to set the threshold on; give more")
+    return Decision(*[torch.cat(parts) for parts in zip(*found)])
+
+
+def _with_threshold_from(guard: Guard, answers: Decision) -> Guard:
+    """A copy of the guard with the same target for the scores that the quantised graph gives."""
+    threshold = guard.stages.require_threshold()
+    target = Target(per_class=threshold.per_class)
+    if threshold.kind == "conformal":
+        target["alpha"] = threshold.target
+    else:
+        target["tpr"] = threshold.target
+    recalibrated = copy.deepcopy(guard)
+    with warnings.catch_warnings():
+        # The guard's own calibration has warned of few samples.
+        warnings.simplefilter("ignore")
+        recalibrated.set_threshold(answers.scores, answers.labels, **target)
+    return recalibrated
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean())
 
 
 def _split(data: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each batch as the rows that set ranges, and the rows that set the threshold."""
-    seen = taken = 0
+    seen = 0
+    taken = 0
     for item in data:
         if isinstance(item, Batch):
             raise ValueError("calibration data are features, expected what the model takes")
-        inputs = split_batch(item)[0]
+        inputs, _ = split_batch(item)
         if not isinstance(inputs, Tensor):
             raise ExportError("only models that take one tensor can be exported in 8 bits")
-        is_range = (torch.arange(seen, seen + len(inputs)) % _RANGE_EVERY == 0) & (
-            taken < _RANGE_ROWS
-        )
-        seen, taken = seen + len(inputs), taken + int(is_range.sum())
+        numbers = torch.arange(seen, seen + len(inputs))
+        is_range = numbers % _RANGE_EVERY == 0
+        if taken >= _RANGE_ROWS:
+            is_range[:] = False
+        seen += len(inputs)
+        taken += int(is_range.sum())
         yield inputs[is_range].cpu(), inputs[~is_range].cpu()
 
 
 def _quantise(source: Path, target: Path, ranges: list[Tensor]) -> None:
     """The graph with the network's products in 8 bits; weights have 7, since processors without
     VNNI overflow at 8."""
-    onnx, quantization = require("onnx", "onnx"), require("onnxruntime.quantization", "onnx")
-    shapes, path = require("onnxruntime.quantization.shape_inference", "onnx"), os.fspath(target)
-    shapes.quant_pre_process(os.fspath(source), path, skip_symbolic_shape=True)
-    model = onnx.load_model(path)
-    for number, node in enumerate(model.graph.node):
-        node.name = node.name or f"node_{number}"
-    names = _network(model.graph)
-    if not names:
+    onnx = require("onnx", "onnx")
+    quantization = require("onnxruntime.quantization", "onnx")
+    model = _prepare_graph(source, target)
+    products = _products_before_the_head(model.graph)
+    if not products:
         raise ExportError(
             "the graph has no convolution and no product before its head that could run in 8 bits"
         )
-    name = model.graph.input[0].name
-    feeds = iter([{name: rows.numpy()} for rows in ranges])
-    reader = type(
-        "Reader", (quantization.CalibrationDataReader,), {"get_next": lambda _: next(feeds, None)}
-    )
+    input_name = model.graph.input[0].name
+    feeds = iter([{input_name: rows.numpy()} for rows in ranges])
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        """The rows that set the ranges, in the form that ONNX Runtime asks for."""
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(feeds, None)
+
     quantization.quantize_static(
         model,
-        path,
-        reader(),
+        os.fspath(target),
+        Reader(),
         per_channel=True,
         reduce_range=True,
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
         op_types_to_quantize=_PRODUCTS,
-        nodes_to_quantize=names,
+        nodes_to_quantize=products,
     )
-    # The check for numbers that are not finite sees the input itself: rounding to 8 bits makes them
-    # finite.
-    model = onnx.load_model(path)
-    nodes = model.graph.node
-    codes = {
-        node.output[0]
-        for node in nodes
-        if node.op_type == "QuantizeLinear" and node.input[0] == name
-    }
-    rounded = {
-        node.output[0]
-        for node in nodes
-        if node.op_type == "DequantizeLinear" and node.input[0] in codes
-    }
-    for node in nodes:
-        if node.name not in names:
-            node.input[:] = [name if given in rounded else given for given in node.input]
-    onnx.save_model(model, path)
+    model = onnx.load_model(os.fspath(target))
+    _check_unrounded_input(model.graph, input_name, products)
+    onnx.save_model(model, os.fspath(target))
 
 
-def _network(graph: Any) -> list[str]:
-    """Names of the products that lead to the logits, without the head itself, which is the last."""
-    wanted, products = {"logits"}, []
-    for node in reversed(graph.node):  # ONNX lists a node after those that it reads
+def _prepare_graph(source: Path, target: Path) -> Any:
+    """The graph with shapes inferred and a name for each node, by which nodes are chosen."""
+    shapes = require("onnxruntime.quantization.shape_inference", "onnx")
+    shapes.quant_pre_process(os.fspath(source), os.fspath(target), skip_symbolic_shape=True)
+    model = require("onnx", "onnx").load_model(os.fspath(target))
+    for number, node in enumerate(model.graph.node):
+        if not node.name:
+            node.name = f"node_{number}"
+    return model
+
+
+def _check_unrounded_input(graph: Any, input_name: str, products: Sequence[str]) -> None:
+    """Give the input itself to all nodes but the quantised products: rounding to 8 bits makes
+    numbers finite that are not, and the check for them must see the input as it was."""
+    codes = set()
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear" and node.input[0] == input_name:
+            codes.add(node.output[0])
+    rounded = set()
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in codes:
+            rounded.add(node.output[0])
+    for node in graph.node:
+        if node.name in products:
+            continue
+        for place, given in enumerate(node.input):
+            if given in rounded:
+                node.input[place] = input_name
+
+
+def _products_before_the_head(graph: Any) -> list[str]:
+    """Names of the products that lead to the logits, in the order of the graph, without the head,
+    which is the last of them."""
+    wanted = {"logits"}
+    products = []
+    # ONNX lists a node after those that it reads.
+    for node in reversed(graph.node):
         if wanted.intersection(node.output):
             wanted.update(node.input)
             if node.op_type in _PRODUCTS:
                 products.append(node.name)
-    return products[:0:-1]  # in the order of the graph
+    without_head = products[1:]
+    without_head.reverse()
+    return without_head

@@ -1,9 +1,10 @@
 """`fdbd.export.onnx`: a guard as an ONNX graph, whose graph is made in
 `fdbd.decision.onnx_export`."""
 
+from fdbd.decision.export_record import ExportRecord
 from fdbd.decision.onnx_export import OPSET, OUTPUTS, TOLERANCE, ExportError, export, metadata
 from fdbd.export import export_target
 
-__all__ = ["OPSET", "OUTPUTS", "TOLERANCE", "ExportError", "export", "metadata"]
+__all__ = ["OPSET", "OUTPUTS", "TOLERANCE", "ExportError", "ExportRecord", "export", "metadata"]
 
 export_target(".onnx")(export)

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from fdbd.core.batch import Batch, Inputs
+from fdbd.decision.export_record import ExportRecord
 from fdbd.decision.guard import Guard
-from fdbd.decision.onnx_export import OPSET, OUTPUTS, ExportError, Graph, export, metadata, verify
+from fdbd.decision.onnx_export import (
+    OPSET,
+    OUTPUTS,
+    TOLERANCE,
+    ExportError,
+    Graph,
+    export,
+    metadata,
+    verify,
+)
 from fdbd.export import export_target
 from fdbd.util.extras import require
-from fdbd.util.files import check_place
+from fdbd.util.files import beside, check_place, remove
 
 
 @export_target(".xml")
@@ -24,7 +38,7 @@ def export_openvino(
     *,
     class_names: Sequence[str] | None = None,
     opset: int = OPSET,
-) -> Path:
+) -> ExportRecord:
     """Write a guard for OpenVINO, in full precision: an ``.xml`` file, and beside it the weights
     with the ending ``.bin``. Arguments, inputs, outputs and errors are those of
     `fdbd.export.onnx.export`.
@@ -37,7 +51,7 @@ def export_openvino(
     >>> import fdbd, torch
     >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
     >>> guard = guard.calibrate([Batch(torch.rand(50, 3))], tpr=0.9)
-    >>> export_openvino(guard, Path(tempfile.mkdtemp(), "guard.xml"), Batch(torch.rand(4, 3))).name
+    >>> export_openvino(guard, Path(tempfile.mkdtemp(), "guard.xml"), Batch(torch.rand(4, 3))).path.name
     'guard.xml'
     """
     openvino = require("openvino", "openvino")
@@ -45,10 +59,11 @@ def export_openvino(
     if target.suffix.lower() != ".xml":
         raise ValueError(f"the path is {str(target)!r}, expected a name that ends with .xml")
     check_place(target)
-    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".openvino-") as folder:
-        source = export(
-            guard, Path(folder, "guard.onnx"), example, class_names=class_names, opset=opset
-        )
+    weights = target.with_suffix(".bin")
+    check_place(weights)
+    with tempfile.TemporaryDirectory(prefix="fdbd-openvino-") as folder:
+        source = Path(folder, "guard.onnx")
+        export(guard, source, example, class_names=class_names, opset=opset)
         try:
             model = openvino.convert_model(os.fspath(source))
         except Exception as error:  # its converter raises classes of its own
@@ -60,13 +75,28 @@ def export_openvino(
         compiled = openvino.Core().compile_model(
             os.fspath(draft), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
         )
+
+        def run(given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            answers = compiled(given)
+            # A copy, since the next call writes to the same memory.
+            return [answers[name].copy() for name in OUTPUTS]
+
         graph = Graph(guard, example)
-        graph.shorter = None  # its converter keeps the length of the example
-        verify(
-            graph,
-            lambda given: [array.copy() for array in map(compiled(given).__getitem__, OUTPUTS)],
-            "OpenVINO",
-        )
-        os.replace(draft.with_suffix(".bin"), target.with_suffix(".bin"))
-        os.replace(draft, target)
-    return target
+        # Its converter keeps the length of the example.
+        graph.shorter = None
+        runtime = f"OpenVINO {openvino.__version__}"
+        trials, largest = verify(graph, run, runtime)
+        _replace_pair(draft, target)
+    return ExportRecord((target, weights), runtime, trials, TOLERANCE, largest)
+
+
+def _replace_pair(draft: Path, target: Path) -> None:
+    """Put an .xml file and its .bin in their place. OpenVINO crashes on two that do not belong
+    together, and two files cannot be renamed at once: the old .xml goes first, and the new one
+    comes last, so that a crash in between leaves no model rather than a mixed one."""
+    weights = target.with_suffix(".bin")
+    with beside(target) as xml_draft:
+        shutil.copyfile(draft, xml_draft)
+        with beside(weights) as weights_draft:
+            shutil.copyfile(draft.with_suffix(".bin"), weights_draft)
+            remove(target)

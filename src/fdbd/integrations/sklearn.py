@@ -121,7 +121,7 @@ class OODDetector(BaseEstimator):  # type: ignore[misc]
                 own, calibration = _Chunks(own.X[::2]), _Chunks(own.X[1::2])
             self.detector_.calibrate(own)
         target = Target(tpr=self.tpr) if self.alpha is None else Target(alpha=self.alpha)
-        self.threshold_ = Threshold.of(self._scores(calibration), **target)
+        self.threshold_ = Threshold.from_scores(self._scores(calibration), **target)
         self.offset_ = float(self.threshold_.value[0])
         return self
 

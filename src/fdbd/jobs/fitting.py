@@ -238,16 +238,16 @@ def _describe(
 def _cautions(guard: Guard, data: str, is_held_out: bool) -> list[str]:
     """What to know before the guard is trusted, a sentence each."""
     cautions = []
-    few = guard.calibrated.caution
+    few = guard.stages.require_threshold().caution
     if few is not None:
         cautions.append(few)
     class_names: Any = guard.about["class_names"]
-    fit = guard.agreement.get("fit")
-    gap = gap_caution(fit, guard.agreement.get("calibration"), class_names)
+    fit = guard.stages.record.agreement.get("fit")
+    gap = gap_caution(fit, guard.stages.record.agreement.get("calibration"), class_names)
     if gap is not None:
         cautions.append(gap)
     if is_held_out:
-        for agreement in guard.agreement.values():
+        for agreement in guard.stages.record.agreement.values():
             accuracy = agreement.accuracy or 0.0
             if agreement.count >= 100 and accuracy >= MEMORISED:
                 cautions.append(

@@ -125,7 +125,7 @@ def _from_loader(opened: OpenedGuard, loader: Loader) -> Fresh:
     predicted = [torch.zeros(0, dtype=torch.int64)]
     with torch.no_grad():
         for item in track(loader, "scoring"):
-            found = guard.calibration_scores(item)
+            found = guard.stages.calibration_scores(item)
             scores.append(found.scores.cpu())
             predicted.append(found.predicted.cpu())
             seen.add_hashes(found.hashes)
@@ -133,7 +133,8 @@ def _from_loader(opened: OpenedGuard, loader: Loader) -> Fresh:
     all_predicted = torch.cat(predicted)
     is_finite = torch.isfinite(all_scores)
     cautions = []
-    if guard.seen is not None and seen.overlap(guard.seen) > 0.5:
+    known = guard.stages.record.seen
+    if known is not None and seen.overlap(known) > 0.5:
         cautions.append(
             "most of the fresh data were also used for the fit: scores on them are too good, and the new threshold will "
             "raise more false alarms than promised"
@@ -156,7 +157,7 @@ def refresh(
     if not len(fresh.scores):
         raise ValueError("there is no in-distribution sample with a finite score to calibrate on")
     classes = guard.detector.head.num_classes
-    new = Threshold.of(fresh.scores, fresh.predicted, num_classes=classes, **target)
+    new = Threshold.from_scores(fresh.scores, fresh.predicted, num_classes=classes, **target)
     old_rate = None if old is None else _false_alarms(old, fresh)
     return Refreshed(old, new, old_rate, _false_alarms(new, fresh))
 

@@ -167,7 +167,7 @@ class Scoring:
 
     def __post_init__(self) -> None:
         # An error if there is no threshold.
-        _ = self.opened.guard.calibrated
+        self.opened.guard.stages.require_threshold()
         if not isinstance(self.rows, Images):
             self.rows.check(self.widths)
         elif self.opened.preprocess is None:

@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "drift": ["DriftTest"],
+        "features": ["FeatureDrift", "WindowResult"],
         "monitor": ["Monitor"],
         "stream": ["Snapshot", "StreamMonitor"],
     },

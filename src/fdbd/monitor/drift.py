@@ -17,11 +17,8 @@ moved to the low end of their range, and, mirrored, to its high end. Each pays 1
 is uniform."""
 _EDGE = 1e-12  # p-values are kept this far from 0 and 1: a bet's payout then stays finite, and can only get smaller
 _HUGE = 1e200
-_STATE = {
-    **dict.fromkeys(("count", "restarts"), int),
-    **dict.fromkeys(("peak", "log_unit", "unit", "log_martingale"), float),
-    "alarm": bool,
-}
+MAX_HORIZON = 1_000_000_000
+"""The longest horizon, a number that no service reaches: bounds what a forged state can ask for."""
 
 
 class DriftTest:
@@ -74,14 +71,18 @@ class DriftTest:
                 f"delta is {delta}, expected the probability of a false alarm, between 0 and 1"
             )
         if not isinstance(horizon, int) or horizon < 1:
-            raise ValueError(f"horizon is {horizon!r}, expected a number of samples, at least 1")
-        self.calibration, self.delta, self.horizon = (
-            array("d", sorted(calibration)),
-            float(delta),
-            horizon,
-        )
+            raise ValueError(
+                f"horizon is {str(horizon)[:40]}, expected a number of samples, at least 1"
+            )
+        if horizon > MAX_HORIZON:
+            raise ValueError(f"the horizon is too long, expected at most {MAX_HORIZON:,} samples")
+        self.calibration = array("d", sorted(calibration))
+        self.delta = float(delta)
+        self.horizon = horizon
         self._random = random.Random(seed)
-        self.restarts, self.alarm, self.peak = -1, False, 0.0
+        self.restarts = -1
+        self.alarm = False
+        self.peak = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -89,7 +90,9 @@ class DriftTest:
         self.reference = array("d", self.calibration)
         self.count = 0  # samples of this horizon
         self.stakes = [0.25 / len(_BETS)] * (2 * len(_BETS))
-        self.log_unit, self.unit = 0.0, 1.0  # stakes are in multiples of exp(log_unit) = 1/unit
+        # Stakes are in multiples of exp(log_unit) = 1/unit.
+        self.log_unit = 0.0
+        self.unit = 1.0
         self.log_martingale = 0.0
         self.restarts += 1
 
@@ -99,7 +102,8 @@ class DriftTest:
         if self.count == self.horizon:
             self.restart()
         score = float(score) if score < math.inf else -math.inf
-        below, up_to = bisect_left(self.reference, score), bisect_right(self.reference, score)
+        below = bisect_left(self.reference, score)
+        up_to = bisect_right(self.reference, score)
         u = 1.0 - self._random.random()
         p = (below + u * (1 + up_to - below)) / (1 + len(self.reference))
         self.reference.insert(up_to, score)
@@ -109,10 +113,11 @@ class DriftTest:
     def _bet(self, p: float) -> None:
         self.count += 1
         share = 0.25 / len(_BETS) / self.horizon * self.unit
-        self.stakes = [
-            (stake + share) * (1 - epsilon + epsilon * kappa * side ** (kappa - 1))
-            for stake, ((epsilon, kappa), side) in zip(self.stakes, product(_BETS, (p, 1 - p)))
-        ]
+        stakes = []
+        for stake, ((epsilon, kappa), side) in zip(self.stakes, product(_BETS, (p, 1 - p))):
+            payout = 1 - epsilon + epsilon * kappa * side ** (kappa - 1)
+            stakes.append((stake + share) * payout)
+        self.stakes = stakes
         capital = sum(self.stakes) + 0.5 * (1 - self.count / self.horizon) * self.unit
         self.log_martingale = math.log(capital) + self.log_unit
         # Stakes stay within what a float holds: a fortune, or one that is lost again; zero would
@@ -128,38 +133,84 @@ class DriftTest:
     def state(self) -> dict[str, Any]:
         """Everything but the scores, as JSON takes it; with ``reference`` it restores the test bit
         for bit."""
-        fields = {name: getattr(self, name) for name in ("delta", "horizon", "stakes", *_STATE)}
-        return {**fields, "random": self._random.getstate()}
+        return {
+            "delta": self.delta,
+            "horizon": self.horizon,
+            "stakes": self.stakes,
+            "count": self.count,
+            "restarts": self.restarts,
+            "peak": self.peak,
+            "log_unit": self.log_unit,
+            "unit": self.unit,
+            "log_martingale": self.log_martingale,
+            "alarm": self.alarm,
+            "random": self._random.getstate(),
+        }
 
     @classmethod
     def from_state(
         cls, state: dict[str, Any], calibration: Sequence[float], reference: Sequence[float]
     ) -> DriftTest:
-        """The test that `state` and `reference` came from; ValueError where they do not fit each
+        """The test that `state` and `reference` came from; ValueError if they do not fit each
         other."""
+        if not isinstance(state, dict):
+            raise ValueError("the state of the drift test cannot be read: it is not a table")
         try:
-            test = cls(calibration, state["delta"], state["horizon"])
+            test = cls(calibration, _number(state, "delta"), _count(state, "horizon"))
             version, internal, gauss = state["random"]
             test._random.setstate((version, tuple(internal), gauss))
-            test.stakes, test.reference = list(map(float, state["stakes"])), array("d", reference)
-            for name, kind in _STATE.items():
-                setattr(test, name, kind(state[name]))
-        except (KeyError, TypeError) as error:
+            if not any(internal[:-1]):
+                raise ValueError("the state of the drift test has no random numbers")
+            test.stakes = [_finite("stakes", stake) for stake in state["stakes"]]
+            test.reference = array("d", reference)
+            test.count = _count(state, "count")
+            test.restarts = _count(state, "restarts")
+            test.peak = _number(state, "peak")
+            test.log_unit = _number(state, "log_unit")
+            test.unit = _number(state, "unit")
+            test.log_martingale = _number(state, "log_martingale")
+            test.alarm = _flag(state, "alarm")
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"the state of the drift test cannot be read: {error!r}") from None
-        if not (
-            len(test.stakes) == 2 * len(_BETS)
-            and all(
-                map(
-                    math.isfinite,
-                    (*test.stakes, test.peak, test.log_martingale, test.log_unit, test.unit),
-                )
-            )
-            and min(*test.stakes, test.log_unit, test.unit) >= 0
-            and test.unit <= 1
-            and 1 / _HUGE <= sum(test.stakes) + test.unit <= _HUGE
-            and 0 <= test.count <= test.horizon
-            and len(reference) == len(calibration) + test.count
-            and all(a <= b for a, b in zip(test.reference, test.reference[1:]))
-        ):
+        if not test._is_sound():
             raise ValueError("the state of the drift test does not fit its scores")
         return test
+
+    def _is_sound(self) -> bool:
+        """Whether stakes and scores could come from a run of this test."""
+        if len(self.stakes) != 2 * len(_BETS) or min(self.stakes) < 0:
+            return False
+        if self.log_unit < 0 or not 0 <= self.unit <= 1:
+            return False
+        if not 1 / _HUGE <= sum(self.stakes) + self.unit <= _HUGE:
+            return False
+        if not 0 <= self.count <= self.horizon:
+            return False
+        if len(self.reference) != len(self.calibration) + self.count:
+            return False
+        return all(a <= b for a, b in zip(self.reference, self.reference[1:]))
+
+
+def _finite(name: str, value: object) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(f"the state of the drift test has no number as {name}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _number(state: dict[str, Any], name: str) -> float:
+    return _finite(name, state[name])
+
+
+def _count(state: dict[str, Any], name: str) -> int:
+    value = state[name]
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"the state of the drift test has no count as {name}")
+    return value
+
+
+def _flag(state: dict[str, Any], name: str) -> bool:
+    value = state[name]
+    if type(value) is not bool:
+        raise ValueError(f"the state of the drift test says neither yes nor no as {name}")
+    return value

@@ -63,7 +63,8 @@ class Monitor(StreamMonitor):
         seed: int = 0,
         on_alarm: Callable[[Snapshot], object] | None = None,
     ) -> None:
-        self.guard, self.threshold = guard, guard.calibrated
+        self.guard = guard
+        self.threshold = guard.stages.require_threshold()
         super().__init__(
             self.threshold.calibration.tolist(),
             self.threshold.expected_rate,
@@ -73,6 +74,7 @@ class Monitor(StreamMonitor):
             confidence=confidence,
             seed=seed,
             on_alarm=on_alarm,
+            guard_id=guard.id,
         )
 
     def __call__(self, images: Inputs | Batch) -> Decision:
@@ -86,7 +88,8 @@ class Monitor(StreamMonitor):
         snapshot after it. `is_ood` (N,) are the decisions that go with scores; None: the guard's
         threshold decides."""
         if isinstance(observed, Decision):
-            is_ood, observed = observed.is_ood, observed.scores
+            is_ood = observed.is_ood
+            observed = observed.scores
         scores = as_tensor(observed).detach().cpu()
         if scores.ndim != 1 or scores.is_complex() or scores.dtype == torch.bool:
             found = f"scores have shape {tuple(scores.shape)} and dtype {scores.dtype}"
@@ -121,11 +124,11 @@ class Monitor(StreamMonitor):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as one safetensors file; `load` continues from it bit for bit."""
         state: dict[str, Any] = self.state()
+        scores = bytearray(base64.b64decode(state.pop("reference")))
+        flags = [flag == "1" for flag in state.pop("recent")]
         tensors = {
-            "reference": torch.frombuffer(
-                bytearray(base64.b64decode(state.pop("reference"))), dtype=torch.float64
-            ),
-            "recent": torch.tensor([flag == "1" for flag in state.pop("recent")], dtype=torch.bool),
+            "reference": torch.frombuffer(scores, dtype=torch.float64),
+            "recent": torch.tensor(flags, dtype=torch.bool),
         }
         artifact.write(path, {"kind": "monitor", **state}, tensors)
 
@@ -143,12 +146,13 @@ class Monitor(StreamMonitor):
         description, tensors = artifact.read(path)
         if description.get("kind") != "monitor":
             raise ArtifactError(
-                f"{os.fspath(path)!r} holds no monitor; expected a file that Monitor.save wrote"
+                f"{os.fspath(path)!r} does not hold a monitor; expected a file that Monitor.save wrote"
             )
         monitor = cls(guard, on_alarm=on_alarm)
         try:
-            reference = base64.b64encode(tensors["reference"].double().numpy().tobytes()).decode()
-            recent = "".join("01"[bool(flag)] for flag in tensors["recent"].tolist())
+            scores = tensors["reference"].double().numpy().tobytes()
+            reference = base64.b64encode(scores).decode()
+            recent = "".join("1" if flag else "0" for flag in tensors["recent"].tolist())
             monitor.restore({**description, "reference": reference, "recent": recent})
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ArtifactError(

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: int = 10) -> Sample:
     """What a guard says of one sample: `image` is a batch of one, as the guard takes it."""
-    why, threshold = guard.explain(image), guard.calibrated
+    why, threshold = guard.explain(image), guard.stages.require_threshold()
     logits, label, score, p_value, is_ood = (part[0] for part in why.decision)
     distances, shares = why.distances[0].double().tolist(), why.shares[0].double().tolist()
     names = [*class_names, *(f"class {index}" for index in range(len(class_names), len(logits)))]

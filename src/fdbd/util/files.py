@@ -2,6 +2,7 @@
 and data lie."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fdbd.util.terminal import one_line
@@ -25,10 +27,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-try:
-    import fcntl
-except ImportError:  # Windows: renames still keep two runs from harming each other
-    fcntl = None  # type: ignore[assignment]
 
 parse_toml = tomllib.loads  # a mistake in the text is a ValueError
 _SETTLED_SECONDS = 2.0  # a file may change again within one tick of its time stamp
@@ -133,6 +131,12 @@ def remove_drafts(target: Path, older_than: float = 3600.0) -> None:
                 path.unlink()
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, and wait until that is on the disk."""
+    path.unlink(missing_ok=True)
+    _to_disk(path.parent)
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write text beside `path`, then rename."""
     with beside(path) as draft:
@@ -150,7 +154,7 @@ def read_json(path: Path) -> Any:
     """The JSON in a file, or None where there is none or it is broken."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -173,21 +177,26 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 @contextlib.contextmanager
 def lock(path: Path, *, wait: bool = True) -> Iterator[bool | None]:
     """Hold the lock file `path`, shared by processes and threads; it is released even if the holder
-    is killed. Yields True when the lock is held, False where another has it and `wait` is False,
-    and None where there are no locks."""
-    if fcntl is None:
-        yield None
-        return
+    is killed. Yields True when the lock is held, False if another has it and `wait` is False, and
+    None if the file system has no locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Not the thread's own: a second lock of this process on the same file has to wait, too.
+    file_lock = FileLock(path, thread_local=False)
     is_held: bool | None = True
-    with open(path, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_held = False
-        except OSError:
-            is_held = None
+    try:
+        file_lock.acquire(blocking=wait)
+    except Timeout:
+        is_held = False
+    except NotImplementedError:
+        is_held = None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        is_held = None
+    try:
         yield is_held
+    finally:
+        file_lock.release()
 
 
 def stamp(path: str | os.PathLike[str]) -> str:

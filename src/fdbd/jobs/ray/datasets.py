@@ -146,7 +146,7 @@ def score(
     >>> score(guard, rows).columns()
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
-    _ = guard.calibrated  # an error where there is no threshold
+    guard.stages.require_threshold()
     reader, columns = Reader(guard, dataset, column, preprocess), dataset.columns()
     if keep is None:
         dropped = {*COLUMNS, *INPUTS, reader.column, "logits"} - {"path"}

@@ -23,11 +23,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Head
-from fdbd.decision.guard import CalibrationScores, Guard
+from fdbd.decision.guard import Guard
+from fdbd.decision.stages import CalibrationScores, TrainingBatch
 from fdbd.decision.threshold import Target
 from fdbd.detectors import Detector
 from fdbd.fitting.driver import add_batches, fit_by, fit_detector
@@ -291,27 +291,31 @@ def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
     """Fit a guard in place, with the result of `Guard.fit`. Where rows are features, `first` is a
     batch of them, and they are read once per pass of the detector; without it, the network runs
     once over the rows."""
-    head, guard.seen, guard.threshold, guard.agreement = guard.head, Sketch(), None, {}
+    stages = guard.stages
+    stages.begin_fit()
+    head = guard.head
     if first is None:
         with Spool() as spool:
             for found in run(guard, partial(_features, guard)):
                 for each in found:
-                    spool.append(guard.noted(*each))
+                    spool.append(stages.note(each))
             fit_detector(guard.detector, spool, head)
     else:
-        guard.features_alone(first)  # says so where features are not enough
+        stages.features_alone(first)  # says so where features are not enough
 
         def sum_up(statistics: Together) -> Together:
-            guard.seen, total = Sketch(), copy.deepcopy(statistics)
+            seen = Sketch()
+            total = copy.deepcopy(statistics)
             for sketch, sums in run(
                 guard, partial(_partial_sums, statistics, head, guard.detector)
             ):
-                guard.seen.merge(sketch)
+                seen.merge(sketch)
                 total.merge(sums)
+            stages.record.seen = seen
             return total
 
         fit_by(sum_up, guard.detector, head, first.features.dtype)
-    guard.warn_of_labels("fit")
+    stages.end_fit()
 
 
 def no_rows(guard: Guard) -> Batch:
@@ -356,14 +360,18 @@ def _read(
     return (loader.num_given, loader.errors), work(items)
 
 
-def _features(guard: Guard, items: Items) -> list[tuple[Batch, Tensor]]:
+def _features(guard: Guard, items: Items) -> list[TrainingBatch]:
+    found = []
     with torch.no_grad():
-        return [(batch.cpu(), hashes) for batch, hashes in map(guard.training_batch, items)]
+        for item in items:
+            training = guard.stages.training_batch(item)
+            found.append(training._replace(batch=training.batch.cpu()))
+    return found
 
 
 def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
     with torch.no_grad():
-        found = list(map(guard.calibration_scores, items))
+        found = [guard.stages.calibration_scores(item) for item in items]
     return [
         batch._replace(scores=batch.scores.cpu(), predicted=batch.predicted.cpu())
         for batch in found

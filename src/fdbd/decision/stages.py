@@ -1,0 +1,298 @@
+"""The stages of a guard one by one, for drivers that run them elsewhere or on data of their own:
+Ray, exports, jobs, the service. Users call `Guard`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fdbd.core.batch import Batch, Inputs
+from fdbd.core.configuration import NotFittedError
+from fdbd.decision.answers import Decision, NotCalibratedError
+from fdbd.decision.inputs import InputRange
+from fdbd.decision.record import GuardRecord, warn_caller
+from fdbd.decision.threshold import Threshold
+from fdbd.fitting.overlap import Sketch, sample_hashes
+from fdbd.networks.classifier import Classifier, rows_finite, split_batch
+from fdbd.util.torch_compat import tracing
+
+if TYPE_CHECKING:
+    from fdbd.decision.guard import Guard
+
+
+class TrainingBatch(NamedTuple):
+    """What a fit takes from one batch of training data."""
+
+    batch: Batch
+    """What the detector learns from."""
+    hashes: Tensor
+    """(N,) of the samples, by which `Guard.calibrate` knows them again."""
+    inputs: InputRange | None
+    """The range of the model's inputs."""
+
+
+class CalibrationScores(NamedTuple):
+    """What a threshold is set from, for N samples."""
+
+    scores: Tensor
+    predicted: Tensor
+    """(N,) predicted classes."""
+    labels: Tensor | None
+    """(N,) given classes."""
+    hashes: Tensor
+    """(N,) of the samples, by which those of the fit are known again."""
+
+
+class Observation(NamedTuple):
+    """What a guard sees of N samples before it decides."""
+
+    logits: Tensor
+    """(N, C) of the untouched model."""
+    scores: Tensor
+    """(N,)."""
+    scored: Batch
+    """The batch that the detector scored: of perturbed images, if the guard perturbs."""
+
+
+class Stages:
+    """The stages of one guard; they change it where the guard's own methods would.
+
+    >>> import fdbd
+    >>> guard = fdbd.Guard(fdbd.Head(torch.eye(3))).fit([Batch(torch.rand(50, 3))])
+    >>> guard.stages.observe(Batch(torch.rand(4, 3))).scores.shape
+    torch.Size([4])
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    @property
+    def record(self) -> GuardRecord:
+        """What the guard noted during fit and calibration."""
+        return self._guard._record
+
+    def replace_record(self, record: GuardRecord) -> None:
+        """Take over what a file says that the guard noted."""
+        self._guard._record = record
+
+    def require_fitted(self) -> None:
+        """NotFittedError unless the guard was fitted or loaded."""
+        if self._guard._awaits_choice():
+            raise NotFittedError(
+                '"auto" has not chosen its detectors yet: call guard.calibrate(loader), or '
+                "guard.fit(loader, held_out=other_loader)"
+            )
+        if not self._guard.detector.is_fitted:
+            raise NotFittedError(
+                "the guard is not fitted: call guard.fit(loader) on training data, then "
+                "guard.calibrate(loader) on other data"
+            )
+
+    def require_threshold(self) -> Threshold:
+        """The threshold; NotCalibratedError if there is none."""
+        if self._guard.threshold is None:
+            raise NotCalibratedError(
+                "the guard has no threshold: call calibrate(loader, tpr=0.95) on in-distribution "
+                "data, or use score()"
+            )
+        return self._guard.threshold
+
+    def require_classifier(self) -> Classifier:
+        """The model; ValueError if the guard takes features."""
+        if self._guard.classifier is None:
+            raise ValueError(
+                "the guard has no model, so it takes features: call decide(fdbd.Batch(features)), "
+                "or give the model to fdbd.Guard(model) or fdbd.load(path, model)"
+            )
+        return self._guard.classifier
+
+    # ── fit
+
+    def begin_fit(self) -> None:
+        """Forget the threshold and the notes of an earlier fit."""
+        self._guard.threshold = None
+        self._guard._record = GuardRecord(seen=Sketch())
+
+    def training_batch(self, item: Inputs | Batch) -> TrainingBatch:
+        """What the detector learns from one batch of training data. Images are not perturbed, since
+        that may need a fitted score. ValueError for a number that is not finite."""
+        if isinstance(item, Batch):
+            batch = self.features_alone(item)
+            return TrainingBatch(batch, sample_hashes(batch.features), None)
+        inputs, labels = split_batch(item)
+        finite = rows_finite(inputs)
+        if finite is not None and not finite.all():
+            row = int(finite.int().argmin())
+            raise ValueError(
+                f"row {row} of a training batch holds NaN or infinity; leave such samples out of "
+                "the fit"
+            )
+        # Before the network, which may write to its inputs.
+        hashes = sample_hashes(inputs)
+        value_range = InputRange.from_inputs(inputs)
+        batch = self._guard.detector.observe(inputs, self.require_classifier(), labels)
+        if labels is not None:
+            batch = batch._replace(labels=labels.to(batch.features.device))
+        return TrainingBatch(batch, hashes, value_range)
+
+    def note(self, training: TrainingBatch) -> Batch:
+        """The batch to learn from; its samples, labels and range are noted."""
+        record = self.record
+        if record.seen is not None:
+            record.seen.add_hashes(training.hashes)
+        if training.inputs is not None:
+            record.inputs = training.inputs.merged(record.inputs)
+        batch = training.batch
+        logits = batch.logits
+        head = self._guard.head
+        if logits is None and "fit" not in record.agreement:
+            # For the first batch alone, to save the product.
+            logits = head(batch.features.to(head.weight))
+        if logits is not None and len(logits):
+            record.compare("fit", batch.labels, logits.argmax(dim=1), head.num_classes)
+        return batch
+
+    def end_fit(self) -> None:
+        """Note the model's weights, and warn if labels and predictions do not agree."""
+        self.record.weights = self._guard._weights()
+        self.warn_of_labels("fit")
+
+    # ── calibration
+
+    def calibration_scores(self, item: Inputs | Batch | CalibrationScores) -> CalibrationScores:
+        """What `Guard.calibrate` asks of one batch of calibration data."""
+        if isinstance(item, CalibrationScores):
+            return item
+        if isinstance(item, Batch):
+            inputs: Any = item.features
+            labels = item.labels
+        else:
+            inputs, labels = split_batch(item)
+        seen = self.observe(item)
+        return CalibrationScores(
+            seen.scores, seen.logits.argmax(dim=1), labels, sample_hashes(inputs)
+        )
+
+    def note_calibration(self, batches: list[CalibrationScores]) -> None:
+        """Compare labels with predictions, and warn if the fit has seen the samples."""
+        record = self.record
+        record.agreement.pop("calibration", None)
+        known = Sketch()
+        for batch in batches:
+            known.add_hashes(batch.hashes)
+            num_classes = self._guard.head.num_classes
+            record.compare("calibration", batch.labels, batch.predicted, num_classes)
+        if record.seen is not None and known.overlap(record.seen) > 0.5:
+            warn_caller(
+                "the calibration data were also used for the fit: scores on them are too good, and "
+                "the threshold will raise more false alarms than asked for; calibrate on data that "
+                "neither the fit nor the network's training has seen"
+            )
+        self.warn_of_labels("calibration")
+
+    def warn_of_labels(self, stage: str) -> None:
+        """Warn if the labels of a stage ("fit", "calibration") agree with predictions no better
+        than chance."""
+        if stage not in self.record.agreement:
+            return
+        names: Any = self._guard.about.get("class_names") or ()
+        text = self.record.agreement[stage].warning(f"the {stage} data", names)
+        if text:
+            warn_caller(text)
+
+    # ── decision
+
+    def observe(self, images: Inputs | Batch) -> Observation:
+        """Logits, scores and the batch that was scored. A score is −inf if it, or a number that
+        entered the network, is not finite: a saturating activation, such as ReLU6, turns an
+        infinite pixel into finite features."""
+        guard = self._guard
+        detector = guard.detector
+        self.require_fitted()
+        finite: Tensor | None = None
+        if isinstance(images, Batch):
+            plain = self.features_alone(images)
+            scored = plain
+        else:
+            inputs, _ = split_batch(images)
+            # Before the network, which may write to its inputs.
+            finite = rows_finite(inputs)
+            self._warn_of_range(inputs)
+            plain, scored = self._run_network(images, inputs)
+        logits = plain.logits
+        if logits is None:
+            head = detector.head
+            logits = head(plain.features.to(head.weight.dtype))
+        scores = detector.score(scored)
+        # False for NaN, too.
+        is_trusted = scores < torch.inf
+        if finite is not None and finite.shape == scores.shape:
+            is_trusted = is_trusted & finite.to(scores.device, non_blocking=True)
+        return Observation(logits, torch.where(is_trusted, scores, -torch.inf), scored)
+
+    def decision(self, logits: Tensor, scores: Tensor) -> Decision:
+        """The decision that follows from the model's logits (N, C) and the scores (N,)."""
+        labels = logits.argmax(dim=1)
+        p_values, is_ood = self.require_threshold().decide(scores, labels)
+        return Decision(logits, labels, scores, p_values, is_ood)
+
+    def features_alone(self, batch: Batch) -> Batch:
+        """A batch of features as the detector takes it, on its device; ValueError if features are
+        not enough."""
+        guard = self._guard
+        detector = guard.detector
+        needs_layers = bool(detector.needs.layers) and batch.layers is None
+        if detector.needs.network or guard.perturb is not None or needs_layers:
+            name = detector.label
+            if guard.perturb is not None:
+                name = "a guard with input perturbation"
+            raise ValueError(
+                f"{name} needs the images and the network, features are not enough: call "
+                "guard(images)"
+            )
+        if detector.is_fitted:
+            head = detector.head
+            batch = batch.to(head.weight.device)
+        else:
+            head = guard.head
+            batch = batch.to()
+        _check_width("features", batch.features, head.num_features)
+        if batch.logits is not None:
+            _check_width("logits", batch.logits, head.num_classes)
+        return batch
+
+    def _run_network(self, images: Inputs, inputs: Any) -> tuple[Batch, Batch]:
+        """The untouched model's batch, and the one to score."""
+        guard = self._guard
+        detector = guard.detector
+        classifier = self.require_classifier()
+        if guard.perturb is None:
+            given = inputs if detector.needs.network else images
+            plain = detector.observe(given, classifier)
+            return plain, plain
+        score = detector.score if guard.perturb.objective == "score" else None
+        plain, moved = guard.perturb.seen_and_moved(inputs, classifier, score)
+        return plain, classifier(moved)
+
+    def _warn_of_range(self, inputs: Any) -> None:
+        """Warn once if a batch lies outside of the range of the fit's inputs."""
+        record = self.record
+        if record.inputs is None or record.has_warned_of_inputs or tracing():
+            return
+        if record.inputs.is_missed_by(inputs):
+            record.has_warned_of_inputs = True
+            low, high = record.inputs
+            warn_caller(
+                f"this batch lies outside of the inputs of the fit, which were from {low:.4g} to "
+                f"{high:.4g}: prepare images in the same way (0…255 or 0…1, normalised or not); "
+                "the guard does not say so again"
+            )
+
+
+def _check_width(what: str, values: Tensor, width: int) -> None:
+    if values.ndim != 2 or values.shape[1] != width:
+        raise ValueError(
+            f"{what} have shape {tuple(values.shape)}, expected (N, {width}) as the head has it"
+        )
