@@ -128,3 +128,31 @@ def test_a_public_network_is_named_once_and_an_entry_of_its_own_comes_on_top(tmp
         ValueError, match="no network is called 'resnet51', expected one of resnet50"
     ):
         find(str(path), "public")
+
+
+def test_a_statement_that_nothing_can_decide_is_listed_with_the_reason(tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    text = f'{THEOREM}not_tested = [{{ statement = "Pigs fly", why = "No pig is at hand." }}]\n'
+    path.write_text(text)
+    record = run(str(path), tmp_path)
+    last = record["checks"][-1]
+    assert (last["statement"], last["verdict"]) == ("Pigs fly", "not tested")
+    assert record["verdict"].endswith("1 not tested")
+    assert "– not tested**: Pigs fly. No pig is at hand." in (tmp_path / "mine.md").read_text()
+
+
+@pytest.mark.parametrize("scale", ["small", "public"])
+def test_rows_fitted_on_two_photographs_per_class_are_not_compared(scale: str) -> None:
+    settings = find("table-imagenet", scale).settings
+    titles = {model.title for model in settings.models}
+    (entry,) = settings.not_comparable
+    assert set(entry.models) == titles, "each model on ImageNet has the two photographs"
+    compared = {second for _, second in settings.better}
+    assert set(entry.detectors) <= compared
+    assert any("SupCon" in untested.statement for untested in settings.not_tested)
+
+
+def test_the_vit_at_the_papers_scale_is_the_papers() -> None:
+    (model,) = find("table-vit", "paper").settings.models
+    assert model.model == "timm:vit_base_patch16_384.orig_in21k_ft_in1k"
+    assert model.paper_accuracy == 81.14

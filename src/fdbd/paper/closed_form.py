@@ -259,7 +259,9 @@ class _WithAttack(NamedTuple):
 def _compare_with_attack(exact: Tensor, closed: Tensor, attacked: Tensor) -> _WithAttack:
     success = float(attacked.isfinite().double().mean())
     reached = attacked.isfinite() & exact.isfinite()
-    exact, closed, attacked = exact[reached], closed[reached], attacked[reached]
+    exact = exact[reached]
+    closed = closed[reached]
+    attacked = attacked[reached]
     tolerance = 1 + 1e-5  # the attack computes in float32
     closed_is_least = bool((closed <= exact * tolerance).all())
     attack_is_largest = bool((exact <= attacked * tolerance).all())

@@ -111,7 +111,12 @@ def _parse(
             f"{path}: kind is {description.kind!r}, expected one of {', '.join(KINDS)}"
         )
     # The scale's section comes on top of the common entries.
-    merged = {**common, **getattr(description, scale)}
+    sections = {
+        "small": description.small,
+        "public": description.public,
+        "paper": description.paper,
+    }
+    merged = {**common, **sections[scale]}
     if "models" in merged:
         merged["models"] = [_model(entry, networks, path) for entry in merged["models"]]
     settings = from_table(merged, KINDS[description.kind], name=f"{path}, scale {scale}")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from fdbd.data.datasets import DatasetUnavailable, Images, load
 from fdbd.metrics import Estimate
 from fdbd.networks.classifier import Classifier
 from fdbd.paper.finding import Finding
-from fdbd.paper.settings import CONFIG_FIELDS, ModelEntry
+from fdbd.paper.settings import ModelEntry
 from fdbd.util.files import cache_root, data_roots
 from fdbd.util.terminal import one_line
 
@@ -160,13 +159,21 @@ def _config_of_bundle(bundle: str, benchmark: Benchmark) -> Config:
 
 
 def _config(entry: ModelEntry) -> Config:
-    values: dict[str, Any] = {}
-    for name in CONFIG_FIELDS:
-        value = getattr(entry, name)
-        if value is None:
-            continue
-        values[name] = list(value) if isinstance(value, tuple) else value
-    return Config.from_dict(values, entry.title)
+    """What of an entry `fdbd bench` would read from a config."""
+    values = {
+        "model": entry.model,
+        "id": entry.id,
+        "ood": list(entry.ood) if isinstance(entry.ood, tuple) else entry.ood,
+        "train": entry.train,
+        "checkpoint": entry.checkpoint,
+        "num_classes": entry.num_classes,
+        "preprocess": entry.preprocess,
+        "limit": entry.limit,
+        "train_limit": entry.train_limit,
+        "batch_size": entry.batch_size,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    return Config.from_dict(given, entry.title)
 
 
 def _benchmark(config: Config, finding: Finding) -> Benchmark:

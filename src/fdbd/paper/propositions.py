@@ -473,7 +473,7 @@ def proposition_kl(finding: Finding, settings: PropositionKL) -> None:
     for other in outside:
         name = other.samples.name
         finding.say(f"divergences of {name}")
-        histograms = _Histograms.of_quantiles(inside, other, settings.bins)
+        histograms = _Histograms.from_quantiles(inside, other, settings.bins)
         found[name] = histograms.divergences(_points(inside), _points(other))
         draws[name] = _resample(histograms, inside, other, settings.resamples, random)
     _table_of_divergences(found, draws, settings, finding)
@@ -522,7 +522,7 @@ class _Histograms:
     of_ratio: Floats
 
     @classmethod
-    def of_quantiles(cls, inside: Standing, outside: Standing, bins: int) -> "_Histograms":
+    def from_quantiles(cls, inside: Standing, outside: Standing, bins: int) -> "_Histograms":
         """Bins that ID and OOD samples fill about equally; the outermost are without end."""
 
         def edges(first: Floats, second: Floats) -> Floats:

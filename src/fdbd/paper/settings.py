@@ -42,21 +42,6 @@ class ModelEntry:
     every: int | None = None
 
 
-CONFIG_FIELDS = (
-    "model",
-    "id",
-    "ood",
-    "train",
-    "checkpoint",
-    "num_classes",
-    "preprocess",
-    "limit",
-    "train_limit",
-    "batch_size",
-)
-"""Fields of a `ModelEntry` that a benchmark config has, too."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NotTested:
     """A statement of the paper that nothing here can decide, and why."""

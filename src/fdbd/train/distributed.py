@@ -23,11 +23,9 @@ def world() -> tuple[int, int]:
 def process_group(device: torch.device) -> Iterator[None]:
     """Join the group that `torchrun` describes in the environment, if there is one; leave it at the
     end."""
-    own = (
-        int(os.environ.get("WORLD_SIZE", "1")) > 1
-        and dist.is_available()
-        and not dist.is_initialized()
-    )
+    asked_for = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    # A group that the caller has made stays the caller's.
+    own = asked_for and dist.is_available() and not dist.is_initialized()
     if own:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
@@ -51,7 +49,8 @@ def gather(tensor: Tensor) -> Tensor:
 
     Every process computes the same joint loss. The backward pass sums its gradient over processes,
     and the averaging of DistributedDataParallel afterwards undoes that."""
-    if world()[1] == 1:
+    _, size = world()
+    if size == 1:
         return tensor
     from torch.distributed.nn.functional import all_gather
 
@@ -60,6 +59,7 @@ def gather(tensor: Tensor) -> Tensor:
 
 def mean_over_processes(tensor: Tensor) -> Tensor:
     """The mean of a value over processes, for logs; the tensor is changed."""
-    if (size := world()[1]) > 1:
+    _, size = world()
+    if size > 1:
         dist.all_reduce(tensor)
     return tensor / size
