@@ -43,7 +43,7 @@ def test_what_is_passed_over_is_counted(tmp_path) -> None:
     }
     assert open_images(str(tmp_path)).skipped == found.skipped
     for name in ("pipe.png", "null.png"):
-        with pytest.raises(ImageError, match="no regular file"):
+        with pytest.raises(ImageError, match="not a regular file"):
             decode(tmp_path / name)
 
 

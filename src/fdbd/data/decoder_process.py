@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from fdbd.core.pixels import ImageError, Pixels
+from fdbd.core.pixels import ImageError, Picture, Pixels
 from fdbd.core.preprocessing import Preprocess
 
 
@@ -29,7 +29,9 @@ Decoded: TypeAlias = tuple[Pixels, list[Failure]]
 """Images (n, size, size, 3) of some rows, and the rows that could not be decoded."""
 
 
-def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence[int]) -> Decoded:
+def decode_rows(
+    pixels: Sequence[Pixels | Picture], preprocess: Preprocess, rows: Sequence[int]
+) -> Decoded:
     """These images, cropped to the network's size; an ImageError or a lack of memory becomes a
     failure."""
     images = np.empty((len(rows), preprocess.size, preprocess.size, 3), np.uint8)
@@ -48,11 +50,11 @@ def decode_rows(pixels: Sequence[Pixels], preprocess: Preprocess, rows: Sequence
 
 
 # What this process decodes, if it is a decoding process.
-_pixels: Sequence[Pixels]
+_pixels: Sequence[Pixels | Picture]
 _preprocess: Preprocess
 
 
-def start(pixels: Sequence[Pixels], preprocess: Preprocess) -> None:
+def start(pixels: Sequence[Pixels | Picture], preprocess: Preprocess) -> None:
     """Runs first in each decoding process. The images' description is sent once, not per call."""
     global _pixels, _preprocess
     _pixels = pixels

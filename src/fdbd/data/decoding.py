@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar, Union
 import numpy as np
 from torch import Tensor
 
-from fdbd.core.pixels import MAX_PIXELS, Pixels, import_pillow
+from fdbd.core.pixels import MAX_PIXELS, Picture, Pixels, import_pillow
 from fdbd.core.preprocessing import Preprocess
 from fdbd.data import decoder_process
 from fdbd.data.decoder_process import Decoded, Failure, decode_rows
-from fdbd.data.images import cut
+from fdbd.data.images import Drafts, ImageFiles, cut
 from fdbd.data.npz import NpzImages
 
 S = TypeVar("S")
@@ -71,7 +71,7 @@ def prefetch(items: Generator[T, None, None], ahead: int) -> Generator[T, None, 
 
 
 def _by_threads(
-    pixels: Sequence[Pixels], preprocess: Preprocess, spans: Sequence[range], workers: int
+    pixels: Sequence[Pixels | Picture], preprocess: Preprocess, spans: Sequence[range], workers: int
 ) -> Generator[Decoded, None, None]:
     def decode(rows: range) -> Decoded:
         return decode_rows(pixels, preprocess, rows)
@@ -87,7 +87,7 @@ class DecodersCannotStart(RuntimeError):
 class _DecodingProcesses:
     """Pools of processes that decode these images."""
 
-    def __init__(self, pixels: Sequence[Pixels], preprocess: Preprocess) -> None:
+    def __init__(self, pixels: Sequence[Pixels | Picture], preprocess: Preprocess) -> None:
         self._pixels = pixels
         self._preprocess = preprocess
 
@@ -219,10 +219,14 @@ def _decoded(
         return
     # Here, so that a missing Pillow is one sentence and not a worker's traceback.
     import_pillow()
+    # Files that were cut to squares already have another size, which needs the whole picture.
+    images: Sequence[Pixels | Picture] = pixels
+    if preprocess.needed_side is not None and isinstance(pixels, ImageFiles) and not pixels.size:
+        images = Drafts(pixels, preprocess.needed_side)
     if processes:
-        yield from _DecodingProcesses(pixels, preprocess).spans(spans, workers)
+        yield from _DecodingProcesses(images, preprocess).spans(spans, workers)
     else:
-        yield from _by_threads(pixels, preprocess, spans, workers)
+        yield from _by_threads(images, preprocess, spans, workers)
 
 
 def _sliced(pixels: Sliceable, preprocess: Preprocess, rows: range) -> Pixels:

@@ -13,18 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fdbd.core.pixels import EXTENSIONS, ImageError, Pixels, centre_square, decode
+from fdbd.core.pixels import (
+    EXTENSIONS,
+    ImageError,
+    Picture,
+    Pixels,
+    centre_square,
+    decode,
+    decode_draft,
+)
 from fdbd.data.labels import as_classes, classes_by_folder
 from fdbd.util.files import file_hashes, sha256_of_array
-
-if TYPE_CHECKING:
-    pass
-
 
 Names = Union[range, Sequence[str]]  # a path below a folder for each row, or row numbers
 CHANGED = "was changed or replaced during the run"
@@ -73,6 +77,14 @@ class ImageFiles(Sequence[Pixels]):
         if self._has_changed(index):
             raise ImageError(f"{name} {CHANGED}")
         return image if self.size is None else centre_square(image, self.size)
+
+    def draft(self, index: int, least_side: int) -> Picture:
+        """One image as a draft whose sides are at least so long, see `decode_draft`."""
+        name = self.names[index]
+        picture = decode_draft(os.path.join(self.folder, name), least_side, name=name)
+        if self._has_changed(index):
+            raise ImageError(f"{name} {CHANGED}")
+        return picture
 
     def resized(self, size: int) -> ImageFiles:
         """The same files, as centre squares."""
@@ -303,6 +315,20 @@ def describe_skipped(skipped: Mapping[str, int]) -> str:
     return (
         f"; skipped: {', '.join(f'{n:,} {why}' for why, n in skipped.items())}" if skipped else ""
     )
+
+
+class Drafts(Sequence[Picture]):
+    """Image files as drafts whose sides are at least so long."""
+
+    def __init__(self, files: ImageFiles, least_side: int) -> None:
+        self.files = files
+        self.least_side = least_side
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.files.draft(index, self.least_side)
 
 
 def _sha256(text: str, more: bytes = b"") -> str:

