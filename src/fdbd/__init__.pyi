@@ -26,6 +26,8 @@ from .core.artifact import ArtifactError as ArtifactError
 from .core.batch import Batch as Batch
 from .core.batch import Head as Head
 from .core.perturbation import InputPerturbation as InputPerturbation
+from .decision.advice import Advice as Advice
+from .decision.advice import choose as choose
 from .decision.answers import Decision as Decision
 from .decision.answers import Explanation as Explanation
 from .decision.answers import NotCalibratedError as NotCalibratedError

@@ -11,6 +11,7 @@ import typer
 from fdbd.commands import options
 from fdbd.commands.bench import bench
 from fdbd.commands.calibrate import calibrate
+from fdbd.commands.choose import choose
 from fdbd.commands.compare import compare
 from fdbd.commands.data import cache, data
 from fdbd.commands.doctor import doctor
@@ -24,6 +25,7 @@ from fdbd.commands.safety import checked
 from fdbd.commands.sample import sample
 from fdbd.commands.score import gallery, score
 from fdbd.commands.serve import serve
+from fdbd.commands.stress import stress
 from fdbd.commands.train import train
 from fdbd.util.terminal import INTERRUPTED, answer_interrupts, one_line
 from fdbd.util.version import __version__
@@ -31,6 +33,7 @@ from fdbd.util.version import __version__
 COMMANDS = (
     bench,
     compare,
+    choose,
     fit,
     score,
     gallery,
@@ -38,6 +41,7 @@ COMMANDS = (
     calibrate,
     inspect,
     explain,
+    stress,
     export,
     serve,
     paper,

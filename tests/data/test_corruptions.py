@@ -190,8 +190,10 @@ def test_fog_is_a_cloud_from_nought_to_one() -> None:
     assert cloud.shape == (3, 32, 32, 1)
     np.testing.assert_allclose(cloud.min(axis=(1, 2, 3)), 0)
     np.testing.assert_allclose(cloud.max(axis=(1, 2, 3)), 1)
-    with pytest.raises(ValueError, match="power of two"):
-        corrupt(np.zeros((1, 30, 30, 3), np.uint8), "fog", 1)
+    odd = corruptions._plasma(3, 30, 2.0, corruptions._draws(0))
+    assert odd.shape == (3, 30, 30, 1)
+    assert odd.min() == 0
+    assert odd.max() == 1
 
 
 def test_mixed_gives_each_family_a_quarter_and_each_corruption_its_share() -> None:

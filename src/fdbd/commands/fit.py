@@ -10,6 +10,7 @@ from fdbd.commands.options import arg, opt
 
 if TYPE_CHECKING:
     from fdbd.core.batch import Head
+    from fdbd.decision.choice import Auto
     from fdbd.jobs.fitting import Fitted
     from fdbd.networks.by_name import NamedModel
 
@@ -40,7 +41,14 @@ def fit(
     preprocess: str | None = opt(
         None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
     ),
-    detector: str = opt("fdbd", "A detector's name, such as fdbd, knn, react+energy."),
+    detector: str = opt(
+        "fdbd",
+        "A detector's name, such as fdbd, knn, react+energy; auto chooses and weighs detectors by "
+        "itself (experimental).",
+    ),
+    budget: str | None = opt(
+        None, "With auto: what detectors may cost, such as '200us, 10MB, no bank'."
+    ),
     shaping: str | None = opt(None, "An activation shaping before it: react, ash-s, scale, …"),
     tpr: float | None = opt(
         None, "Share of the calibration data to accept; default: 0.95, without alpha."
@@ -84,7 +92,7 @@ def fit(
     check_place(out)
     share = _holdout(holdout, network_never_saw_data, calibration)
     where = Engine(engine.value, address, device, batch_size, workers)
-    model, data = _model_and_data(sources, head)
+    model, data = model_and_data("fit", sources, head)
     source: NamedModel | Head
     if model is None:
         assert head is not None
@@ -98,6 +106,7 @@ def fit(
             trust=trust_model,
             device=where.home,
         )
+    named = f"{shaping}+{detector}" if shaping else detector
     fitted = fit_files(
         source,
         data,
@@ -105,12 +114,23 @@ def fit(
         where,
         holdout=share,
         head=None if model is None else head,
-        detector=f"{shaping}+{detector}" if shaping else detector,
+        detector=_detector(named, budget),
         autocast=autocast,
         **Target(tpr=tpr, alpha=alpha, per_class=per_class),
     )
     fitted.guard.save(out)
     _report(fitted, out, calibration, as_json)
+
+
+def _detector(name: str, budget: str | None) -> str | Auto:
+    """The detector's name, or the options of "auto"."""
+    from fdbd.decision.choice import Auto
+
+    if budget is None:
+        return name
+    if name != "auto":
+        raise ValueError(f"--budget is for --detector auto, and the detector is {name}")
+    return Auto(budget=budget)
 
 
 def _holdout(
@@ -129,12 +149,12 @@ def _holdout(
     return holdout
 
 
-def _model_and_data(sources: list[str], head: str | None) -> tuple[str | None, str]:
+def model_and_data(command: str, sources: list[str], head: str | None) -> tuple[str | None, str]:
     """The model, or None if a file holds the head; and the data."""
     is_head_file = head is not None and head.lower().endswith((".npz", ".safetensors"))
     if len(sources) > 2:
         raise ValueError(
-            f"fdbd fit takes a model and data, and is given {len(sources)} names: {', '.join(sources)}"
+            f"fdbd {command} takes a model and data, and is given {len(sources)} names: {', '.join(sources)}"
         )
     if is_head_file:
         if len(sources) == 2:
@@ -144,8 +164,8 @@ def _model_and_data(sources: list[str], head: str | None) -> tuple[str | None, s
         return None, sources[0]
     if len(sources) == 1:
         raise ValueError(
-            f"fdbd fit {sources[0]} names a model and no data, or data and no head: say fdbd fit MODEL DATA, or "
-            "fdbd fit DATA --head FILE"
+            f"fdbd {command} {sources[0]} names a model and no data, or data and no head: say "
+            f"fdbd {command} MODEL DATA, or fdbd {command} DATA --head FILE"
         )
     return sources[0], sources[1]
 
@@ -172,6 +192,7 @@ def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -
             "threshold": threshold.value.tolist(),
             "guarantee": threshold.guarantee,
             "cautions": fitted.cautions,
+            "choice": None if guard.choice is None else guard.choice.to_dict(),
         }
         options.answer(facts, as_json)
     else:
@@ -183,6 +204,11 @@ def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -
             f"{fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} What it promises for new data rests "
             f"on this: {RULE}."
         )
+        if guard.choice is not None:
+            options.say(
+                f"auto (experimental) weighed {len(guard.choice.members)} detectors by "
+                f"{guard.choice.num_held_out} of the calibration rows: {guard.choice.summary}."
+            )
         known = [
             f"{value:.2%} on the {stage} data"
             for stage, value in accuracy.items()

@@ -47,7 +47,7 @@ def _draws(*key: int) -> Draw:
 
 def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) -> Pixels:
     """Corrupts square images (N, side, side, 3), uint8, by one of `CORRUPTIONS` at a severity from
-    1 (weak) to 5; the result has the same form. Fog needs a side that is a power of two.
+    1 (weak) to 5; the result has the same form.
 
     The same seed gives the same result, and the first images the same whether or not more follow.
     The strengths are those of CIFAR-10-C, meant for 32 × 32.
@@ -298,9 +298,11 @@ def _zoom(x: Floats, factor: float) -> Floats:
 
 def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
     """Clouds by the diamond-square algorithm on a torus, from 0 to 1: (count, side, side, 1)."""
-    if side & (side - 1):
-        raise ValueError(f"fog needs images with a side that is a power of two, not {side}")
-    field, step, wobble = np.zeros((count, side, side)), side, 100.0
+    # The algorithm halves a torus whose side is a power of two; smaller images show a part of it.
+    whole = 1 << (side - 1).bit_length()
+    field = np.zeros((count, whole, whole))
+    step = whole
+    wobble = 100.0
 
     def jittered(total: Floats) -> Floats:
         return total / 4 + wobble * draw("uniform", -wobble, wobble, size=total.shape)
@@ -316,6 +318,7 @@ def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
         along = centres + np.roll(centres, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
         field[:, half::step, ::step] = jittered(along)
         step, wobble = half, wobble / decay
+    field = field[:, :side, :side]
     field -= field.min(axis=(1, 2), keepdims=True)
     return np.asarray(field / field.max(axis=(1, 2), keepdims=True))[..., None]
 

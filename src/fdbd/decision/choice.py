@@ -1,7 +1,7 @@
 """The choice of a detector without OOD data: a pool is fitted, weighed on pseudo-OOD samples that
 are made of held-out in-distribution ones, pruned to a budget, and becomes one detector.
 
-`choose` does this to a fitted pool, `Auto` holds the options, `Choice` says what was found. How a
+`choose_members` does this to a fitted pool, `Auto` holds the options, `Choice` says what was found. How a
 `Guard` gets its held-out samples is in `choice_samples`, the rule's numbers are in `choice_rule`."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` found, for people and for a guard's file.
+    """What `choose_members` found, for people and for a guard's file.
 
     >>> cost = Cost(3.0, 0.5, False)
     >>> members = Member("fdbd", 0.6, 1.0, cost, {}), Member("knn", 0.4, 0.0, cost, {})
@@ -204,7 +204,7 @@ class Choice:
         }
 
 
-def choose(
+def choose_members(
     pool: Ensemble, names: Sequence[str], held_out: Batch, kinds: Mapping[str, Batch], auto: Auto
 ) -> tuple[Detector, Choice]:
     """Weigh a fitted pool, leave out what carries little weight or exceeds the budget, and

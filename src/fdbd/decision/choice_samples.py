@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdbd.core.batch import Batch
-from fdbd.data.pseudo_ood import GRID, make_kinds
+from fdbd.data.pseudo_ood import GRID, make_kinds, value_range
 from fdbd.decision.choice import FEWEST, Auto
 from fdbd.fitting.spool import MOST_ROWS, Spool
 
@@ -119,6 +119,22 @@ def pseudo_ood(inputs: Any, held_out: Batch, auto: Auto) -> dict[str, Any]:
             f"kinds gave {type(made).__name__}, expected a dict of pseudo-OOD samples by kind"
         )
     return dict(made)
+
+
+def first_pictures(kinds: Mapping[str, Any], held_out: Any) -> dict[str, Tensor]:
+    """One image (C, H, W) of each kind, and of what was held out, with values from 0 to 1; none
+    where samples are not images."""
+    _, images = _find_images(held_out)
+    if images is None:
+        return {}
+    low, high = value_range(images.float())
+    pictures = {}
+    for name, samples in {"held out": held_out, **kinds}.items():
+        _, of_kind = _find_images(samples)
+        if of_kind is not None:
+            picture = (of_kind[:1].float() - low) / (high - low).clamp_min(1e-12)
+            pictures[name] = picture[0].clamp(0, 1)
+    return pictures
 
 
 def in_pieces(samples: Any) -> Iterator[Any]:

@@ -18,9 +18,22 @@ from fdbd.core.batch import Batch, Head, Inputs, as_batch, required_logits
 from fdbd.core.configuration import require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision import hub, onnx_export
+<<<<<<< HEAD
 from fdbd.decision.answers import Decision, Explanation, explain
 from fdbd.decision.choice import Auto, Choice, choose
 from fdbd.decision.choice_samples import HeldOut, Seen, in_pieces, pseudo_ood, set_aside
+=======
+from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
+from fdbd.decision.choice import Auto, Choice, choose_members
+from fdbd.decision.choice_samples import (
+    HeldOut,
+    Seen,
+    first_pictures,
+    in_pieces,
+    pseudo_ood,
+    set_aside,
+)
+>>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 from fdbd.decision.identity import guard_id
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
@@ -38,6 +51,36 @@ from fdbd.networks.wrapped import weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
+<<<<<<< HEAD
+=======
+
+class CalibrationScores(NamedTuple):
+    """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N
+    samples."""
+
+    scores: Tensor
+    predicted: Tensor
+    labels: Tensor | None
+    hashes: Tensor
+
+
+class ScoredRest(NamedTuple):
+    """Held-out samples that did not weigh the detectors, with the scores of those that were
+    chosen."""
+
+    batch: Batch
+    scores: CalibrationScores
+
+
+class Chosen(NamedTuple):
+    """What `Guard.choose_from` leaves besides the detector."""
+
+    rest: list[ScoredRest]
+    pictures: dict[str, Tensor]
+    """One image (C, H, W) of each kind, from 0 to 1; none where samples are not images."""
+
+
+>>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
 """What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also
 finished scores."""
@@ -164,7 +207,7 @@ class Guard(nn.Module):
             self._record.seen = combine(self._record.seen)
         stages.end_fit()
         if held_out is not None:
-            self._choose(held_out, share=1.0, progress=progress)
+            self.choose_from(held_out, progress=progress)
         return self
 
     def calibrate(
@@ -196,7 +239,8 @@ class Guard(nn.Module):
         stages = self.stages
         if self._awaits_choice():
             # Scores of what weighed the detectors would be too good for a threshold.
-            batches = self._choose(data, share=0.5, progress=progress)
+            chosen = self.choose_from(data, share=0.5, progress=progress)
+            batches = [part.scores for part in chosen.rest]
         else:
             stages.require_fitted()
             batches = []
@@ -245,31 +289,45 @@ class Guard(nn.Module):
         assert self.auto is not None
         return isinstance(model, nn.Module) or self.auto.kinds is not None
 
-    def _choose(self, data: Data, share: float, progress: bool) -> list[CalibrationScores]:
-        """Weigh the fitted pool by a random part of in-distribution data, at most this share of
-        them, and make the chosen members the detector. Returns its scores on the rest."""
+    def choose_from(self, data: Data, *, share: float = 1.0, progress: bool = True) -> Chosen:
+        """Weigh the fitted pool of ``"auto"`` by a random part of in-distribution data, at most
+        this share of them, and make the chosen members the detector. `fit` and `calibrate` call
+        this."""
         assert self.auto is not None
         stages = self.stages
         with torch.no_grad(), Spool() as spool:
             seen = map(self._seen, track(_batches_in(data), "choosing", enabled=progress))
             held = HeldOut(self.auto.held_out, share, self.auto.seed)
             held_out, inputs, others = set_aside(seen, spool, held)
+<<<<<<< HEAD
             held_out = stages.features_alone(held_out)
             kinds = {}
             for kind, samples in pseudo_ood(inputs, held_out, self.auto).items():
                 kinds[kind] = self._features_of(samples)
+=======
+            held_out = self.features_alone(held_out)
+            samples = pseudo_ood(inputs, held_out, self.auto)
+            kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
+>>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
             names = self.auto.specs(self._can_be_weighed(self.classifier))
             pool = self.detector
             assert isinstance(pool, Ensemble)
-            self.detector, choice = choose(pool, names, held_out, kinds, self.auto)
+            self.detector, choice = choose_members(pool, names, held_out, kinds, self.auto)
             for note in choice.notes:
                 warn_caller(f"auto: {note}")
             self.about["choice"] = choice.to_dict()
             rest = []
             for batch, hashes in others():
+<<<<<<< HEAD
                 scores = stages.calibration_scores(batch)
                 rest.append(scores._replace(hashes=hashes))
         return rest
+=======
+                scores = self.calibration_scores(batch)
+                rest.append(ScoredRest(batch, scores._replace(hashes=hashes)))
+            pictures = first_pictures(samples, inputs)
+        return Chosen(rest, pictures)
+>>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 
     def _seen(self, item: Inputs | Batch) -> Seen:
         """What the network says of one batch of held-out data."""
@@ -280,8 +338,8 @@ class Guard(nn.Module):
         batch = self.stages.require_classifier()(inputs)
         return Seen(batch._replace(labels=labels), inputs, sample_hashes(inputs))
 
-    def _features_of(self, samples: Inputs | Batch) -> Batch:
-        """Features of pseudo-OOD samples."""
+    def features_of(self, samples: Inputs | Batch) -> Batch:
+        """Features and logits of samples, of any number; a batch of features as it is."""
         if isinstance(samples, Batch):
             return self.stages.features_alone(samples)
         classifier = self.stages.require_classifier()

@@ -20,6 +20,7 @@ from fdbd.data.features import Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.npz import array_names, read_array
+from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import FewSamplesWarning, Target, check_target
 from fdbd.jobs.classes import Matched, gap_caution, match_classes
@@ -53,7 +54,7 @@ def fit_files(
     *,
     holdout: float | None = None,
     head: str | None = None,
-    detector: str = "fdbd",
+    detector: str | Auto = "fdbd",
     autocast: bool = False,
     split: str = "train",
     **target: Unpack[Target],
@@ -78,8 +79,12 @@ def fit_files(
     """
     check_target(target.get("tpr"), target.get("alpha"))
     guard = _new_guard(source, head, detector, autocast)
+    if guard.auto is not None and engine.name != "local":
+        raise ValueError(
+            '"auto" chooses its detectors in one process: leave --engine out; the guard is scored by any engine'
+        )
     rows = open_rows(data, split)
-    preprocess = _preprocess_for(source, rows, data)
+    preprocess = preprocess_for(source, rows, data)
     other, held_out = _calibration_rows(rows, data, calibration, holdout)
     is_held_out = held_out is not None
 
@@ -109,7 +114,9 @@ def fit_files(
     return Fitted(guard, training, calibrating, cautions)
 
 
-def _new_guard(source: NamedModel | Head, head: str | None, detector: str, autocast: bool) -> Guard:
+def _new_guard(
+    source: NamedModel | Head, head: str | None, detector: str | Auto, autocast: bool
+) -> Guard:
     model = source if isinstance(source, Head) else source.model
     guard = Guard(model, detector, head=head)
     if autocast and guard.classifier is not None:
@@ -117,7 +124,7 @@ def _new_guard(source: NamedModel | Head, head: str | None, detector: str, autoc
     return guard
 
 
-def _preprocess_for(source: NamedModel | Head, rows: Rows, data: str) -> Preprocess | None:
+def preprocess_for(source: NamedModel | Head, rows: Rows, data: str) -> Preprocess | None:
     """How images are prepared for the model; None for features."""
     if not isinstance(rows, Images):
         return None

@@ -1,0 +1,138 @@
+"""fdbd choose: compare detectors on a model and its data, without OOD data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from fdbd.commands import options
+from fdbd.commands.fit import HEAD, SOURCES, model_and_data
+from fdbd.commands.options import answer, arg, note, opt, print_table, say
+
+if TYPE_CHECKING:
+    from fdbd.core.batch import Head
+    from fdbd.decision.advice import Advice
+    from fdbd.networks.by_name import NamedModel
+
+HELD_OUT = (
+    "In-distribution data that neither the network's training nor DATA hold; some 300 samples. "
+    "Default: a fifth of DATA, with a caution."
+)
+OOD = "Real OOD data, if you have some: a table on them is added. May be given several times."
+BUDGET = "What the chosen detectors may cost together, such as '200us, 10MB, no bank'."
+
+
+def choose(
+    sources: list[str] = arg(..., SOURCES, metavar="[MODEL] DATA"),
+    held_out: str | None = opt(None, HELD_OUT),
+    ood: list[str] = opt([], OOD),
+    budget: str | None = opt(None, BUDGET),
+    out: Path | None = opt(None, "Also write a page (.html) with pictures of the kinds."),
+    checkpoint: Path | None = opt(
+        None, "The model's weights: .safetensors, or a state dict by torch.save."
+    ),
+    num_classes: int | None = opt(None, "Classes of the model, if the checkpoint does not tell."),
+    head: str | None = opt(None, HEAD),
+    preprocess: str | None = opt(
+        None, "How images are prepared: cifar10, imagenet, …, or fields as JSON."
+    ),
+    batch_size: int = options.BATCH_SIZE,
+    workers: int | None = options.WORKERS,
+    device: str = options.DEVICE,
+    trust_model: bool = options.TRUST_MODEL,
+    as_json: bool = options.JSON,
+) -> None:
+    """Compare detectors on your model and data without OOD data: what each makes of pseudo-OOD
+    images that are made of held-out ones, what it costs, and how "auto" weighs them (experimental).
+
+    Examples: `fdbd choose timm:resnet50 ./train --held-out ./val --out choice.html`,
+    `fdbd choose cifar10-ce ./train --held-out ./fresh --ood ./other --budget "100us, no bank"`
+    """
+    from fdbd.decision.choice import Auto
+    from fdbd.jobs.choosing import choose_files
+    from fdbd.jobs.fitting import read_head
+    from fdbd.jobs.scoring import Engine
+    from fdbd.networks.by_name import model_by_name
+    from fdbd.pages.choosing import write_choice
+    from fdbd.util.extras import require
+    from fdbd.util.files import check_place
+
+    auto = Auto(budget=budget)
+    if out is not None:
+        require("jinja2", "report")
+        check_place(out)
+    where = Engine(device=device, batch_size=batch_size, workers=workers)
+    model, data = model_and_data("choose", sources, head)
+    source: NamedModel | Head
+    if model is None:
+        assert head is not None
+        source = read_head(head)
+    else:
+        source = model_by_name(
+            model,
+            checkpoint,
+            num_classes=num_classes,
+            preprocess=preprocess,
+            trust=trust_model,
+            device=where.home,
+        )
+    inner_head = None if model is None else head
+    advice = choose_files(source, data, held_out, ood, auto, where, head=inner_head)
+    if out is not None:
+        write_choice(advice, out, f"{model or head} on {data}")
+    if as_json:
+        answer({**advice.to_dict(), "page": None if out is None else str(out)}, as_json)
+    else:
+        _show(advice, out)
+    for caution in advice.cautions:
+        note(f"caution: {caution}")
+
+
+def _show(advice: Advice, out: Path | None) -> None:
+    """The tables and the advice on the terminal."""
+    from fdbd.decision.advice import COST_NOTE, describe_cost
+
+    choice = advice.choice
+    front = {member.name for member in advice.pareto}
+    members = sorted(choice.members, key=lambda member: -member.weight)
+    rows = []
+    for member in members:
+        kept = f"{100 * member.share:.0f} %" if member.share else ""
+        star = "*" if member.name in front else ""
+        aurocs = [found[0] for found in member.aurocs.values()]
+        middle = f"{100 * median(aurocs):.1f}" if aurocs else ""
+        cost = describe_cost(member.cost.microseconds)
+        rows.append([member.name + star, kept, middle, cost, f"{member.cost.megabytes:.3g}"])
+    titles = ["detector", "share", "AUROC", "time", "MB"]
+    print_table(
+        titles,
+        rows,
+        right=titles[1:],
+        title="Detectors, by their weight",
+        caption="AUROC of held-out samples against pseudo-OOD ones, median over the kinds, percent; "
+        f"time {COST_NOTE}; * no other is both cheaper and weightier",
+    )
+    rows = []
+    for kind, number in choice.per_kind.items():
+        ordered = sorted(members, key=lambda member: -member.aurocs[kind][0])
+        cells = [
+            f"{100 * each.aurocs[kind][0]:.1f} {each.name}" for each in (ordered[0], ordered[-1])
+        ]
+        rows.append([kind, str(number), *cells])
+    if rows:
+        print_table(["kind", "samples", "best", "worst"], rows, right=["samples"])
+    if advice.ood:
+        sets = list(advice.ood)
+        rows = []
+        for detector in next(iter(advice.ood.values())):
+            found = [advice.ood[name][detector] for name in sets]
+            cells = [f"{100 * mid:.1f} ({100 * a:.1f}–{100 * b:.1f})" for mid, a, b in found]
+            rows.append([detector, *cells])
+        print_table(
+            ["detector", *sets], rows, right=sets, title="AUROC on your OOD data, percent, 95 %"
+        )
+    say(f"auto: {choice.summary}.")
+    say(advice.sentence)
+    if out is not None:
+        say(str(out))

@@ -1,0 +1,155 @@
+"""`fdbd.choose`: what each detector of the pool makes of pseudo-OOD samples, what it costs, and what
+``"auto"`` makes of that; with real OOD data, the table on them beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fdbd.core.batch import Batch, Head, Inputs
+from fdbd.decision.choice import COST_ROWS, Auto, Choice, Member
+from fdbd.decision.guard import Data, Guard
+from fdbd.detectors import Detector, Ensemble
+from fdbd.metrics import evaluate
+from fdbd.networks.find_head import HeadName
+
+CAUTION = (
+    "This is not a measurement on your OOD data: pseudo-OOD samples are far from most of what a model meets. "
+    'On the networks of the study (docs/choosing.md) the weighted ensemble of "auto" came closer to the best single '
+    "detector in hindsight than a fixed choice; near OOD is where it helps least."
+)
+Interval = tuple[float, float, float]
+"""A value with its 95 % interval: value, low, high."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What `fdbd.choose` found. The guard is fitted and has its detector, but no threshold yet."""
+
+    choice: Choice
+    guard: Guard
+    ood: dict[str, dict[str, Interval]] = field(default_factory=dict)
+    """AUROC by OOD set and detector, "auto" among them, against held-out samples that did not weigh
+    the detectors; empty without OOD data."""
+    pictures: dict[str, Tensor] = field(default_factory=dict)
+    """One image (C, H, W) of each kind, from 0 to 1."""
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def pareto(self) -> tuple[Member, ...]:
+        """Members that no other one beats in both time and weight, the cheapest first."""
+        return pareto(self.choice.members)
+
+    @property
+    def sentence(self) -> str:
+        """The advice, which claims no more than the study supports."""
+        kept = self.choice.kept
+        if len(kept) == 1:
+            taken = f"{kept[0].name} is what is left within the budget"
+        else:
+            taken = f'"auto" keeps {len(kept)} detectors, {kept[0].name} with the most weight'
+        return f"{taken}. {CAUTION}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as JSON values."""
+        return {
+            **self.choice.to_dict(),
+            "kept": [member.name for member in self.choice.kept],
+            "pareto": [member.name for member in self.pareto],
+            "ood": {
+                name: {detector: list(found) for detector, found in row.items()}
+                for name, row in self.ood.items()
+            },
+            "advice": self.sentence,
+            "cautions": list(self.cautions),
+        }
+
+
+def pareto(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Members that no other one beats in both time and weight, the cheapest first."""
+    front: list[Member] = []
+    for member in sorted(members, key=lambda each: (each.cost.microseconds, -each.weight)):
+        if not front or member.weight > front[-1].weight:
+            front.append(member)
+    return tuple(front)
+
+
+def choose(
+    model: nn.Module | Head,
+    data: Data,
+    held_out: Data,
+    *,
+    ood: Mapping[str, Iterable[Inputs | Batch]] | None = None,
+    auto: Auto | None = None,
+    head: HeadName = None,
+    progress: bool = True,
+) -> Advice:
+    """Compare detectors on a model and its data, without OOD data.
+
+    Args:
+        model: as for `Guard`.
+        data: training data, as for `Guard.fit`.
+        held_out: in-distribution data that neither the network nor the fit has seen; some 300
+            samples. With `ood`, one half of them is the in-distribution side of the real table.
+        ood: data loaders of real OOD data by name, if there are any; they choose nothing.
+        auto: options, such as a budget.
+        head: name of the model's linear head, where it is not found by itself.
+        progress: show a bar when it takes more than two seconds.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    >>> found = choose(model, [torch.rand(100, 3, 16, 16)], [torch.rand(60, 3, 16, 16)], auto=Auto(per_kind=4))
+    >>> len(found.choice.members), list(found.choice.members[0].aurocs)[:2]
+    (17, ['patches', 'phases'])
+    """
+    guard = Guard(model, auto or Auto(), head=head)
+    guard.fit(data, progress=progress)
+    pool = guard.detector
+    assert isinstance(pool, Ensemble)
+    members = pool.members
+    share = 0.5 if ood else 1.0
+    chosen = guard.choose_from(held_out, share=share, progress=progress)
+    choice = guard.choice
+    assert choice is not None
+    table = {}
+    if ood:
+        named = dict(zip([member.name for member in choice.members], members))
+        named["auto"] = guard.detector
+        inside = [part.batch for part in chosen.rest]
+        inside_scores = {name: _scores(member, guard, inside) for name, member in named.items()}
+        for name, loader in ood.items():
+            outside = [guard.features_of(item) for item in loader]
+            table[name] = {
+                detector: _auroc(inside_scores[detector], _scores(member, guard, outside))
+                for detector, member in named.items()
+            }
+    return Advice(choice, guard, table, chosen.pictures)
+
+
+def _scores(detector: Detector, guard: Guard, batches: Sequence[Batch]) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([detector.score(guard.features_alone(batch)).cpu() for batch in batches])
+
+
+def _auroc(inside: Tensor, outside: Tensor) -> Interval:
+    found = evaluate(inside, outside).auroc
+    return float(found), float(found.low), float(found.high)
+
+
+def describe_cost(microseconds: float) -> str:
+    """A time per sample in words, with two digits.
+
+    >>> describe_cost(3.21), describe_cost(104.0), describe_cost(1234.0)
+    ('3.2 µs', '100 µs', '1.2 ms')
+    """
+    value, unit = microseconds, "µs"
+    if microseconds >= 1000:
+        value, unit = microseconds / 1000, "ms"
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:g} {unit}"
+
+
+COST_NOTE = f"per sample, in batches of {COST_ROWS}, on this machine"

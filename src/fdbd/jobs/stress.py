@@ -1,0 +1,262 @@
+"""A stress card: how often a guard, at its own threshold, flags pseudo-OOD images of each kind and
+each corruption of in-distribution images, and how often it flags the clean ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fdbd.core.pixels import ImageError, Pixels
+from fdbd.core.preprocessing import Preprocess
+from fdbd.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from fdbd.data.images import ImageFiles, Images, spread_evenly
+from fdbd.data.inputs import open_rows
+from fdbd.data.pseudo_ood import KINDS, WEIGHING, make_kinds
+from fdbd.decision.answers import Decision
+from fdbd.decision.guard_file import OpenedGuard
+from fdbd.jobs.scoring import Engine
+from fdbd.util.progress import Bar
+from fdbd.util.terminal import one_line
+
+CAUTION = (
+    "Pseudo-OOD images are far from most of what a model meets, and corruptions are those of "
+    "CIFAR-10-C, with its strengths in pixels: a card compares guards and versions of a guard, it "
+    "does not say how many real OOD images will be flagged."
+)
+
+
+class Share(NamedTuple):
+    """How many of some images were flagged, with a 95 % interval of the share."""
+
+    flagged: int
+    total: int
+    low: float
+    high: float
+
+    @classmethod
+    def from_flags(cls, is_ood: NDArray[np.bool_]) -> Share:
+        """The interval is exact (Clopper and Pearson, 1934).
+
+        >>> Share.from_flags(np.array([True, False, False, True])).share
+        0.5
+        """
+        from scipy.special import betaincinv
+
+        flagged = int(is_ood.sum())
+        total = len(is_ood)
+        low, high = 0.0, 1.0
+        if flagged > 0:
+            low = float(betaincinv(flagged, total - flagged + 1, 0.025))
+        if flagged < total:
+            high = float(betaincinv(flagged + 1, total - flagged, 0.975))
+        return cls(flagged, total, low, high)
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.flagged / self.total
+
+    def to_dict(self) -> dict[str, float]:
+        """All numbers by name."""
+        return {**self._asdict(), "share": self.share}
+
+
+class Stressed(NamedTuple):
+    """What a guard made of one change of the images."""
+
+    name: str
+    severity: int | None  #: from 1 to 5; None: a kind of pseudo-OOD images, which has none
+    flagged: Share
+    changed: float  #: share of the images whose predicted class is not that of the clean image
+    missed: float  #: share whose predicted class changed and that were not flagged
+    picture: Pixels  #: the first image, (side, side, 3)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers by name, without the picture."""
+        return {
+            "name": self.name,
+            "severity": self.severity,
+            **self.flagged.to_dict(),
+            "changed": self.changed,
+            "missed": self.missed,
+        }
+
+
+@dataclass(frozen=True)
+class StressCard:
+    """What a guard made of clean, changed and corrupted images."""
+
+    guard_id: str
+    detector: str
+    data: str
+    expected: float  #: share of in-distribution images that the threshold is to reject
+    guarantee: str
+    clean: Share
+    clean_picture: Pixels
+    kinds: tuple[Stressed, ...]
+    corruptions: tuple[Stressed, ...]
+    errors: tuple[str, ...] = ()  #: images that could not be read, a sentence each
+
+    @property
+    def weakest(self) -> Stressed:
+        """The far kind that is flagged least."""
+        far = [kind for kind in self.kinds if kind.name in WEIGHING]
+        return min(far, key=lambda kind: kind.flagged.share)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as JSON values."""
+        return {
+            "guard": self.guard_id,
+            "detector": self.detector,
+            "data": self.data,
+            "expected_false_alarms": self.expected,
+            "guarantee": self.guarantee,
+            "clean": self.clean.to_dict(),
+            "kinds": [kind.to_dict() for kind in self.kinds],
+            "corruptions": [corruption.to_dict() for corruption in self.corruptions],
+            "weakest": self.weakest.name,
+            "weakest_share": self.weakest.flagged.share,
+            "caution": CAUTION,
+            "errors": list(self.errors),
+        }
+
+
+def stress_files(
+    opened: OpenedGuard,
+    data: str,
+    count: int = 50,
+    clean: int = 500,
+    *,
+    engine: Engine = Engine(),  # noqa: B008 - it never changes
+    corruptions: Sequence[str] = CORRUPTIONS,
+    split: str = "test",
+    seed: int = 0,
+) -> StressCard:
+    """The card of a guard on in-distribution images.
+
+    Args:
+        opened: a guard with its model, calibrated.
+        data: in-distribution images, as in `open_images`, best none that the threshold was set on.
+        count: images of each kind, and of each corruption at each severity.
+        clean: images that are scored as they are, at most.
+        engine: how many images are a batch.
+        corruptions: names of the corruptions to try.
+        split: which part of a dataset by name.
+        seed: of everything that is drawn.
+    """
+    if opened.preprocess is None:
+        raise ValueError("the guard was fitted on features without a model, and sees no images")
+    if count < 1 or clean < 1:
+        raise ValueError(f"count is {count} and clean is {clean}, expected at least 1 image each")
+    threshold = opened.guard.calibrated
+    images = open_rows(data, split)
+    if not isinstance(images, Images):
+        raise ValueError(f"{data!r} are features, expected images")
+    squares, errors = _read_squares(images, opened.preprocess, clean)
+    few = squares[: min(count, len(squares))]
+    trial = _Trial(opened, engine.batch_size)
+    total = len(squares) + len(few) * (1 + len(corruptions) * len(SEVERITIES)) + count * len(KINDS)
+    with Bar("stress", total, enabled=engine.progress) as bar:
+        trial.bar = bar
+        flags = trial.decide(squares).is_ood.cpu().numpy()
+        labels = trial.decide(few).labels
+        kinds = tuple(_kinds(trial, few, labels, count, seed))
+        found = tuple(_corruptions(trial, few, labels, corruptions, seed))
+    return StressCard(
+        guard_id=opened.guard.id,
+        detector=opened.guard.detector.label,
+        data=images.source,
+        expected=threshold.expected_rate,
+        guarantee=threshold.guarantee,
+        clean=Share.from_flags(flags),
+        clean_picture=squares[0],
+        kinds=kinds,
+        corruptions=found,
+        errors=tuple(errors),
+    )
+
+
+class _Trial:
+    """A guard that decides on square images of its network's size."""
+
+    def __init__(self, opened: OpenedGuard, batch_size: int) -> None:
+        assert opened.preprocess is not None
+        self.guard = opened.guard
+        self.preprocess = opened.preprocess
+        self.batch_size = batch_size
+        self.bar: Bar | None = None
+        self.done = 0
+
+    def decide(self, squares: Pixels) -> Decision:
+        """The decision on images (N, side, side, 3)."""
+        parts = []
+        for start in range(0, len(squares), self.batch_size):
+            batch = squares[start : start + self.batch_size]
+            parts.append(self.guard(self.preprocess.normalise(batch)))
+            self.done += len(batch)
+            if self.bar is not None:
+                self.bar.update(self.done)
+        return Decision(*(torch.cat(values) for values in zip(*parts)))
+
+    def stressed(
+        self, name: str, severity: int | None, squares: Pixels, clean_labels: torch.Tensor
+    ) -> Stressed:
+        """What the guard makes of changed images, whose clean ones have these predicted classes."""
+        decision = self.decide(squares)
+        has_changed = decision.labels != clean_labels
+        is_missed = has_changed & ~decision.is_ood
+        return Stressed(
+            name,
+            severity,
+            Share.from_flags(decision.is_ood.cpu().numpy()),
+            has_changed.float().mean().item(),
+            is_missed.float().mean().item(),
+            squares[0],
+        )
+
+
+def _kinds(
+    trial: _Trial, squares: Pixels, labels: torch.Tensor, count: int, seed: int
+) -> Iterator[Stressed]:
+    for name in KINDS:
+        # One kind at a time, of the same images each: fewer are in memory.
+        images = torch.from_numpy(squares).permute(0, 3, 1, 2).float()
+        black = torch.zeros(1, 3, 1, 1)
+        made = make_kinds(images, count, [name], limits=(black, black + 255), seed=seed)[name]
+        pixels = made.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+        rows = torch.arange(count) % len(squares)
+        yield trial.stressed(name, None, pixels, labels[rows.to(labels.device)])
+
+
+def _corruptions(
+    trial: _Trial, squares: Pixels, labels: torch.Tensor, names: Sequence[str], seed: int
+) -> Iterator[Stressed]:
+    for name in names:
+        for severity in SEVERITIES:
+            corrupted = corrupt(squares, name, severity, seed=seed)
+            yield trial.stressed(name, severity, corrupted, labels)
+
+
+def _read_squares(images: Images, preprocess: Preprocess, most: int) -> tuple[Pixels, list[str]]:
+    """Images that can be read, spread evenly over the set, (N, side, side, 3), and why others
+    cannot."""
+    squares = []
+    errors = []
+    for row in spread_evenly(min(most, len(images)), len(images)).tolist():
+        try:
+            if isinstance(images.images, ImageFiles):
+                pixels = images.images[row]
+            else:
+                # A slice, for an array may lie in a file that gives nothing else.
+                pixels = images.images[row : row + 1][0]
+            squares.append(preprocess.fit(pixels))
+        except ImageError as error:
+            errors.append(one_line(error))
+    if not squares:
+        raise ValueError(f"{images.source} has no image that can be read; the first: {errors[0]}")
+    return np.stack(squares), errors

@@ -1,0 +1,142 @@
+"""The page of `fdbd choose`: pictures of the pseudo-OOD kinds, what each detector makes of them,
+weights and costs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fdbd.core.pixels import thumbnail
+from fdbd.data.pseudo_ood import KINDS
+from fdbd.decision.advice import COST_NOTE, Advice, Interval, describe_cost
+from fdbd.decision.choice import Member
+from fdbd.util.files import write_text
+from fdbd.util.pages import render
+
+PLOT_WIDTH, PLOT_HEIGHT = 720, 320
+PLOT_LEFT, PLOT_RIGHT, PLOT_BOTTOM = 16, 600, 280
+LABELLED = 0.02  # weights from which a detector's name stands beside its point
+
+
+def write_choice(advice: Advice, out: Path, title: str) -> None:
+    """Write the page, one self-contained .html file."""
+    choice = advice.choice
+    kinds = list(choice.per_kind)
+    cost = choice.cost
+    kept = choice.kept
+    members = sorted(choice.members, key=lambda member: -member.weight)
+    facts = [
+        ("kept", f"{len(kept)} of {len(members)}", kept[0].name + " has the most weight"),
+        ("time", describe_cost(cost.microseconds), COST_NOTE),
+        ("memory", f"{cost.megabytes:.3g} MB", "beside the head"),
+        ("held-out samples", f"{choice.num_held_out:,}", f"{len(kinds)} kinds"),
+    ]
+    page = render(
+        "choice.html",
+        "",
+        advice.to_dict(),
+        images="; img-src data:",
+        title=title,
+        advice=advice.sentence,
+        cautions=[*advice.cautions, *choice.notes],
+        facts=facts,
+        kinds=[_kind(name, advice.pictures.get(name)) for name in kinds],
+        rows=[_row(member, kinds) for member in members],
+        sets=list(advice.ood),
+        real=_real_rows(advice),
+        plot=_plot(advice),
+        cost_note=COST_NOTE,
+    )
+    write_text(out, page)
+
+
+def _kind(name: str, picture: Tensor | None) -> dict[str, Any]:
+    summary = KINDS[name].summary if name in KINDS else "given by you"
+    return {
+        "name": name,
+        "summary": summary,
+        "picture": None if picture is None else _data_address(picture),
+    }
+
+
+def _data_address(picture: Tensor) -> str:
+    """A small JPEG of an image (C, H, W) from 0 to 1; of other than three channels, its first."""
+    if picture.shape[0] != 3:
+        picture = picture[:1].expand(3, -1, -1)
+    return thumbnail((255 * picture).round().byte().permute(1, 2, 0).contiguous().numpy())
+
+
+def _row(member: Member, kinds: list[str]) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "share": f"{100 * member.share:.0f} %" if member.share else "",
+        "time": describe_cost(member.cost.microseconds),
+        "memory": f"{member.cost.megabytes:.3g}",
+        "cells": [_cell(member.aurocs[kind]) for kind in kinds],
+    }
+
+
+def _cell(found: Interval) -> dict[str, str]:
+    value, low, high = found
+    # Half of all pairs in the right order is chance, and has no colour; most values are high.
+    heat = max(0.0, 2 * value - 1) ** 4
+    return {
+        "value": f"{100 * value:.1f}",
+        "interval": f"{100 * low:.0f}–{100 * high:.0f}",
+        "heat": f"{heat:.3f}",
+    }
+
+
+def _real_rows(advice: Advice) -> list[dict[str, Any]]:
+    if not advice.ood:
+        return []
+    detectors = list(next(iter(advice.ood.values())))
+    detectors.sort(key=lambda name: name != "auto")
+    return [
+        {"name": name, "cells": [_cell(row[name]) for row in advice.ood.values()]}
+        for name in detectors
+    ]
+
+
+def _plot(advice: Advice) -> dict[str, Any]:
+    """Places of all detectors: the logarithm of the time from left to right, the weight upwards."""
+    members = advice.choice.members
+    front = {member.name for member in advice.pareto}
+    times = [max(member.cost.microseconds, 1e-3) for member in members]
+    first = math.floor(math.log10(min(times)))
+    last = max(first + 1, math.ceil(math.log10(max(times))))
+    top = max(member.weight for member in members)
+
+    def across(microseconds: float) -> float:
+        share = (math.log10(microseconds) - first) / (last - first)
+        return round(PLOT_LEFT + share * (PLOT_RIGHT - PLOT_LEFT), 1)
+
+    points = []
+    for member, time in zip(members, times):
+        height = member.weight / top * (PLOT_BOTTOM - 30)
+        points.append(
+            {
+                "x": across(time),
+                "y": round(PLOT_BOTTOM - height, 1),
+                "front": member.name in front,
+                "label": member.name if member.weight >= LABELLED else "",
+                "title": f"{member.name}: {100 * member.weight:.1f} %, {describe_cost(time)}",
+            }
+        )
+    ticks = [
+        {"x": across(10.0**power), "label": describe_cost(10.0**power)}
+        for power in range(first, last + 1)
+    ]
+    return {
+        "width": PLOT_WIDTH,
+        "height": PLOT_HEIGHT,
+        "left": PLOT_LEFT,
+        "right": PLOT_RIGHT,
+        "bottom": PLOT_BOTTOM,
+        "top": f"{100 * top:.0f}",
+        "points": points,
+        "ticks": ticks,
+    }
