@@ -43,7 +43,7 @@ def test_choose_reports_kinds_weights_costs_and_real_ood_data(folder, result) ->
 
 
 def test_without_held_out_data_a_part_is_taken_with_a_caution(folder, run) -> None:
-    code, out, err = run(
+    code, _, err = run(
         *("choose", "cifar10-ce", folder / "fresh.npz", "--device", "cpu"),
         *("--budget", "no bank"),
     )
