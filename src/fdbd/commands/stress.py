@@ -11,7 +11,7 @@ from fdbd.commands import options
 from fdbd.commands.options import answer, arg, note, opt, print_table, say
 
 if TYPE_CHECKING:
-    from fdbd.jobs.stress import StressCard
+    from fdbd.decision.stress import StressCard
 
 DATA = (
     "In-distribution images: a folder, an .npz or the name of a dataset; best none that the "
@@ -43,8 +43,7 @@ def stress(
     `fdbd stress guard.safetensors ./fresh --json --fail-under 0.5`
     """
     from fdbd.decision.guard_file import open_guard
-    from fdbd.jobs.scoring import Engine
-    from fdbd.jobs.stress import stress_files
+    from fdbd.decision.stress import stress_files
     from fdbd.pages.stress import write_stress
     from fdbd.util.extras import require
     from fdbd.util.files import check_place
@@ -53,8 +52,7 @@ def stress(
         require("jinja2", "report")
         check_place(out)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
-    where = Engine(device=device, batch_size=batch_size)
-    card = stress_files(opened, data, count, clean, engine=where)
+    card = stress_files(opened, data, count, clean, batch_size=batch_size)
     if out is not None:
         write_stress(card, out, guard.name)
     has_failed = fail_under is not None and card.weakest.flagged.share < fail_under
@@ -76,7 +74,7 @@ def stress(
 def _show(card: StressCard, out: Path | None) -> None:
     """The card on the terminal."""
     from fdbd.data.corruptions import SEVERITIES
-    from fdbd.jobs.stress import CAUTION
+    from fdbd.decision.stress import CAUTION
 
     rows = []
     for kind in card.kinds:

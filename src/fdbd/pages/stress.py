@@ -9,7 +9,7 @@ from typing import Any
 from fdbd.core.pixels import thumbnail
 from fdbd.data.corruptions import SEVERITIES
 from fdbd.data.pseudo_ood import KINDS
-from fdbd.jobs.stress import CAUTION, StressCard, Stressed
+from fdbd.decision.stress import CAUTION, StressCard, Stressed
 from fdbd.util.files import write_text
 from fdbd.util.pages import render
 

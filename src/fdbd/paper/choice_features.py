@@ -35,7 +35,6 @@ Floats = NDArray[np.float64]
 Say = Callable[[str], None]
 PROTOCOL = Path(__file__).with_name("choosing.toml")
 BATCH = 32
-SHARD_ROWS = 256  # images that a run that is stopped loses at most
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,8 @@ def _extract(entry: NetworkEntry, protocol: Protocol, say: Say, device: str) -> 
     assert own is not None
     classifier = Classifier(named.model)
     head = classifier.head
-    cache = FeatureCache(shard_rows=SHARD_ROWS)
+    # A run that is stopped loses one shard at most: few of the images that take long.
+    cache = FeatureCache(shard_rows=256 if own.size > 64 else 2048)
 
     def features(images: Images, preprocess: Preprocess = own) -> FeatureSet:
         say(f"{entry.title}: {images.name}, {len(images):,} images")

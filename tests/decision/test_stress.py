@@ -11,8 +11,10 @@ import fdbd
 from fdbd.data.corruptions import CORRUPTIONS
 from fdbd.data.pseudo_ood import KINDS
 from fdbd.decision.guard_file import open_guard
+from fdbd.decision.stress import Share, stress_files
+from fdbd.jobs.fitting import fit_files
 from fdbd.jobs.scoring import Engine
-from fdbd.jobs.stress import Share, stress_files
+from fdbd.networks.by_name import model_by_name
 
 QUIET = Engine(device="cpu", progress=False, batch_size=64)
 
@@ -27,9 +29,6 @@ def files(tmp_path_factory):
     np.savez(folder / "fit.npz", x=images[:40])
     np.savez(folder / "fresh.npz", x=images[40:60])
     np.savez(folder / "other.npz", x=images[60:])
-    from fdbd.jobs.fitting import fit_files
-    from fdbd.networks.by_name import model_by_name
-
     model = model_by_name("cifar10-ce", device="cpu")
     fitted = fit_files(model, str(folder / "fit.npz"), str(folder / "fresh.npz"), QUIET, alpha=0.1)
     fitted.guard.save(folder / "guard.safetensors")
@@ -49,7 +48,7 @@ def test_a_share_has_an_exact_interval() -> None:
 def test_the_card_has_every_kind_and_every_corruption_asked_for(files) -> None:
     opened = open_guard(files / "guard.safetensors", device="cpu")
     card = stress_files(
-        opened, str(files / "other.npz"), 6, 20, engine=QUIET, corruptions=["fog", "contrast"]
+        opened, str(files / "other.npz"), 6, 20, progress=False, corruptions=["fog", "contrast"]
     )
     assert [kind.name for kind in card.kinds] == list(KINDS)
     found = [(corruption.name, corruption.severity) for corruption in card.corruptions]
@@ -64,7 +63,7 @@ def test_the_card_has_every_kind_and_every_corruption_asked_for(files) -> None:
 
 def test_the_shares_are_those_of_the_guard_itself(files) -> None:
     opened = open_guard(files / "guard.safetensors", device="cpu")
-    card = stress_files(opened, str(files / "other.npz"), 6, 30, engine=QUIET, corruptions=[])
+    card = stress_files(opened, str(files / "other.npz"), 6, 30, progress=False, corruptions=[])
     with np.load(files / "other.npz") as arrays:
         decision = opened.guard(opened.preprocess(arrays["x"]))
     assert card.clean.flagged == int(decision.is_ood.sum())

@@ -19,7 +19,6 @@ from fdbd.data.inputs import open_rows
 from fdbd.data.pseudo_ood import KINDS, WEIGHING, make_kinds
 from fdbd.decision.answers import Decision
 from fdbd.decision.guard_file import OpenedGuard
-from fdbd.jobs.scoring import Engine
 from fdbd.util.progress import Bar
 from fdbd.util.terminal import one_line
 
@@ -132,7 +131,8 @@ def stress_files(
     count: int = 50,
     clean: int = 500,
     *,
-    engine: Engine = Engine(),  # noqa: B008 - it never changes
+    batch_size: int = 128,
+    progress: bool = True,
     corruptions: Sequence[str] = CORRUPTIONS,
     split: str = "test",
     seed: int = 0,
@@ -144,7 +144,8 @@ def stress_files(
         data: in-distribution images, as in `open_images`, best none that the threshold was set on.
         count: images of each kind, and of each corruption at each severity.
         clean: images that are scored as they are, at most.
-        engine: how many images are a batch.
+        batch_size: images that the model sees at once.
+        progress: show a bar when it takes more than two seconds.
         corruptions: names of the corruptions to try.
         split: which part of a dataset by name.
         seed: of everything that is drawn.
@@ -159,9 +160,9 @@ def stress_files(
         raise ValueError(f"{data!r} are features, expected images")
     squares, errors = _read_squares(images, opened.preprocess, clean)
     few = squares[: min(count, len(squares))]
-    trial = _Trial(opened, engine.batch_size)
+    trial = _Trial(opened, batch_size)
     total = len(squares) + len(few) * (1 + len(corruptions) * len(SEVERITIES)) + count * len(KINDS)
-    with Bar("stress", total, enabled=engine.progress) as bar:
+    with Bar("stress", total, enabled=progress) as bar:
         trial.bar = bar
         flags = trial.decide(squares).is_ood.cpu().numpy()
         labels = trial.decide(few).labels
