@@ -242,7 +242,11 @@ def choose_members(
     detector = members[kept[0]]
     if len(kept) > 1:
         chosen = [members[place] for place in kept]
-        detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
+        if kinds:
+            detector = Ensemble(chosen, "fisher", [float(shares[place]) for place in kept])
+        else:
+            # With equal weights the study supports the harmonic mean.
+            detector = Ensemble(chosen)
         detector.calibrate(held_out)
     found = [
         Member(names[place], float(weights[place]), float(shares[place]), costs[place], of)

@@ -129,13 +129,17 @@ def make_member(spec: str, num_samples: int | None = None) -> Detector:
 
 
 def weigh(aurocs: Floats, beta: float = BETA) -> Floats:
-    """(D,) weights that sum to 1, from AUROCs (K, D) of D detectors on K kinds:
-    w ∝ exp(β · 100 · median over kinds).
+    """(D,) weights that sum to 1, from AUROCs (K, D) of D detectors on K kinds: w ∝ exp(β · 100 · a)
+    with a the mean over the kinds, of three or more without the highest and the lowest, so that no
+    single kind decides.
 
-    >>> weigh(np.array([[0.9, 0.92], [0.8, 0.9], [0.7, 0.5]])).round(3)
+    >>> weigh(np.array([[0.9, 0.95], [0.8, 0.9], [0.7, 0.5]])).round(3)
     array([0.007, 0.993])
     """
-    points = 100 * np.median(aurocs, axis=0)
+    ordered = np.sort(aurocs, axis=0)
+    if len(ordered) >= 3:
+        ordered = ordered[1:-1]
+    points = 100 * ordered.mean(axis=0)
     weights = np.exp(beta * (points - points.max()))
     normalised: Floats = weights / weights.sum()
     return normalised

@@ -5,7 +5,6 @@ candidate detector on them. Both are kept in the cache, so that a run that was s
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -223,12 +222,8 @@ def kinds_of_pixels(squares: Pixels, names: Sequence[str], count: int) -> dict[s
 
 
 def _find_weights(name: str, remedy: str) -> Path:
-    """A file as the path stands, below FDBD_DATA, or PACKAGE/FILE in an installed package."""
+    """A file as the path stands, or below FDBD_DATA."""
     places = [Path(name), *(root / name for root in data_roots())]
-    package, _, rest = name.partition("/")
-    specification = importlib.util.find_spec(package)
-    if specification is not None and specification.origin is not None:
-        places.append(Path(specification.origin).parent / rest)
     for place in places:
         if place.is_file():
             return place
