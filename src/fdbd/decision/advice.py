@@ -131,7 +131,9 @@ def choose(
 
 def _scores(detector: Detector, guard: Guard, batches: Sequence[Batch]) -> Tensor:
     with torch.no_grad():
-        return torch.cat([detector.score(guard.features_alone(batch)).cpu() for batch in batches])
+        return torch.cat(
+            [detector.score(guard.stages.features_alone(batch)).cpu() for batch in batches]
+        )
 
 
 def _auroc(inside: Tensor, outside: Tensor) -> Interval:

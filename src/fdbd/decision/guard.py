@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,12 +18,7 @@ from fdbd.core.batch import Batch, Head, Inputs, as_batch, required_logits
 from fdbd.core.configuration import require_name
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.decision import hub, onnx_export
-<<<<<<< HEAD
 from fdbd.decision.answers import Decision, Explanation, explain
-from fdbd.decision.choice import Auto, Choice, choose
-from fdbd.decision.choice_samples import HeldOut, Seen, in_pieces, pseudo_ood, set_aside
-=======
-from fdbd.decision.answers import Decision, Explanation, NotCalibratedError, explain
 from fdbd.decision.choice import Auto, Choice, choose_members
 from fdbd.decision.choice_samples import (
     HeldOut,
@@ -33,7 +28,6 @@ from fdbd.decision.choice_samples import (
     pseudo_ood,
     set_aside,
 )
->>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 from fdbd.decision.identity import guard_id
 from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.show import html_table
@@ -50,18 +44,6 @@ from fdbd.networks.find_head import HeadName
 from fdbd.networks.wrapped import weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
-
-<<<<<<< HEAD
-=======
-
-class CalibrationScores(NamedTuple):
-    """What a threshold is set from: scores, predicted classes, labels if given, and hashes of N
-    samples."""
-
-    scores: Tensor
-    predicted: Tensor
-    labels: Tensor | None
-    hashes: Tensor
 
 
 class ScoredRest(NamedTuple):
@@ -80,7 +62,6 @@ class Chosen(NamedTuple):
     """One image (C, H, W) of each kind, from 0 to 1; none where samples are not images."""
 
 
->>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 Data: TypeAlias = Inputs | Batch | Iterable[Inputs | Batch | CalibrationScores]
 """What a data loader yields, one batch of it, or `Batch`es of features; for `calibrate` also
 finished scores."""
@@ -299,16 +280,9 @@ class Guard(nn.Module):
             seen = map(self._seen, track(_batches_in(data), "choosing", enabled=progress))
             held = HeldOut(self.auto.held_out, share, self.auto.seed)
             held_out, inputs, others = set_aside(seen, spool, held)
-<<<<<<< HEAD
             held_out = stages.features_alone(held_out)
-            kinds = {}
-            for kind, samples in pseudo_ood(inputs, held_out, self.auto).items():
-                kinds[kind] = self._features_of(samples)
-=======
-            held_out = self.features_alone(held_out)
             samples = pseudo_ood(inputs, held_out, self.auto)
             kinds = {kind: self.features_of(of_kind) for kind, of_kind in samples.items()}
->>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
             names = self.auto.specs(self._can_be_weighed(self.classifier))
             pool = self.detector
             assert isinstance(pool, Ensemble)
@@ -318,16 +292,10 @@ class Guard(nn.Module):
             self.about["choice"] = choice.to_dict()
             rest = []
             for batch, hashes in others():
-<<<<<<< HEAD
                 scores = stages.calibration_scores(batch)
-                rest.append(scores._replace(hashes=hashes))
-        return rest
-=======
-                scores = self.calibration_scores(batch)
                 rest.append(ScoredRest(batch, scores._replace(hashes=hashes)))
             pictures = first_pictures(samples, inputs)
         return Chosen(rest, pictures)
->>>>>>> 8a96d93 (fdbd choose and fdbd stress: a detector for a model without OOD data, and a card of what a guard flags)
 
     def _seen(self, item: Inputs | Batch) -> Seen:
         """What the network says of one batch of held-out data."""
