@@ -187,16 +187,18 @@ class Clients:
         """Send bytes on a new connection and read the answer."""
         start = time.monotonic()
         writer = None
+        sending = None
         try:
             reader, writer = await self.connect()
             sending = asyncio.ensure_future(send_in_parts(writer, content))
             answer = await asyncio.wait_for(read_answer(reader), patience)
-            sending.cancel()
         except (OSError, ValueError, EOFError, asyncio.TimeoutError):
             answer = (0, None)
         finally:
+            if sending is not None:
+                sending.cancel()
             if writer is not None:
-                writer.close()
+                writer.transport.abort()
         return Answer(*answer, time.monotonic() - start)
 
     async def post(
@@ -402,10 +404,11 @@ async def slow_headers(trial: Trial, clients: Clients, found: Found) -> None:
             await asyncio.wait_for(reader.read(), HEADER_TIMEOUT + 10)
             closed.append(time.monotonic() - start)
             writer.close()
+        except asyncio.TimeoutError:  # before OSError, of which it is one
+            found.numbers["still open"] = found.numbers.get("still open", 0) + 1
+            writer.close()
         except OSError:
             closed.append(time.monotonic() - start)
-        except asyncio.TimeoutError:
-            found.numbers["still open"] = found.numbers.get("still open", 0) + 1
 
     contents = [b"POST /decide HTTP/1.1\r\nhost: x\r\nx-half", b""]
     await asyncio.gather(*(half(contents[number % 2]) for number in range(1000)))

@@ -84,6 +84,45 @@ def test_a_file_that_is_no_image_is_refused_in_words(browser, address) -> None:
     page.close()
 
 
+def test_nothing_of_an_earlier_image_stays_when_a_file_is_refused(browser, address) -> None:
+    page, said = open_page(browser, address, "light", 1280)
+    page.wait_for_load_state("networkidle")
+    assert page.locator("img").count() == page.locator("#samples img").count(), "no broken icon"
+    choose = {"name": "a.png", "mimeType": "image/png"}
+    page.set_input_files("input[type=file]", {**choose, "buffer": png(3)})
+    page.locator("#boundaries tbody tr").first.wait_for()
+    assert page.locator("#place .here").count() == 1
+    page.set_input_files("input[type=file]", {**choose, "buffer": b"no image"})
+    page.locator("#answer", has_text="Refused").wait_for()
+    page.wait_for_function("document.querySelectorAll('#shown img').length === 0")
+    assert page.locator("#boundaries tbody tr").count() == 0
+    assert page.locator("#place .here").count() == 0
+    assert not [line for line in said if "400" not in line]
+    page.close()
+
+
+def test_an_alarm_is_explained_and_acknowledged_by_the_button(browser, images, serving) -> None:
+    url = serving(images)
+    page, _ = open_page(browser, url, "dark", 1280)
+    width = images.row_shape[-1]
+    for value in (9.0, 5.0, 8.0, 6.0):
+        tensor = np.full((64, 3, width, width), value, np.float32)
+        tensor += np.random.default_rng(0).normal(size=tensor.shape).astype(np.float32)
+        body = {"name": "images", "shape": list(tensor.shape), "datatype": "FP32"}
+        body["data"] = tensor.ravel().tolist()
+        answer = page.request.post(f"{url}/v2/models/guard/infer", data={"inputs": [body]})
+        assert answer.ok, answer.text()
+    page.locator("#drift", has_text="ALARM").wait_for(timeout=20_000)
+    assert page.locator("#drift-chart .level").text_content() == "alarm"
+    assert page.locator("#drift-about", has_text="The alarm went off").count() == 1
+    assert violations(page) == []
+    page.fill("#note", "the camera was turned")
+    page.click("#acknowledge button")
+    page.locator("#drift", has_text="No alarm").wait_for()
+    assert page.locator("#drift-about", has_text="the camera was turned").count() == 1
+    page.close()
+
+
 def test_the_interface_page_is_accessible(browser, address) -> None:
     page, said = open_page(browser, address, "light", 1280, "/docs")
     page.wait_for_load_state("networkidle")
