@@ -61,13 +61,16 @@ FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a l
       decide on images or features: one row per file, scores.parquet
 
 fdbd --help lists all commands, fdbd COMMAND --help explains one, and
-fdbd doctor checks the installation."""
-STOPPING = "fdbd: stopping; finished parts are kept, and the same command continues from them (fit starts over)"
+fdbd doctor checks the installation; fdbd --install-completion completes with Tab."""
+STOPPING = (
+    "fdbd: stopping; finished parts are kept, and the same command continues from them (fit starts "
+    "over)"
+)
 
 app = typer.Typer(
     name="fdbd",
     help="Out-of-distribution detection for any classifier with a linear head.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -104,17 +107,16 @@ def main(arguments: list[str] | None = None) -> None:
                 raise
             code = _explain(error)
     if arguments is None:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # the work is done: Ctrl-C ends the rest without a traceback
+        # The work is done: Ctrl-C ends the rest without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _explain(error: Exception) -> int:
     """One line for what went wrong; what cannot be the user's doing is raised."""
-    if (
-        show := getattr(error, "show", None)
-    ) is not None:  # click's own usage errors know how to print themselves
+    show = getattr(error, "show", None)
+    if show is not None:
+        # Click's own usage errors know how to print themselves.
         show(file=sys.stderr)
     elif isinstance(
         error, (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError)
@@ -123,7 +125,8 @@ def _explain(error: Exception) -> int:
     elif isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
         note(
-            f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or less data"
+            f"there is not enough memory{why}: give a smaller --batch-size, fewer --workers or "
+            "less data"
         )
     elif type(error).__name__ == "Abort":
         note("aborted")

@@ -1,5 +1,5 @@
-"""OpenOOD's protocols as commands, each whole on a miniature in OpenOOD's own layout: its lists' form,
-its folders, its checkpoints' key names."""
+"""OpenOOD's protocols as commands, each whole on a miniature in OpenOOD's own layout: its lists'
+form, its folders, its checkpoints' key names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fdbd.bench import Results
 from fdbd.bench.openood import list_protocols, missing_files, protocol
 from fdbd.networks import create
 
-# Lines of the real lists: a path below images_classic or images_largescale, and a label; −1 for OOD.
+# Lines of the real lists: a path below images_classic or images_largescale, and a label; −1 for
+# OOD.
 CLASSIC = {"cifar10", "cifar100", "tin", "mnist", "svhn", "texture", "places365", "cifar10c"}
 PER_SET = 12
 

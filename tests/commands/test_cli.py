@@ -227,10 +227,13 @@ def test_without_arguments_a_newcomer_sees_three_commands(capsys) -> None:
 def test_the_doctor_names_versions_devices_and_what_is_missing(capsys, monkeypatch) -> None:
     from fdbd.commands import doctor
 
-    monkeypatch.setitem(doctor.EXTRAS, "vision", ("no_such_module",))
+    named = doctor.packages_of_extras()
+    assert {"vision", "report", "knn", "onnx", "ray", "serve", "openvino", "hub"} <= set(named)
+    assert not {"dev", "docs"} & set(named)
+    monkeypatch.setattr(doctor, "packages_of_extras", lambda: {"vision": ["no-such-package"]})
     code, out, _ = run(capsys, "doctor")
     assert code == 0
-    assert "missing no_such_module: pip install 'fdbd[vision]'" in out
+    assert "missing no-such-package: pip install 'fdbd[vision]'" in out
     found = json.loads(run(capsys, "doctor", "--json")[1])
     assert torch.__version__.startswith(found["Versions"]["torch"])
     assert found["Kernels"]["compiled"] == "yes"

@@ -414,7 +414,9 @@ def _extract(
 ) -> Iterator[tuple[Arrays, list[Failure]]]:
     """Runs the network over shards, which are ranges of rows. Arrays are ``features`` (N, P) and
     ``layer:NAME`` (N, P_layer), without the rows that cannot be decoded."""
-    done = len(images) - sum(map(len, shards))
+    done = len(images) - sum(len(shard) for shard in shards)
+    # What an earlier run has left, so that a bar's rate counts from there.
+    report(done, len(images))
     spans = [cut(shard, batch_size) for shard in shards]
     pin = device_of(classifier.model).type == "cuda"
     prepared = prepare(images.images, preprocess, list(itertools.chain(*spans)), pin=pin)

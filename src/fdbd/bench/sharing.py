@@ -142,8 +142,8 @@ def load_shared(folder: Path) -> Benchmark:
         for name, expected in about["sha256"].items():
             _check_file(folder, name, expected)
         head = Head(
-            torch.from_numpy(read_array(folder / about["head"], "weight")),
-            torch.from_numpy(read_array(folder / about["head"], "bias")),
+            _tensor(folder / about["head"], "weight"),
+            _tensor(folder / about["head"], "bias"),
         )
         return Benchmark(
             head,
@@ -182,7 +182,7 @@ def _read_set(folder: Path, entry: dict[str, Any]) -> FeatureSet:
     names = array_names(path)
     return FeatureSet(
         entry["name"],
-        torch.from_numpy(read_array(path, "features")),
+        _tensor(path, "features"),
         _optional_array(path, "y", names),
         _optional_array(path, "logits", names),
         samples=entry["samples"],
@@ -193,10 +193,15 @@ def _read_optional(folder: Path, entry: dict[str, Any] | None) -> FeatureSet | N
     return None if entry is None else _read_set(folder, entry)
 
 
+def _tensor(path: Path, key: str) -> Tensor:
+    # A copy, since what is read may not be written to.
+    return torch.from_numpy(read_array(path, key).copy())
+
+
 def _optional_array(path: Path, key: str, names: Any) -> Tensor | None:
     if key not in names:
         return None
-    return torch.from_numpy(read_array(path, key))
+    return _tensor(path, key)
 
 
 def _read_moments(folder: Path, file: str | None) -> ClassMoments | None:
@@ -204,11 +209,11 @@ def _read_moments(folder: Path, file: str | None) -> ClassMoments | None:
     if file is None:
         return None
     path = folder / file
-    totals = torch.from_numpy(read_array(path, "totals"))
+    totals = _tensor(path, "totals")
     moments = ClassMoments(*totals.shape)
-    moments.counts = torch.from_numpy(read_array(path, "counts"))
+    moments.counts = _tensor(path, "counts")
     moments.totals = totals
     moments.count = int(moments.counts.sum())
     moments.average = totals.sum(dim=0) / moments.count
-    moments.scatter = torch.from_numpy(read_array(path, "scatter"))
+    moments.scatter = _tensor(path, "scatter")
     return moments

@@ -2,23 +2,18 @@
 
 import os
 import platform
+import re
 import shutil
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
 
 from fdbd.commands.options import JSON, answer
 from fdbd.util.terminal import one_line
 
-EXTRAS = {
-    "vision": ("torchvision", "timm", "PIL"),
-    "report": ("matplotlib", "pandas", "pyarrow", "jinja2"),
-    "knn": ("faiss",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "ray": ("ray",),
-    "serve": ("starlette", "uvicorn", "multipart", "prometheus_client"),
-}
-"""Modules of each extra."""
+# Extras for those who work on the library itself.
+OF_DEVELOPMENT = ("dev", "docs")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 
 def doctor(as_json: bool = JSON) -> None:
@@ -32,6 +27,41 @@ def doctor(as_json: bool = JSON) -> None:
     for title, part in found.items():
         lines += [title, *(f"  {name:<14} {value}" for name, value in part.items())]
     answer(found, as_json, *lines)
+
+
+def packages_of_extras() -> dict[str, list[str]]:
+    """The packages of each extra, as the installed package itself lists them."""
+    found: dict[str, list[str]] = {}
+    try:
+        requirements = metadata.requires("fdbd") or []
+    except metadata.PackageNotFoundError:
+        # Run from a folder of sources that was never installed.
+        return found
+    for requirement in requirements:
+        package = _REQUIREMENT.match(requirement)
+        extra = _EXTRA.search(requirement)
+        if package is None or extra is None or extra[1] in OF_DEVELOPMENT:
+            continue
+        if not _is_for_this_system(requirement):
+            continue
+        found.setdefault(extra[1], []).append(package[1])
+    return found
+
+
+def _is_for_this_system(requirement: str) -> bool:
+    """Whether a requirement's marker leaves out this system, such as ``sys_platform !=
+    'win32'``."""
+    is_windows = platform.system() == "Windows"
+    return not (is_windows and re.search(r"sys_platform\s*!=\s*['\"]win32", requirement))
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of this name is installed, in any version."""
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def examine() -> dict[str, dict[str, Any]]:
@@ -58,11 +88,12 @@ def examine() -> dict[str, dict[str, Any]]:
         "threads": torch.get_num_threads(),
     }
     extras = {}
-    for extra, modules in EXTRAS.items():
-        missing = [module for module in modules if find_spec(module) is None]
-        extras[extra] = (
-            f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'" if missing else "installed"
-        )
+    for extra, packages in packages_of_extras().items():
+        missing = [package for package in packages if not is_installed(package)]
+        if missing:
+            extras[extra] = f"missing {', '.join(missing)}: pip install 'fdbd[{extra}]'"
+        else:
+            extras[extra] = "installed"
     cache = cache_root()
     size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     state = f"{size / 1e9:.2f} GB{'' if os.access(cache, os.W_OK) else ', cannot be written'}"

@@ -11,7 +11,7 @@ from fdbd.commands.options import answer, arg, opt, print_table, say
 from fdbd.util.terminal import printable
 
 if TYPE_CHECKING:
-    from fdbd.pages.explanation import Sample
+    from fdbd.pages.explanation import SampleExplanation
 
 
 def explain(
@@ -35,7 +35,7 @@ def explain(
     """
     from fdbd.core.pixels import decode
     from fdbd.decision.guard_file import open_guard
-    from fdbd.pages.explanation import draw, sample_of
+    from fdbd.pages.explanation import draw, explain_sample
 
     pictures = _pictures(out, images, guard)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust_model, device=device)
@@ -46,7 +46,7 @@ def explain(
     found: list[dict[str, Any]] = []
     for image, picture in zip(images, pictures):
         pixels = decode(image)
-        sample = sample_of(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
+        sample = explain_sample(opened.guard, opened.preprocess([pixels]), opened.class_names, top)
         if picture is not None:
             picture.parent.mkdir(exist_ok=True)
             draw(sample, pixels, printable(image.name), picture)
@@ -60,7 +60,7 @@ def explain(
         answer(found[0] if len(found) == 1 else found, as_json)
 
 
-def _print(sample: Sample, title: str) -> None:
+def _print(sample: SampleExplanation, title: str) -> None:
     """The boundaries around one image as a table, and the verdict in a sentence."""
     titles = ["boundary to", "distance", "share of the score"]
     rows = []

@@ -41,8 +41,8 @@ def export(
     """Write a guard as one ONNX graph, images in and decisions out, verified in ONNX Runtime before
     it appears.
 
-    The graph is written on the CPU and in full precision unless told otherwise; ONNX Runtime decides
-    where it runs later.
+    The graph is written on the CPU and in full precision unless told otherwise; ONNX Runtime
+    decides where it runs later.
 
     Examples: `fdbd export guard.safetensors --out guard.onnx --example photo.png`, `fdbd export
     guard.safetensors --int8 --calibration fresh`, `fdbd export guard.safetensors --out guard.xml`

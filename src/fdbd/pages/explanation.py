@@ -17,17 +17,24 @@ from fdbd.util.pages import score_range
 
 FORMATS = (".png", ".svg", ".pdf")
 BINS = 40
-BLUE, ORANGE, GREY, INK = "#3b6ea8", "#d1602b", "#b9c0c8", "#30343a"
+# The colours of the pages' light theme (util/assets/style.css).
+BLUE = "#0072b2"
+ORANGE = "#d55e00"
+GREY = "#b9c0c8"
+INK = "#1c2127"
+# The range of the histogram is cut only if scores lie farther out than this many times the range of
+# all but the outermost: one score of 1e9 would leave no shape to see.
+FARTHEST = 5.0
 
 
-class Sample(NamedTuple):
+class SampleExplanation(NamedTuple):
     """Where one sample stands."""
 
     predicted: str
     score: float
     p_value: float
     is_ood: bool
-    threshold: float  #: of the predicted class, where each has its own
+    threshold: float  #: of the predicted class, if each has its own
     standing: float  #: fraction of the calibration scores below the sample's
     boundaries: list[dict[str, Any]]
     """The nearest first: ``name`` of the other class, ``distance``, and ``share`` of the average
@@ -38,39 +45,51 @@ class Sample(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the calibration scores; a number that is not finite is
         None."""
-        values = {name: value for name, value in self._asdict().items() if name != "calibration"}
-        return {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in values.items()
-        }
+        found: dict[str, Any] = {}
+        for name, value in self._asdict().items():
+            if name == "calibration":
+                continue
+            is_lost = isinstance(value, float) and not math.isfinite(value)
+            found[name] = None if is_lost else value
+        return found
 
 
-def sample_of(guard: Guard, image: Any, class_names: Sequence[str] = (), top: int = 10) -> Sample:
+def explain_sample(
+    guard: Guard, image: Any, class_names: Sequence[str] = (), top: int = 10
+) -> SampleExplanation:
     """What a guard says of one sample: `image` is a batch of one, as the guard takes it."""
-    why, threshold = guard.explain(image), guard.stages.require_threshold()
-    logits, label, score, p_value, is_ood = (part[0] for part in why.decision)
-    distances, shares = why.distances[0].double().tolist(), why.shares[0].double().tolist()
-    names = [*class_names, *(f"class {index}" for index in range(len(class_names), len(logits)))]
-    order = sorted(
-        (c for c in range(len(distances)) if math.isfinite(distances[c])), key=distances.__getitem__
-    )
-    return Sample(
+    explanation = guard.explain(image)
+    decision = explanation.decision
+    threshold = guard.stages.require_threshold()
+    label = int(decision.labels[0])
+    distances = explanation.distances[0].double().tolist()
+    shares = explanation.shares[0].double().tolist()
+    names = list(class_names)
+    for index in range(len(class_names), len(distances)):
+        names.append(f"class {index}")
+    reachable = [index for index, distance in enumerate(distances) if math.isfinite(distance)]
+    nearest_first = sorted(reachable, key=lambda index: distances[index])
+    boundaries = []
+    for index in nearest_first[:top]:
+        boundaries.append(
+            {"name": names[index], "distance": distances[index], "share": shares[index]}
+        )
+    own_threshold = threshold.value[label] if threshold.per_class else threshold.value[0]
+    return SampleExplanation(
         predicted=names[label],
-        score=float(score),
-        p_value=float(p_value),
-        is_ood=bool(is_ood),
-        threshold=float(threshold.value[int(label) if threshold.per_class else 0]),
-        standing=float(why.standing[0]),
-        boundaries=[
-            {"name": names[c], "distance": distances[c], "share": shares[c]} for c in order[:top]
-        ],
-        others=max(0, len(order) - top),
+        score=float(decision.scores[0]),
+        p_value=float(decision.p_values[0]),
+        is_ood=bool(decision.is_ood[0]),
+        threshold=float(own_threshold),
+        standing=float(explanation.standing[0]),
+        boundaries=boundaries,
+        others=max(0, len(nearest_first) - top),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
 
 
 def draw(
-    sample: Sample, pixels: NDArray[np.uint8], title: str, path: str | os.PathLike[str]
+    sample: SampleExplanation, pixels: NDArray[np.uint8], title: str, path: str | os.PathLike[str]
 ) -> Path:
     """Three panels: the image (H, W, 3), distances to the boundaries as bars, and the score among
     the calibration scores."""
@@ -80,16 +99,16 @@ def draw(
     image, bars, histogram = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.3))
     image.imshow(pixels, interpolation="nearest" if max(pixels.shape[:2]) < 128 else "antialiased")
     image.set_axis_off()
-    verdict, colour = (
-        ("out-of-distribution", ORANGE) if sample.is_ood else ("in-distribution", BLUE)
-    )
+    verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
+    colour = ORANGE if sample.is_ood else BLUE
     heading = figure.suptitle(
         f"{title}: predicted {sample.predicted}, {verdict}", fontsize=11, color=colour
     )
     _bars(bars, sample)
     _histogram(histogram, sample, colour)
     for text in (heading, *bars.get_yticklabels()):
-        text.set_parse_math(False)  # files and classes may be called $…$
+        # Files and classes may be called $…$.
+        text.set_parse_math(False)
     for axes in (bars, histogram):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
@@ -98,7 +117,7 @@ def draw(
     return target
 
 
-def _bars(axes: Any, sample: Sample) -> None:
+def _bars(axes: Any, sample: SampleExplanation) -> None:
     places = range(len(sample.boundaries))
     axes.barh(
         places, [boundary["distance"] for boundary in sample.boundaries], color=BLUE, height=0.7
@@ -110,25 +129,37 @@ def _bars(axes: Any, sample: Sample) -> None:
     axes.set_title(f"boundaries, nearest first{more}", fontsize=9)
 
 
-def _histogram(axes: Any, sample: Sample, colour: str) -> None:
-    finite = [np.array([sample.score])] if math.isfinite(sample.score) else []
-    low, high = score_range([sample.calibration, *finite])
+def _histogram(axes: Any, sample: SampleExplanation, colour: str) -> None:
+    low, high = histogram_range(sample)
     bins = min(BINS, 4 + int(2 * math.sqrt(len(sample.calibration))))
-    axes.hist(np.clip(sample.calibration, low, high), bins=bins, range=(low, high), color=GREY)
+    is_inside = (sample.calibration >= low) & (sample.calibration <= high)
+    axes.hist(sample.calibration[is_inside], bins=bins, range=(low, high), color=GREY)
+    axes.set_xlim(low, high)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.axvline(sample.threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
-    if finite:
-        axes.axvline(
-            min(max(sample.score, low), high), color=colour, linewidth=2.5, label="this image"
-        )
-    axes.figure.legend(
-        loc="outside lower right", ncols=2, frameon=False, fontsize=8
-    )  # beneath, over no bar
+    if math.isfinite(sample.score):
+        axes.axvline(sample.score, color=colour, linewidth=2.5, label="this image")
+    # Beneath, over no bar.
+    axes.figure.legend(loc="outside lower right", ncols=2, frameon=False, fontsize=8)
     axes.set_xlabel("score, higher is more in-distribution")
     axes.set_ylabel("calibration samples")
-    text = (
-        f"score {sample.score:.4g}, above {sample.standing:.1%} of these"
-        if finite
-        else "the score is not finite"
-    )
+    text = "the score is not finite"
+    if math.isfinite(sample.score):
+        text = f"score {sample.score:.4g}, above {sample.standing:.1%} of these"
+    beyond = int((~is_inside).sum())
+    if beyond:
+        text += f"; {beyond:,} lie beyond this range"
     axes.set_title(text, fontsize=9)
+
+
+def histogram_range(sample: SampleExplanation) -> tuple[float, float]:
+    """The range that holds every calibration score, the threshold and the sample's own score, with
+    a little room; far outliers among the calibration scores are left out."""
+    marks = [value for value in (sample.score, sample.threshold) if math.isfinite(value)]
+    low, high = score_range([sample.calibration, np.array(marks)])
+    finite = sample.calibration[np.isfinite(sample.calibration)]
+    reach = FARTHEST * (high - low)
+    near = finite[(finite >= low - reach) & (finite <= high + reach)]
+    everything = [low, high, *near, *marks]
+    room = 0.02 * (max(everything) - min(everything))
+    return min(everything) - room, max(everything) + room

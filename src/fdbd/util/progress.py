@@ -23,35 +23,60 @@ class Bar:
     minute, and one at the end."""
 
     def __init__(self, description: str, total: int | None = None, enabled: bool = True) -> None:
-        self.description, self.total, self._enabled = printable(description), total, enabled
-        self._started, self._done = time.monotonic(), 0
-        self._next_line, self._has_lines = self._started + FIRST_LINE_SECONDS, False
+        self.description = printable(description)
+        self.total = total
+        self._enabled = enabled
+        self._started = time.monotonic()
+        self._done = 0
+        # Where the work was when it was first heard of: what an earlier run had done, if this one
+        # goes on with it. The rate counts from there.
+        self._first_done: int | None = None
+        self._first_time = self._started
+        self._next_line = self._started + FIRST_LINE_SECONDS
+        self._has_lines = False
         self._bar: Any = None
 
     def update(self, done: int) -> None:
         """So many items are done."""
+        now = time.monotonic()
         self._done = done
+        if self._first_done is None:
+            self._first_done = done
+            self._first_time = now
         if not self._enabled:
             return
-        now = time.monotonic()
         if self._bar is None and not sys.stderr.isatty():
             if now >= self._next_line:
-                self._next_line, self._has_lines = now + LINE_SECONDS, True
+                self._next_line = now + LINE_SECONDS
+                self._has_lines = True
                 self._line()
             return
         if self._bar is None and now - self._started >= QUIET_SECONDS:
             self._bar = _rich_bar()
             self._bar.start()
-            self._bar.add_task(self.description, total=self.total)
+            # The bar's rate counts what is done beyond this.
+            self._bar.add_task(self.description, total=self.total, completed=self._first_done)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, description=self.description)
+
+    def seconds_left(self) -> float | None:
+        """The time that the rest takes at the rate so far, without what an earlier run had done;
+        None if that cannot be told yet."""
+        if not self.total or self._first_done is None or self._done <= self._first_done:
+            return None
+        seconds = time.monotonic() - self._first_time
+        return seconds / (self._done - self._first_done) * (self.total - self._done)
 
     def _line(self, is_last: bool = False) -> None:
         seconds = time.monotonic() - self._started
         total = f" of {self.total:,}" if self.total else ""
-        more = f"ended after {_duration(seconds)}" if is_last else f"{_duration(seconds)} so far"
-        if self.total and self._done and not is_last:
-            more += f", about {_duration(seconds * (self.total / self._done - 1))} left"
+        if is_last:
+            more = f"ended after {_duration(seconds)}"
+        else:
+            more = f"{_duration(seconds)} so far"
+            left = self.seconds_left()
+            if left is not None:
+                more += f", about {_duration(left)} left"
         print(
             f"fdbd: {self.description}: {self._done:,}{total}, {more}", file=sys.stderr, flush=True
         )
@@ -105,13 +130,11 @@ def _rich_bar() -> Any:
 
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
-            return Text(
-                ""
-                if not task.speed
-                else f"{task.speed:.3g}/s"
-                if task.speed < 100
-                else f"{task.speed:,.0f}/s"
-            )
+            if not task.speed:
+                return Text("")
+            if task.speed < 100:
+                return Text(f"{task.speed:.3g}/s")
+            return Text(f"{task.speed:,.0f}/s")
 
     columns = (
         TextColumn("{task.description}"),
