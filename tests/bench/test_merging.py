@@ -258,7 +258,7 @@ def test_a_shared_folder_that_was_changed_is_refused(tmp_path: Path) -> None:
     (folder / "ood-0.npz").unlink()
     with pytest.raises(ValueError, match="is missing"):
         load_shared(folder)
-    with pytest.raises(ValueError, match="holds no benchmark.json"):
+    with pytest.raises(ValueError, match=r"holds no benchmark\.json"):
         load_shared(tmp_path)
     with pytest.raises(FileExistsError, match="a folder of its own"):
         share(make(), tmp_path)
