@@ -1,0 +1,119 @@
+"""The study on choosing a detector: its rules are those of the library, regrets by definition, and
+the page says what was not run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fdbd import Batch, Ensemble, Head
+from fdbd.decision.choice_rule import POOL, make_member, weigh
+from fdbd.metrics import auroc
+from fdbd.paper import choosing
+from fdbd.paper.choice_features import Protocol, StudyScores, kinds_of_pixels
+from fdbd.paper.choosing import LOCKED, Rule, Tables, regrets_of, regrets_of_single, report
+
+CANDIDATES = ("fdbd", "energy", "knn")
+
+
+def make_scores(title: str = "a network", group: str = "test", seed: int = 0) -> StudyScores:
+    """Three candidates, of which the last is the best on both OOD sets."""
+    generator = np.random.default_rng(seed)
+
+    def around(*means: float, count: int = 80) -> np.ndarray:
+        return np.array([generator.normal(mean, 1, count) for mean in means])
+
+    sets = {"held out": around(0, 0, 0), "test": around(0, 0, 0)}
+    for kind in (*choosing.WEIGHING, *choosing.NEAR_KINDS):
+        sets[f"kind {kind}"] = around(-0.5, -0.6, -1.0, count=25)
+    sets["ood far"] = around(-1, -0.5, -2)
+    sets["ood near"] = around(-0.2, -0.3, -1.0)
+    return StudyScores(title, group, ("near",), CANDIDATES, sets, {})
+
+
+def test_p_values_are_those_of_an_ensemble() -> None:
+    torch.manual_seed(0)
+    head = Head(torch.randn(4, 6))
+    fit, held_out, new = (Batch(torch.randn(60, 6).relu()) for _ in range(3))
+    ensemble = Ensemble(["energy", "fdbd"], "fisher", weights=[1.0, 3.0]).fit(fit, head)
+    ensemble.calibrate(held_out)
+    known, scores = (
+        torch.stack([member.score(batch) for member in ensemble.members]).double().numpy()
+        for batch in (held_out, new)
+    )
+    log_p = choosing._log_p_values(known, scores)
+    np.testing.assert_allclose(np.exp(log_p), ensemble.p_values(new).numpy(), rtol=1e-4)
+    combined = np.exp(np.array([0.25, 0.75]) @ log_p)
+    np.testing.assert_allclose(combined, ensemble.score(new).numpy(), rtol=1e-4)
+
+
+def test_the_locked_rule_weighs_as_the_library_does() -> None:
+    scores = make_scores()
+    tables = Tables.from_scores(scores)
+    rule = Rule("small", pool=CANDIDATES)
+    aurocs = np.array([tables.kinds[kind] for kind in choosing.WEIGHING])
+    np.testing.assert_allclose(rule.weights(scores, tables), weigh(aurocs))
+    assert (LOCKED.beta, LOCKED.average, LOCKED.combine) == (0.5, "trimmed", "fisher")
+
+
+def test_the_regret_of_the_best_detector_is_zero_and_of_others_the_difference() -> None:
+    scores = make_scores()
+    networks = [(scores, Tables.from_scores(scores))]
+    assert choosing.best_fixed(networks) == "knn"
+    np.testing.assert_allclose(regrets_of_single("knn", networks).all_sets, 0)
+    inside = scores.sets["test"]
+    gap = np.mean(
+        [
+            auroc(inside[2], scores.sets[name][2]) - auroc(inside[1], scores.sets[name][1])
+            for name in ("ood far", "ood near")
+        ]
+    )
+    np.testing.assert_allclose(regrets_of_single("energy", networks).all_sets, 100 * gap)
+    near = regrets_of(Rule("one", pool=("knn",)), networks).near
+    # Only ties between p-values part a pool of one from the detector itself.
+    np.testing.assert_allclose(near, 0, atol=1.0)
+
+
+def test_the_page_reports_the_locked_rule_first_and_what_was_not_run(monkeypatch) -> None:
+    monkeypatch.setattr(choosing, "FIXED", ("fdbd", "energy"))
+    networks = [
+        make_scores("one", "development", 1),
+        make_scores("two", "development", 2),
+        make_scores("three", "test", 3),
+    ]
+    page = report(networks, ["four: no weights"], Protocol.read())
+    assert page.index("the locked rule") < page.index("median over the kinds")
+    assert page.index("## Protocol") < page.index("## The locked rule on the test networks")
+    assert f"{len(choosing.TRIED) + 1} rules were tried" in page
+    assert "- four: no weights" in page
+    assert "**experimental**" in page
+
+
+def test_the_protocol_names_candidates_that_exist_and_no_network_twice() -> None:
+    protocol = Protocol.read()
+    assert set(POOL) <= set(protocol.candidates)
+    for name in protocol.candidates:
+        make_member(name)
+    titles = [entry.title for entry in protocol.networks]
+    assert len(set(titles)) == len(titles)
+    for entry in protocol.networks:
+        assert entry.group in ("development", "test")
+        assert set(protocol.near.get(entry.id, ())) <= set(protocol.ood[entry.id])
+
+
+def test_kinds_of_pixels_are_bytes_of_the_same_size() -> None:
+    squares = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
+    made = kinds_of_pixels(squares, ["patches", "blur"], 7)
+    assert {name: (kind.shape, kind.dtype) for name, kind in made.items()} == {
+        "patches": ((7, 16, 16, 3), np.uint8),
+        "blur": ((7, 16, 16, 3), np.uint8),
+    }
+
+
+def test_a_command_without_any_network_says_why(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FDBD_CACHE", str(tmp_path))
+    monkeypatch.delenv("FDBD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="fdbd train mnist-cnn"):
+        choosing.main(["--networks", "small CNN on MNIST", "--device", "cpu"])
