@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from fdbd.core.tables import read_toml
 from fdbd.paper import find, list_experiments, run
-from fdbd.paper.experiment import SCALES
-from fdbd.paper.settings import Attack
+from fdbd.paper.experiment import NETWORKS, SCALES
+from fdbd.paper.settings import Attack, ModelEntry
 
 NAMES = {
     *(
@@ -156,3 +157,8 @@ def test_the_vit_at_the_papers_scale_is_the_papers() -> None:
     (model,) = find("table-vit", "paper").settings.models
     assert model.model == "timm:vit_base_patch16_384.orig_in21k_ft_in1k"
     assert model.paper_accuracy == 81.14
+
+
+def test_every_network_has_known_keys_and_says_where_it_is_evaluated() -> None:
+    networks = read_toml(NETWORKS, dict[str, ModelEntry])
+    assert all(entry.bundle or (entry.model and entry.ood) for entry in networks.values())
