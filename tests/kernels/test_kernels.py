@@ -471,3 +471,35 @@ def test_a_cache_folder_that_fills_up_means_compiling_without_it(monkeypatch):
     sums = np.zeros(2)
     kernel(np.ones((3, 2), np.float32), sums)
     assert sums.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_few_rows_score_as_the_definition_says(dtype: torch.dtype, divide: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    folded = (normal(5, 12), normal(5), normal(12), torch.tensor(1e-3, dtype=dtype))
+    features, logits = normal(9, 12), normal(9, 5)
+    logits[2, 1] = torch.nan
+    logits[3, 4] = -torch.inf
+    features[5] = torch.inf
+    features[6] = 1e20 if dtype == torch.float32 else 1e150
+    found = kernels.folded_score(features, folded, divide, logits=logits)
+    expected = dispatch.plain_score(features, logits.argmax(dim=1), folded, divide)
+    expected[[2, 3]] = torch.nan
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert found.isnan().nonzero()[:, 0].tolist() == [2, 3, 5, 6]
+
+
+def test_an_infinite_logit_is_noticed_in_any_piece_of_a_large_array() -> None:
+    logits = torch.randn(3000, 400)
+    features = torch.randn(3000, 300)
+    folded = (torch.randn(400, 300), torch.randn(400), torch.randn(300), torch.tensor(1e-3))
+    for row, bad in ((0, -torch.inf), (1700, torch.nan), (2999, torch.inf)):
+        broken = logits.clone()
+        broken[row, 7] = bad
+        scores = kernels.folded_score(features, folded, True, logits=broken)
+        assert scores.isnan().nonzero()[:, 0].tolist() == [row]

@@ -1,8 +1,8 @@
 """The kernels that numba compiles: each reads the features once and writes nothing of their size.
 
 Compilation happens at the first call and takes about a second per kernel and dtype; the machine
-code is kept in numba's cache folder (``NUMBA_CACHE_DIR``). Where that folder cannot be written,
-each process compiles again.
+code is kept in numba's cache folder (``NUMBA_CACHE_DIR``). If that folder cannot be written, each
+process compiles again.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ class Kernel:
         self.function = function
         try:
             self.compiled = self._compile(cache=True)
-        except RuntimeError:  # numba finds no folder to cache in
+        except RuntimeError:
+            # numba finds no folder to cache in.
             self.compiled = self._compile(cache=False)
 
     def _compile(self, cache: bool) -> Any:
@@ -34,7 +35,8 @@ class Kernel:
     def __call__(self, *arguments: Any) -> None:
         try:
             self.compiled(*arguments)
-        except OSError:  # the cache folder is full or went away: compile without it
+        except OSError:
+            # The cache folder is full or went away.
             self.compiled = self._compile(cache=False)
             self.compiled(*arguments)
 
@@ -47,8 +49,10 @@ def score_rows(
     """`dispatch.plain_score` of (N, P) features, written to `out` (N,)."""
     zero = features.dtype.type(0)
     for i in range(features.shape[0]):
-        row, normal = features[i], normals[predicted[i]]
-        inner = squares = zero
+        row = features[i]
+        normal = normals[predicted[i]]
+        inner = zero
+        squares = zero
         for j in range(row.shape[0]):
             deviation = row[j] - center[j]
             inner += normal[j] * deviation

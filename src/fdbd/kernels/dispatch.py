@@ -3,6 +3,7 @@ other devices, compiled and exported graphs) to their definitions in plain torch
 takes the same path each time, and a service that scores a few samples at a time never waits for a
 compiler. Both paths agree to rounding."""
 
+import math
 import os
 from collections.abc import Callable
 from functools import cache
@@ -23,8 +24,13 @@ millisecond."""
 OVERFLOW = {torch.float32: 1e30, torch.float64: 1e290}
 """A row whose squared norm is not below this is not trusted: it scores NaN, and the caller finds
 out why."""
+_FEW = 1 << 14
+"""Elements up to which numpy scores: its calls take a third of the time of torch's, and for so few
+numbers calls are all that counts."""
 _CHUNK = 1 << 18
 """Elements that a thread takes at once: some fifty microseconds of work."""
+_IN_CACHE = 1 << 17
+"""Elements that are still in the cache when they are looked at a second time."""
 
 
 def folded_score(
@@ -37,40 +43,108 @@ def folded_score(
 ) -> Tensor:
     """(N,) folded scores; NaN for rows with a NaN, an infinity or a norm that overflows.
 
-    The class of a row is taken from `predicted` (N,) or, where that is None, from the argmax of
+    The class of a row is taken from `predicted` (N,) or, if that is None, from the argmax of
     `logits` (N, C).
     """
-    rows, (classes, width) = features.shape[0], folded[0].shape
-    given = ("features", "offsets", "center", "floor", "logits", "predicted classes")
-    shapes = ((rows, width), (classes,), (width,), (), (rows, classes), (rows,))
-    for name, tensor, shape in zip(given, (features, *folded[1:], logits, predicted), shapes):
-        if tensor is not None and tensor.shape != shape:
-            sizes = f"N = {rows}, P = {width}, C = {classes}"
-            raise ValueError(f"{name} have shape {tuple(tensor.shape)}, expected {shape}: {sizes}")
+    _check_shapes(features, folded, predicted, logits)
+    is_traced = tracing()
+    if not is_traced and predicted is None and logits is not None:
+        size = features.numel()
+        is_few = 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
+        if is_few and is_plain(features, logits, *folded):
+            with np.errstate(all="ignore"):
+                return _score_of_few(features, logits, folded, divide)
+    logits_are_finite = logits is None
     if predicted is None:
         assert logits is not None
-        predicted = argmax(logits)
-    elif rows and not tracing() and not 0 <= int(predicted.min()) <= int(predicted.max()) < classes:
-        raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
+        predicted, logits_are_finite = _argmax_and_finite(logits, is_traced)
+    elif logits is not None and not is_traced:
+        logits_are_finite = _is_finite(logits)
+    else:
+        _check_classes(predicted, len(folded[1]))
     predicted = predicted.to(features.device, torch.int64)
-    kernel = _kernel("score_rows", features, *folded)
+    # A graph is for any number of rows, so their number must not decide.
+    kernel = None if is_traced else _kernel("score_rows", features, *folded)
     if kernel is None:
         scores = plain_score(features, predicted, folded, divide)
     else:
         scores = _run_score(kernel, features, predicted, folded, divide)
-    # The norm tells at once whether all logits are finite; it may overflow, and no graph can look
-    # at it.
-    if logits is not None and (
-        tracing() or not torch.isfinite(torch.linalg.vector_norm(logits.detach()))
-    ):
+    if logits is not None and not logits_are_finite:
         scores = torch.where(torch.isfinite(logits).all(dim=1), scores, torch.nan)
     return scores
+
+
+def _score_of_few(features: Tensor, logits: Tensor, folded: Folded, divide: bool) -> Tensor:
+    """`plain_score` of a few rows in numpy, by the argmax of their logits; NaN for a row with a
+    logit that is not finite."""
+    normals, offsets, center, floor = folded
+    values = _array(logits)
+    classes = values.argmax(axis=1)
+    deviation = _array(features) - _array(center)
+    squares = (deviation * deviation).sum(axis=1)
+    scores: Any = (_array(normals)[classes] * deviation).sum(axis=1)
+    scores += _array(offsets)[classes]
+    if divide:
+        scores /= np.maximum(np.sqrt(squares), _array(floor))
+    # The sum of squares is finite only if every logit is; for the rare others row by row.
+    if not math.isfinite(np.vdot(values, values)):
+        scores[~np.isfinite(values).all(axis=1)] = np.nan
+    is_trusted = squares < OVERFLOW[features.dtype]
+    if not is_trusted.all():
+        scores[~is_trusted] = np.nan
+    return torch.from_numpy(scores)
+
+
+def _array(tensor: Tensor) -> Any:
+    """The same numbers for numpy. `detach` takes longer than all the rest, and is rarely needed."""
+    return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
+
+
+def _check_shapes(
+    features: Tensor, folded: Folded, predicted: Tensor | None, logits: Tensor | None
+) -> None:
+    """A ValueError that names the tensor whose shape does not fit."""
+    rows = features.shape[0]
+    classes, width = folded[0].shape
+    _, offsets, center, floor = folded
+    fits = (
+        features.shape == (rows, width)
+        and offsets.shape == (classes,)
+        and center.shape == (width,)
+        and floor.shape == ()
+        and (logits is None or logits.shape == (rows, classes))
+        and (predicted is None or predicted.shape == (rows,))
+    )
+    if fits:
+        return
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "features": (features, (rows, width)),
+        "offsets": (offsets, (classes,)),
+        "center": (center, (width,)),
+        "floor": (floor, ()),
+        "logits": (logits, (rows, classes)),
+        "predicted classes": (predicted, (rows,)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(
+                f"{name} have shape {tuple(tensor.shape)}, expected {shape}: "
+                f"N = {rows}, P = {width}, C = {classes}"
+            )
+
+
+def _check_classes(predicted: Tensor, classes: int) -> None:
+    """An IndexError for classes that the head does not have. A graph cannot look at them."""
+    if tracing() or not len(predicted):
+        return
+    if int(predicted.min()) < 0 or int(predicted.max()) >= classes:
+        raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
 
 
 def plain_score(features: Tensor, predicted: Tensor, folded: Folded, divide: bool) -> Tensor:
     """The definition of `folded_score` in plain torch: (N,) scores ``(normals[k]·d + offsets[k]) /
     max(‖d‖, floor)`` with d = features − center and k = predicted (N,), without the denominator
-    where `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the
+    if `divide` is False. NaN where d holds a NaN or an infinity, or is too large for the
     dtype."""
     normals, offsets, center, floor = folded
     deviation = features - center
@@ -87,11 +161,15 @@ def column_sums(features: Tensor) -> Tensor:
     if kernel is None:
         return features.detach().to(torch.float64).sum(dim=0)
     rows, width = features.shape
-    size = max(
-        -(-rows // 32), _CHUNK // max(width, 1), 1
-    )  # by N and P alone: the number of threads changes no digit
-    values, sums = features.detach().contiguous().numpy(), np.zeros((-(-rows // size), width))
-    share(spans(rows, size), lambda start, stop: kernel(values[start:stop], sums[start // size]))
+    # By N and P alone, so that the number of threads changes no digit.
+    size = max(-(-rows // 32), _CHUNK // max(width, 1), 1)
+    values = features.detach().contiguous().numpy()
+    sums = np.zeros((-(-rows // size), width))
+
+    def add(start: int, stop: int) -> None:
+        kernel(values[start:stop], sums[start // size])
+
+    share(spans(rows, size), add)
     return torch.from_numpy(sums).sum(dim=0)
 
 
@@ -99,30 +177,32 @@ def compile_kernels(dtype: torch.dtype = torch.float32) -> None:
     """Compile the kernels for float32 or float64 ahead of their first use, or read them from
     numba's cache folder."""
     compiled = _compiled()
-    if compiled is not None:
-        one = torch.ones(1, 1, dtype=dtype, device="cpu")
-        vector = one[0]
-        _run_score(
-            compiled.score_rows,
-            one,
-            torch.zeros(1, dtype=torch.int64),
-            (one, vector, vector, vector[0]),
-            True,
-        )
-        compiled.add_rows(one.numpy(), np.zeros(1))
+    if compiled is None:
+        return
+    one = torch.ones(1, 1, dtype=dtype, device="cpu")
+    vector = one[0]
+    scalar = vector[0]
+    first_class = torch.zeros(1, dtype=torch.int64)
+    _run_score(compiled.score_rows, one, first_class, (one, vector, vector, scalar), True)
+    compiled.add_rows(one.numpy(), np.zeros(1))
 
 
 def _run_score(
     kernel: Callable[..., None], features: Tensor, predicted: Tensor, folded: Folded, divide: bool
 ) -> Tensor:
-    *arrays, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
-    values, classes = features.detach().contiguous().numpy(), predicted.contiguous().numpy()
+    normals, offsets, center, floor = (tensor.detach().contiguous().numpy() for tensor in folded)
+    values = features.detach().contiguous().numpy()
+    classes = predicted.contiguous().numpy()
     out = np.empty_like(values, shape=len(values))
+    smallest = floor[()]
     overflow = values.dtype.type(OVERFLOW[features.dtype])
 
     def score(start: int, stop: int) -> None:
         rows = slice(start, stop)
-        kernel(values[rows], classes[rows], *arrays, floor[()], divide, overflow, out[rows])
+        kernel(
+            values[rows], classes[rows], normals, offsets, center, smallest, divide, overflow,
+            out[rows],
+        )  # fmt: skip
 
     share(spans(len(values), max(1, _CHUNK // max(values.shape[1], 1))), score)
     return torch.from_numpy(out)
@@ -133,16 +213,49 @@ def argmax(logits: Tensor) -> Tensor:
     vectorised, and three times as fast as torch's for many classes."""
     if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
         return logits.argmax(dim=1)
+    return _shared_argmax(logits)[0]
+
+
+def _argmax_and_finite(logits: Tensor, is_traced: bool) -> tuple[Tensor, bool]:
+    """`argmax` of each row, and whether all logits are known to be finite. In large arrays both
+    take one read of the logits: what is looked at twice is still in the cache."""
+    if is_traced:
+        return logits.argmax(dim=1), False
+    if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
+        return logits.argmax(dim=1), _is_finite(logits)
+    return _shared_argmax(logits)
+
+
+def _is_finite(logits: Tensor) -> bool:
+    """Whether all logits are finite, and of moderate size: the norm of all is found ten times as
+    fast as a mask, and is finite only then."""
+    return bool(torch.isfinite(torch.linalg.vector_norm(logits.detach())))
+
+
+def _shared_argmax(logits: Tensor) -> tuple[Tensor, bool]:
     values = logits.detach().contiguous().numpy()
-    out = np.empty(len(values), np.int64)
-    parts = spans(len(values), max(1, _CHUNK // values.shape[1]))
-    share(parts, lambda start, stop: np.argmax(values[start:stop], axis=1, out=out[start:stop]))
-    return torch.from_numpy(out)
+    classes = np.empty(len(values), np.int64)
+    not_finite: list[int] = []
+    at_once = max(1, _IN_CACHE // values.shape[1])
+
+    def find(start: int, stop: int) -> None:
+        for first in range(start, stop, at_once):
+            rows = slice(first, min(first + at_once, stop))
+            piece = values[rows]
+            np.argmax(piece, axis=1, out=classes[rows])
+            # The largest of a row with a NaN is that NaN, so that the ends show all there is.
+            largest = piece[np.arange(len(piece)), classes[rows]].max()
+            if not np.isfinite(largest) or not np.isfinite(piece.min()):
+                not_finite.append(first)
+
+    share(spans(len(values), max(at_once, _CHUNK // values.shape[1])), find)
+    return torch.from_numpy(classes), not not_finite
 
 
 def _kernel(name: str, features: Tensor, *others: Tensor) -> Callable[..., None] | None:
-    """A compiled kernel where these tensors are worth one and can be read by it, None otherwise."""
-    if not is_plain(features, *others) or features.numel() < WORTH_A_KERNEL:
+    """A compiled kernel if these tensors are worth one and can be read by it, None otherwise."""
+    # The size first: it is found a hundred times as fast as the rest.
+    if features.numel() < WORTH_A_KERNEL or not is_plain(features, *others):
         return None
     compiled = _compiled()
     return None if compiled is None else getattr(compiled, name)
@@ -150,11 +263,10 @@ def _kernel(name: str, features: Tensor, *others: Tensor) -> Callable[..., None]
 
 @cache
 def _compiled() -> Any:
-    """The module of compiled kernels, or None where ``NUMBA_DISABLE_JIT`` is set."""
+    """The module of compiled kernels, or None if ``NUMBA_DISABLE_JIT`` is set."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
-    from fdbd.kernels import (
-        compiled,  # numba takes a third of a second to import: only where it is used
-    )
+    # numba takes a third of a second to import: only when it is used.
+    from fdbd.kernels import compiled
 
     return compiled
