@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fdbd.util import files
 
 log = logging.getLogger("fdbd.serve")
 
-QUEUE = 20_000
-"""Records that wait for the disk at most, with thumbnails about 100 MB."""
+QUEUE = 5_000
+"""Records that wait for the disk at most, with thumbnails about 20 MB."""
 _FILE_BYTES = 64 * 1024**2
 """A file of this size is closed, and the next one begun."""
 _WAIT_SECONDS = 0.5
@@ -47,6 +47,7 @@ class DecisionLog:
         self._dropped = dropped
         self._held = contextlib.ExitStack()
         self._process = self._claim()
+        self._file: BinaryIO | None = None
         self._waiting: queue.Queue[Record | None] = queue.Queue(QUEUE)
         self._writer = threading.Thread(target=self._write, name="fdbd-decisions", daemon=True)
         self._writer.start()
@@ -74,26 +75,41 @@ class DecisionLog:
         self._writer.join(timeout=10)
 
     def _write(self) -> None:
-        with contextlib.ExitStack() as opened:
-            file = None
-            is_open = True
-            while is_open:
-                records = self._next_records()
-                if records and records[-1] is None:
-                    is_open = False
-                    records.pop()
-                lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in records]
-                try:
-                    if file is None or file.tell() > _FILE_BYTES:
-                        opened.close()
-                        file = opened.enter_context(self._next_file().open("ab"))
-                    file.write("".join(lines).encode())
-                    file.flush()
-                except OSError as error:  # a full disk, for instance
-                    self._dropped(len(records))
-                    log.warning("%d decisions could not be recorded: %s", len(records), error)
-                    file = None
-                    time.sleep(_WAIT_SECONDS)
+        is_open = True
+        while is_open:
+            records = self._next_records()
+            written = 0
+            try:
+                for record in records:
+                    if record is None:
+                        is_open = False
+                        break
+                    self._write_one(record)
+                    written += 1
+                if self._file is not None:
+                    self._file.flush()
+            except (OSError, ValueError) as error:  # a full disk, for instance
+                self._close()
+                lost = sum(record is not None for record in records[written:])
+                is_open = is_open and None not in records
+                self._dropped(lost)
+                log.warning("%d decisions could not be recorded: %s", lost, error)
+                time.sleep(_WAIT_SECONDS)
+        self._close()
+        self._held.close()
+
+    def _write_one(self, record: Record) -> None:
+        if self._file is None or self._file.tell() > _FILE_BYTES:
+            self._close()
+            self._file = self._next_file().open("ab")
+        line = json.dumps(record, separators=(",", ":")) + "\n"
+        self._file.write(line.encode())
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what cannot be written is lost
+                self._file.close()
+        self._file = None
 
     def _next_records(self) -> list[Record | None]:
         """The records that have come within a moment, at least one."""

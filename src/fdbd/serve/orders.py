@@ -26,7 +26,7 @@ class Orders:
     service ran, how often that happened and what is wanted now."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._done: dict[str, int] = {}
 
     @classmethod
@@ -36,11 +36,11 @@ class Orders:
 
     def remove(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def give(self, name: str, is_loaded: bool) -> None:
         """Have all other processes load a guard, or unload it. The caller has done so itself."""
-        path = Path(self._folder, "orders.json")
+        path = Path(self.folder, "orders.json")
         with files.lock(path.with_suffix(".lock")):
             orders = read_state(path) or {}
             number = orders.get(name, {}).get("number", 0) + 1
@@ -54,7 +54,7 @@ class Orders:
         app.at_start.append(lambda: self._follow(app))
 
     async def _follow(self, app: App) -> None:
-        path = Path(self._folder, "orders.json")
+        path = Path(self.folder, "orders.json")
         while True:
             await asyncio.sleep(_SECONDS)
             for name, order in (read_state(path) or {}).items():

@@ -219,10 +219,27 @@ def _run_alone(service: Service, host: str, port: int) -> None:
         say_where(host, port)
 
     orders = Orders.in_new_folder()
+    _reload_at_hangup(service, Orders(orders.folder))
     try:
         _answer(service, listening, metrics, orders, is_up)
     finally:
         orders.remove()
+
+
+def _reload_at_hangup(service: Service, orders: Orders) -> None:
+    """Have SIGHUP order that all guards are loaded from their files again."""
+    if not hasattr(signal, "SIGHUP"):  # Windows
+        return
+
+    def order() -> None:
+        for name in service.guards:
+            orders.give(name, True)
+
+    def handle(*_: Any) -> None:
+        # In a thread: the interrupted code may hold the lock of the orders.
+        threading.Thread(target=order, name="fdbd-reload").start()
+
+    signal.signal(signal.SIGHUP, handle)
 
 
 def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -297,9 +314,7 @@ class _Supervisor:
     def run(self) -> None:
         signal.signal(signal.SIGINT, self._end)
         signal.signal(signal.SIGTERM, self._end)
-        reloading = getattr(signal, "SIGHUP", None)
-        if reloading is not None:
-            signal.signal(reloading, self._reload)
+        _reload_at_hangup(self._service, self._orders)
         try:
             self._start_all()
             self._keep()
@@ -355,10 +370,6 @@ class _Supervisor:
         self._is_ending = True
         for process in self._processes:
             process.terminate()
-
-    def _reload(self, *_: Any) -> None:
-        for name in self._service.guards:
-            self._orders.give(name, True)
 
     def _join_all(self) -> None:
         """Wait for the processes as long as they may take, then kill them."""
