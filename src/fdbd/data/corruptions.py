@@ -75,7 +75,7 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
     for start in range(0, len(images), _BLOCK):
         block = images[start : start + _BLOCK]
         draw = _draws(seed, CORRUPTIONS.index(corruption), severity, start)
-        out = globals()[f"_{corruption}"](block / 255.0, severity - 1, draw)
+        out = _FUNCTIONS[corruption](block / 255.0, severity - 1, draw)
         # Truncated, not rounded, as in the published files.
         result[start : start + _BLOCK] = (np.clip(out, 0, 1) * 255).astype(np.uint8)
     return result
@@ -84,13 +84,16 @@ def corrupt(images: Pixels, corruption: str, severity: int, *, seed: int = 0) ->
 def mixture(count: int, *, frost: bool = False, seed: int = 0) -> NDArray[np.str_]:
     """(count,) names of corruptions, one per image, shuffled: the four families in equal parts, and
     within each its corruptions; `frost` is among the weather, as in the published files."""
-    families = [
-        (*names, "frost") if frost and family == "weather" else names
-        for family, names in FAMILIES.items()
-    ]
-    names = [families[i % len(families)] for i in range(count)]
-    which = np.array([part[i // len(families) % len(part)] for i, part in enumerate(names)])
-    return which[np.random.RandomState(np.random.PCG64(seed)).permutation(count)]
+    families = dict(FAMILIES)
+    if frost:
+        families["weather"] = (*families["weather"], "frost")
+    rounds = []
+    for names in families.values():
+        rounds.append(itertools.cycle(names))
+    # One of each family in turn, and within a family one corruption after the other.
+    which = np.array([next(rounds[index % len(rounds)]) for index in range(count)])
+    order = np.random.RandomState(np.random.PCG64(seed)).permutation(count)
+    return which[order]
 
 
 def mixed(images: Pixels, severity: int, *, seed: int = 0) -> Pixels:
@@ -102,7 +105,8 @@ def mixed(images: Pixels, severity: int, *, seed: int = 0) -> Pixels:
     return result
 
 
-# In the functions: x is (N, side, side, 3) from 0 to 1, s the severity from 0 to 4.
+# In the functions: x is (N, side, side, 3) from 0 to 1, s the severity from 0 to 4. The constants
+# are those of CIFAR-10-C.
 
 
 def _gaussian_noise(x: Floats, s: int, draw: Draw) -> Floats:
@@ -126,21 +130,24 @@ def _defocus_blur(x: Floats, s: int, draw: Draw) -> Floats:
     radius, alias = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))[s]
     axis = np.arange(-3, 4)
     disk = (axis[:, None] ** 2 + axis**2 <= radius**2).astype(np.float64)
+    disk /= disk.sum()
+    # A disk of few pixels has a ragged edge: a small Gaussian smooths it.
     weights = np.exp(-(np.arange(-1, 2) ** 2) / (2 * alias**2))
-    kernel = ndimage.convolve(
-        disk / disk.sum(), np.outer(weights, weights) / weights.sum() ** 2, mode="constant"
-    )
+    smoothing = np.outer(weights, weights) / weights.sum() ** 2
+    kernel = ndimage.convolve(disk, smoothing, mode="constant")
     return np.asarray(ndimage.convolve(x, kernel[None, :, :, None], mode="mirror"))
 
 
 def _glass_blur(x: Floats, s: int, draw: Draw) -> Floats:
     sigma, rounds = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[s]
     pixels = (_gaussian(x, sigma) * 255).astype(np.uint8)
-    side, every = x.shape[1], np.arange(len(x))
+    side = x.shape[1]
+    every = np.arange(len(x))
     for _ in range(rounds):
         # One step of the walk for all images at once. The published files were made by a swap that
         # only copies.
-        steps = -(draw("uniform", size=(len(x), side - 2, side - 2, 2)) < 0.5).astype(np.intp)
+        goes_back = draw("uniform", size=(len(x), side - 2, side - 2, 2)) < 0.5
+        steps = -goes_back.astype(np.intp)
         for row in range(side - 1, 1, -1):
             for column in range(side - 1, 1, -1):
                 down, right = steps[:, row - 2, column - 2].T
@@ -155,7 +162,8 @@ def _motion_blur(x: Floats, s: int, draw: Draw) -> Floats:
 
 def _zoom_blur(x: Floats, s: int, draw: Draw) -> Floats:
     factors = 1 + 0.01 * np.arange((6, 11, 16, 21, 26)[s])
-    return (x + sum(_zoom(x, factor) for factor in factors)) / (len(factors) + 1)
+    zoomed = sum(_zoom(x, factor) for factor in factors)
+    return (x + zoomed) / (len(factors) + 1)
 
 
 def _snow(x: Floats, s: int, draw: Draw) -> Floats:
@@ -177,16 +185,18 @@ def _snow(x: Floats, s: int, draw: Draw) -> Floats:
 def _fog(x: Floats, s: int, draw: Draw) -> Floats:
     amount, decay = ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))[s]
     brightest = x.max(axis=(1, 2, 3), keepdims=True)
-    return np.asarray(
-        (x + amount * _plasma(len(x), x.shape[1], decay, draw)) * brightest / (brightest + amount)
-    )
+    clouds = _plasma(len(x), x.shape[1], decay, draw)
+    # The brightest pixel stays as bright as it was.
+    return np.asarray((x + amount * clouds) * brightest / (brightest + amount))
 
 
 def _brightness(x: Floats, s: int, draw: Draw) -> Floats:
     # Value of HSV plus a constant; hue and saturation stay, so all channels scale alike.
     value = x.max(axis=3, keepdims=True)
     brighter = np.clip(value + (0.05, 0.1, 0.15, 0.2, 0.3)[s], 0, 1)
-    return np.asarray(np.where(value > 0, x * brighter / np.where(value > 0, value, 1), brighter))
+    is_black = value == 0
+    divisor = np.where(is_black, 1, value)
+    return np.asarray(np.where(is_black, brighter, x * brighter / divisor))
 
 
 def _contrast(x: Floats, s: int, draw: Draw) -> Floats:
@@ -195,45 +205,62 @@ def _contrast(x: Floats, s: int, draw: Draw) -> Floats:
 
 
 def _elastic_transform(x: Floats, s: int, draw: Draw) -> Floats:
+    strength = (0, 0.05, 0.08, 0.1, 0.1)[s]
+    sigma = (0, 0.2, 0.06, 0.04, 0.03)[s]
+    jitter = (0.08, 0.07, 0.06, 0.05, 0.03)[s]
+    warped = _affine(x, jitter, draw)
+    return _displaced(warped, strength, sigma, draw)
+
+
+def _affine(x: Floats, jitter: float, draw: Draw) -> Floats:
+    """Each image under an affine map that moves three corners of the central square by up to
+    `jitter` of the side."""
+    side = x.shape[1]
+    centre = side // 2
+    third = side // 3
+    offsets = np.array([[third, third], [third, -third], [-third, -third]], dtype=np.float64)
+    corners = offsets + centre
+    moved = corners + draw("uniform", -jitter * side, jitter * side, size=(len(x), 3, 2))
+    moved_with_one = np.concatenate([moved, np.ones((len(x), 3, 1))], axis=2)
+    to_source = np.linalg.solve(moved_with_one, corners[None])
+    # (x, y, 1) at every pixel.
+    axis = np.arange(side, dtype=np.float64)
+    grid = np.stack([*np.meshgrid(axis, axis), np.ones((side, side))], axis=2)
+    place = np.einsum("yxk,nkd->dnyx", grid, to_source)
+    return _sample(x, place[1], place[0], "reflect")
+
+
+def _displaced(x: Floats, strength: float, sigma: float, draw: Draw) -> Floats:
+    """Each image with a smooth random displacement of every pixel; lengths in units of the side."""
     from scipy import ndimage
 
     side = x.shape[1]
-    strength, sigma = (0, 0.05, 0.08, 0.1, 0.1)[s], (0, 0.2, 0.06, 0.04, 0.03)[s]
-    jitter = (0.08, 0.07, 0.06, 0.05, 0.03)[s]
-    # An affine map that moves three corners of the central square by up to `jitter` of the side.
-    centre, third = side // 2, side // 3
-    corners = (
-        np.array([[third, third], [third, -third], [-third, -third]], dtype=np.float64) + centre
-    )
-    moved = corners + draw("uniform", -jitter * side, jitter * side, size=(len(x), 3, 2))
-    to_source = np.linalg.solve(
-        np.concatenate([moved, np.ones((len(x), 3, 1))], axis=2), corners[None]
-    )
-    axis = np.arange(side, dtype=np.float64)
-    grid = np.stack(
-        [*np.meshgrid(axis, axis), np.ones((side, side))], axis=2
-    )  # (x, y, 1) at every pixel
-    place = np.einsum("yxk,nkd->dnyx", grid, to_source)
-    warped = _sample(x, place[1], place[0], "reflect")
-    # Then a smooth random displacement of every pixel.
+    # Both are drawn before either is smoothed: the order of the draws decides the bytes.
     shifts = [draw("uniform", -1, 1, size=x.shape[:3]) for _ in range(2)]
-    right, down = (
-        ndimage.gaussian_filter(shift, (0, sigma * side, sigma * side), mode="reflect", truncate=3)
-        * strength
-        * side
-        for shift in shifts
-    )
-    return _sample(warped, axis[:, None] + down, axis + right, "symmetric")
+    width = sigma * side
+    smooth = []
+    for shift in shifts:
+        blurred = ndimage.gaussian_filter(shift, (0, width, width), mode="reflect", truncate=3)
+        smooth.append(blurred * strength * side)
+    right, down = smooth
+    axis = np.arange(side, dtype=np.float64)
+    return _sample(x, axis[:, None] + down, axis + right, "symmetric")
 
 
 def _pixelate(x: Floats, s: int, draw: Draw) -> Floats:
-    side, box = x.shape[1], import_pillow().Resampling.BOX
+    side = x.shape[1]
     small = int(side * (0.95, 0.9, 0.85, 0.75, 0.65)[s])
-    return _each(x, lambda image: image.resize((small, small), box).resize((side, side), box))
+    box = import_pillow().Resampling.BOX
+
+    def through_fewer_pixels(image: Any) -> Any:
+        return image.resize((small, small), box).resize((side, side), box)
+
+    return _each(x, through_fewer_pixels)
 
 
 def _jpeg_compression(x: Floats, s: int, draw: Draw) -> Floats:
-    pil, quality = import_pillow(), (80, 65, 58, 50, 40)[s]
+    pil = import_pillow()
+    quality = (80, 65, 58, 50, 40)[s]
 
     def through_jpeg(image: Any) -> Any:
         file = io.BytesIO()
@@ -247,12 +274,11 @@ def _each(x: Floats, change: Callable[[Any], Any]) -> Floats:
     """Applies a change of one Pillow image to all."""
     pil = import_pillow()
     pixels = np.rint(x * 255).astype(np.uint8)
-    changed = (
-        np.stack([np.asarray(change(pil.fromarray(image))) for image in pixels])
-        if len(x)
-        else pixels
-    )
-    return (changed + 0.5) / 255  # half a level up, since the caller truncates
+    changed = np.empty_like(pixels)
+    for index, image in enumerate(pixels):
+        changed[index] = np.asarray(change(pil.fromarray(image)))
+    # Half a level up, since the caller truncates.
+    return (changed + 0.5) / 255
 
 
 def _gaussian(x: Floats, sigma: float) -> Floats:
@@ -267,13 +293,14 @@ def _smear(x: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
     taps = np.arange(2 * radius + 1)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     weights /= weights.sum()
-    angle = np.deg2rad(degrees)
-    down, right = (
-        np.ceil(taps * step[:, None] - 0.5).astype(np.intp)
-        for step in (np.sin(angle), np.cos(angle))
-    )
-    side, every = x.shape[1], np.arange(len(x))[:, None, None]
-    axis, out = np.arange(side), np.zeros_like(x)
+    angle = np.deg2rad(degrees)[:, None]
+    # How far each tap lies, in whole pixels.
+    down = np.ceil(taps * np.sin(angle) - 0.5).astype(np.intp)
+    right = np.ceil(taps * np.cos(angle) - 0.5).astype(np.intp)
+    side = x.shape[1]
+    axis = np.arange(side)
+    every = np.arange(len(x))[:, None, None]
+    out = np.zeros_like(x)
     for tap, weight in enumerate(weights):
         rows = np.clip(axis + down[:, tap, None], 0, side - 1)
         columns = np.clip(axis + right[:, tap, None], 0, side - 1)
@@ -288,10 +315,11 @@ def _zoom(x: Floats, factor: float) -> Floats:
     outer = round(inner * factor)
     place = np.arange(outer) * ((inner - 1) / max(outer - 1, 1))
     place = place[(outer - side) // 2 :][:side]
-    weights, start = np.zeros((side, side)), (side - inner) // 2
-    weights[:, start : start + inner] = np.transpose(
-        [np.interp(place, np.arange(inner), unit) for unit in np.eye(inner)]
-    )
+    # Interpolation is linear, so its matrix holds the interpolated unit vectors.
+    weights = np.zeros((side, side))
+    start = (side - inner) // 2
+    for column, unit in enumerate(np.eye(inner)):
+        weights[:, start + column] = np.interp(place, np.arange(inner), unit)
     planes = np.ascontiguousarray(np.moveaxis(x, 3, 1))
     return np.asarray(np.moveaxis(weights @ planes @ weights.T, 1, 3))
 
@@ -317,7 +345,8 @@ def _plasma(count: int, side: int, decay: float, draw: Draw) -> Floats:
         field[:, ::step, half::step] = jittered(across)
         along = centres + np.roll(centres, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
         field[:, half::step, ::step] = jittered(along)
-        step, wobble = half, wobble / decay
+        step = half
+        wobble /= decay
     field = field[:, :side, :side]
     field -= field.min(axis=(1, 2), keepdims=True)
     return np.asarray(field / field.max(axis=(1, 2), keepdims=True))[..., None]
@@ -329,15 +358,38 @@ def _sample(
     """Bilinear values of each image at real coordinates (N, side, side) or what broadcasts to it.
     Beyond the border the image is mirrored: ``reflect`` at the centres of the edge pixels,
     ``symmetric`` at their rims."""
-    side, every = x.shape[1], np.arange(len(x))[:, None, None]
-    mirror, margin = (
-        np.pad(np.arange(side), 2 * side, mode=border),
-        2 * side,
-    )  # nothing is displaced any farther
+    side = x.shape[1]
+    # Nothing is displaced any farther than twice the side.
+    margin = 2 * side
+    mirror = np.pad(np.arange(side), margin, mode=border)
     rows, columns = np.broadcast_arrays(rows, columns)
-    top, left = np.floor(rows).astype(np.intp), np.floor(columns).astype(np.intp)
-    down, right = (rows - top)[..., None], (columns - left)[..., None]
-    upper, lower, west, east = (mirror[margin + place] for place in (top, top + 1, left, left + 1))
+    top = np.floor(rows).astype(np.intp)
+    left = np.floor(columns).astype(np.intp)
+    down = (rows - top)[..., None]
+    right = (columns - left)[..., None]
+    upper = mirror[margin + top]
+    lower = mirror[margin + top + 1]
+    west = mirror[margin + left]
+    east = mirror[margin + left + 1]
+    every = np.arange(len(x))[:, None, None]
     above = x[every, upper, west] * (1 - right) + x[every, upper, east] * right
     below = x[every, lower, west] * (1 - right) + x[every, lower, east] * right
     return np.asarray(above * (1 - down) + below * down)
+
+
+_FUNCTIONS: dict[str, Callable[[Floats, int, Draw], Floats]] = {
+    "gaussian_noise": _gaussian_noise,
+    "shot_noise": _shot_noise,
+    "impulse_noise": _impulse_noise,
+    "defocus_blur": _defocus_blur,
+    "glass_blur": _glass_blur,
+    "motion_blur": _motion_blur,
+    "zoom_blur": _zoom_blur,
+    "snow": _snow,
+    "fog": _fog,
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "elastic_transform": _elastic_transform,
+    "pixelate": _pixelate,
+    "jpeg_compression": _jpeg_compression,
+}
