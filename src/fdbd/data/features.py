@@ -104,7 +104,8 @@ class FeatureRows(ABC):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.source = os.fspath(path)
         self.key = stamp_key(path)  #: changes when the file does
-        self._stamp, self._len = stamp(path), 0
+        self._stamp = stamp(path)
+        self._len = 0
 
     def _choose(self, names: Sequence[str]) -> None:
         """Set which columns are read, in order, and which of them holds the true classes."""
@@ -146,7 +147,9 @@ class FeatureRows(ABC):
 
 def open_features(path: str | os.PathLike[str]) -> FeatureRows:
     """The features in a ``.parquet`` or ``.npz`` file."""
-    return ParquetFeatures(path) if Path(path).suffix.lower() == ".parquet" else NpzFeatures(path)
+    if Path(path).suffix.lower() == ".parquet":
+        return ParquetFeatures(path)
+    return NpzFeatures(path)
 
 
 def holds_features(data: str) -> bool:
@@ -154,9 +157,8 @@ def holds_features(data: str) -> bool:
     path = Path(data).expanduser()
     if path.suffix.lower() == ".parquet":
         if not path.is_file():
-            raise FileNotFoundError(
-                f"no features at {data!r}: no such {'regular ' if path.exists() else ''}file"
-            )
+            what = "no such regular file" if path.exists() else "no such file"
+            raise FileNotFoundError(f"no features at {data!r}: {what}")
         return True
     return path.suffix.lower() == ".npz" and path.is_file() and "features" in array_names(path)
 
@@ -178,8 +180,9 @@ class NpzFeatures(FeatureRows):
         arrays = self._open(labels)
         for name, array in arrays.items():
             is_number = array.dtype.kind in "biuf"
-            if len(array) != len(self) or len(array.shape) != 2 - (name == self._label):
-                shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            ndim = 1 if name == self._label else 2
+            if len(array) != len(self) or len(array.shape) != ndim:
+                shapes = ", ".join(f"{each} {found.shape}" for each, found in arrays.items())
                 raise ValueError(
                     f"{self.source} has {shapes}; expected features (N, P), logits (N, C) and y (N,)"
                 )
@@ -194,27 +197,26 @@ class NpzFeatures(FeatureRows):
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
         # Where rows are read in order, the arrays stand where the last span ended; other threads
         # open their own.
+        names = self._columns(labels)
+        if not self.is_sequential or not set(names) <= set(self._arrays):
+            self._arrays = self._open(labels)
         arrays = self._arrays
-        if not self.is_sequential or not set(self._columns(labels)) <= set(arrays):
-            arrays = self._arrays = self._open(labels)
         for part in cut(rows, CHUNK_ROWS):
             values: dict[str, Tensor] = {}
-            for name in self._columns(labels):
+            for name in names:
                 found = arrays[name][part.start : part.stop]
-                is_float = (
-                    found.dtype.kind == "f"
-                )  # else float64, where float32 does not hold all integers of the type
-                dtype = (
-                    found.dtype.newbyteorder("=")
-                    if is_float
-                    else np.result_type(found.dtype, np.float32)
-                )
-                values[name] = torch.from_numpy(
-                    found.astype(np.int64 if name == self._label else dtype)
-                )
-            yield RowBatch(
-                part, Batch(values["features"], values.get("logits"), values.get(self._label)), {}
-            )
+                dtype = np.dtype(np.int64) if name == self._label else _torch_dtype(found.dtype)
+                values[name] = torch.from_numpy(found.astype(dtype))
+            batch = Batch(values["features"], values.get("logits"), values.get(self._label))
+            yield RowBatch(part, batch, {})
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The floating dtype, in this machine's byte order, that numbers of a file are scored in:
+    float64 for integers that float32 does not hold exactly."""
+    if dtype.kind == "f":
+        return dtype.newbyteorder("=")
+    return np.result_type(dtype, np.float32)
 
 
 class ParquetFeatures(FeatureRows):
@@ -222,42 +224,58 @@ class ParquetFeatures(FeatureRows):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        types = require("pyarrow", "report").types
         with readable(self.source, "Parquet file"):
             file = self._open()
-            schema, footer = file.schema_arrow, file.metadata
+            schema = file.schema_arrow
+            footer = file.metadata
             groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
             counts = [group.num_rows for group in groups]
         self._choose(schema.names)
-        if twice := [name for name in self._names if schema.names.count(name) > 1]:
-            raise ValueError(f"{self.source} has several columns called {twice[0]!r}, expected one")
-        if "features" not in self._names:
-            others = ", ".join(schema.names) or "none"
-            raise ValueError(
-                f"{self.source} has no column 'features' with lists of numbers; it has {others}"
-            )
+        self._check_names(schema.names)
         self._starts = [0, *itertools.accumulate(counts)]
-        self._len, size = self._starts[-1], os.path.getsize(self.source)
-        if min(counts, default=0) < 0 or len(self) > FREE_ROWS + MAX_ROWS_PER_BYTE * size:
-            raise ValueError(
-                f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes"
-            )
+        self._len = self._starts[-1]
+        self._check_footer(counts)
         self._types = {name: schema.field(name).type for name in self._names}
-        self._values: dict[str, list[int]] = {}  # how many numbers each row group has, by column
+        self._values: dict[str, list[int]] = {}
+        """How many numbers each row group has, by column."""
         for name in self._columns(labels=False):
-            kind = self._types[name]
-            is_list = (
-                types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-            )
-            if not is_list or not (
-                types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
-            ):
-                raise ValueError(
-                    f"{self.source}: the column {name!r} is {kind}, expected lists of numbers"
-                )
+            self._check_type(name)
             with readable(self.source, "Parquet file"):
                 leaf = _leaf(footer.schema, name)
                 self._values[name] = [group.column(leaf).num_values for group in groups]
+
+    def _check_names(self, columns: Sequence[str]) -> None:
+        """ValueError unless there are features, and each column that is read is there once."""
+        for name in self._names:
+            if columns.count(name) > 1:
+                raise ValueError(f"{self.source} has several columns called {name!r}, expected one")
+        if "features" not in self._names:
+            others = ", ".join(columns) or "none"
+            raise ValueError(
+                f"{self.source} has no column 'features' with lists of numbers; it has {others}"
+            )
+
+    def _check_footer(self, counts: Sequence[int]) -> None:
+        """ValueError if the footer claims more rows than a file of this size may hold."""
+        size = os.path.getsize(self.source)
+        most = FREE_ROWS + MAX_ROWS_PER_BYTE * size
+        if min(counts, default=0) < 0 or len(self) > most:
+            raise ValueError(
+                f"{self.source} is damaged: its footer claims {len(self):,} rows in {size:,} bytes"
+            )
+
+    def _check_type(self, name: str) -> None:
+        """ValueError unless a column holds lists of numbers."""
+        types = require("pyarrow", "report").types
+        kind = self._types[name]
+        is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
+        holds_numbers = is_list and (
+            types.is_floating(kind.value_type) or types.is_integer(kind.value_type)
+        )
+        if not holds_numbers:
+            raise ValueError(
+                f"{self.source}: the column {name!r} is {kind}, expected lists of numbers"
+            )
 
     def _open(self) -> Any:
         return require("pyarrow.parquet", "report").ParquetFile(self.source, pre_buffer=False)
@@ -282,18 +300,20 @@ class ParquetFeatures(FeatureRows):
             )
 
     def spans(self, size: int) -> list[range]:
-        spans, start = [], 0
+        spans = []
+        start = 0
         for stop in self._starts[1:]:
-            if stop - start >= size or (stop == len(self) and stop > start):
+            is_last = stop == len(self)
+            if stop - start >= size or (is_last and stop > start):
                 spans.append(range(start, stop))
                 start = stop
         return spans
 
     def read(self, rows: range, widths: Widths, labels: bool = False) -> Iterator[RowBatch]:
-        bounds = enumerate(itertools.pairwise(self._starts))
-        groups = [
-            group for group, (start, stop) in bounds if rows.start <= start and stop <= rows.stop
-        ]
+        groups = []
+        for group, (first, end) in enumerate(itertools.pairwise(self._starts)):
+            if rows.start <= first and end <= rows.stop:
+                groups.append(group)
         check_unchanged(self.source, self._stamp)
         with readable(self.source, "Parquet file"):
             start = rows.start
@@ -312,11 +332,9 @@ class ParquetFeatures(FeatureRows):
             logits, more = matrix(columns["logits"], widths.logits, "logits")
             errors = {**more, **errors}
         if self._label in columns:
-            indices = (
-                columns[self._label]
-                .cast(require("pyarrow", "report").int64(), safe=False)
-                .fill_null(-1)
-            )
+            int64 = require("pyarrow", "report").int64()
+            # A missing label is −1, which means none.
+            indices = columns[self._label].cast(int64, safe=False).fill_null(-1)
             labels = torch.from_numpy(indices.to_numpy(zero_copy_only=False).copy())
         return RowBatch(names, Batch(features, logits, labels).without(errors), errors)
 
