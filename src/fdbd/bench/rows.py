@@ -73,6 +73,10 @@ class Published:
         source, date: where the numbers are from, and of when they are.
         auroc: by detector and group, a fraction.
         note: how those numbers were made, if that matters for the comparison.
+
+    >>> from fdbd.bench.openood import protocol
+    >>> protocol("openood:cifar10").published.auroc["msp"]
+    [88.03, 90.73]
     """
 
     source: str

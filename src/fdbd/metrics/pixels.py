@@ -28,7 +28,12 @@ BOOTSTRAP_BINS = 2048
 
 @dataclass(frozen=True)
 class PixelEvaluation:
-    """What `evaluate_pixels` found; fractions, each with an interval over images."""
+    """What `evaluate_pixels` found; fractions, each with an interval over images.
+
+    >>> found = evaluate_pixels([[[3.0, 0.5], [1.0, 0.0]]], [[[0, 0], [1, 255]]])
+    >>> float(found.auroc), found.num_id_pixels, found.num_ood_pixels
+    (0.5, 2, 1)
+    """
 
     auroc: Estimate
     fpr95: Estimate  #: share of ID pixels flagged when 95 % of OOD pixels are
@@ -151,7 +156,11 @@ def _image_intervals(
 
 
 class Components(NamedTuple):
-    """What `evaluate_components` found, over all images."""
+    """What `evaluate_components` found, over all images.
+
+    >>> evaluate_components([[[0, 0, 1, 1]]], [[[0, 0, 1, 1]]]).siou
+    1.0
+    """
 
     siou: float  #: mean adjusted intersection over union of the true components
     ppv: float  #: mean precision of the predicted components; NaN if nothing was predicted

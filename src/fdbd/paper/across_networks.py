@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fdbd.bench import FeatureSet
 from fdbd.bench.cache import FeatureCache
+from fdbd.bench.collapse import collapse
 from fdbd.data.datasets import DatasetUnavailable, load
 from fdbd.metrics import Comparison, as_percent
 from fdbd.paper import plot
@@ -284,35 +283,6 @@ def _dispersion(model: EvaluatedModel) -> float:
     mean = sum(float(side.mean()) for side in sides) / 2
     variance = sum(float(((side - mean) ** 2).mean()) for side in sides) / 2
     return math.sqrt(variance) / mean
-
-
-def collapse(features: Tensor, labels: Tensor) -> float:
-    """Within-class over between-class variance of features (N, P) with labels (N,): the traces of
-    both covariances.
-
-    Both are without bias for any number of samples per class from two on (the components of a
-    one-way analysis of variance), so that networks fitted on two photographs per class and on
-    thousands can be compared.
-    """
-    classes, places, counts = labels.unique(return_inverse=True, return_counts=True)
-    total = len(features)
-    groups = len(classes)
-    if groups < 2 or total <= groups:
-        raise ValueError(
-            f"{total} samples of {groups} classes: expected two classes, with several each"
-        )
-    sums = torch.zeros(groups, features.shape[1], dtype=features.dtype)
-    means = sums.index_add_(0, places, features) / counts[:, None]
-    to_own_mean = ((features - means[places]) ** 2).sum()
-    to_common_mean = (counts[:, None] * (means - features.mean(dim=0)) ** 2).sum()
-    within = float(to_own_mean) / (total - groups)
-    spread = float(to_common_mean) / (groups - 1)
-    # The number of samples per class that enters the expected spread, if classes differ in size.
-    typical = (total - float((counts.double() ** 2).sum()) / total) / (groups - 1)
-    if spread <= within:
-        return math.inf
-    between = (spread - within) / typical
-    return within / between
 
 
 def domain_shift(finding: Finding, settings: DomainShift) -> None:
