@@ -38,7 +38,11 @@ def share(benchmark: Benchmark, folder: Path) -> Path:
     def write(name: str, arrays: dict[str, Any]) -> str:
         path = folder / f"{name}.npz"
         with beside(path) as draft, open(draft, "wb") as file:
-            np.savez_compressed(file, **arrays)
+            # By rows: NumPy would keep the order of an array that is stored by columns.
+            by_rows: dict[str, Any] = {}
+            for key, array in arrays.items():
+                by_rows[key] = np.ascontiguousarray(array)
+            np.savez_compressed(file, **by_rows)
         files[path.name] = hash_file(path)
         return path.name
 

@@ -49,8 +49,12 @@ class NpzArray:
         self.dtype = dtype
         self.nbytes = dtype.itemsize * math.prod(shape)
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
-        is_by_column = is_fortran and len(shape) > 1
-        if dtype.hasobject or not shape or is_by_column or not self._row_bytes:
+        if is_fortran and len(shape) > 1:
+            raise ValueError(
+                f"{self.path}: the array {name!r} is stored by columns, expected rows: save "
+                "np.ascontiguousarray of it"
+            )
+        if dtype.hasobject or not shape or not self._row_bytes:
             raise ValueError(
                 f"{self.path}: the array {name!r} is {dtype} {shape}, "
                 "expected numbers, a row per sample"

@@ -64,31 +64,52 @@ def load_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module
     path = Path(path)
     own = model.state_dict()
     state = under_names(read_weights(path), own.keys())
-    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
-    unexpected = [key for key in state if key not in own]
-    found = [
-        (keys, what) for keys, what in ((missing, "missing"), (unexpected, "unexpected")) if keys
-    ]
-    if found:
-        some = [
-            f"{len(k)} {what} ({', '.join(k[:3])}{', …' if len(k) > 3 else ''})"
-            for k, what in found
-        ]
-        raise ValueError(f"{path} does not fit {type(model).__name__}: keys {' and '.join(some)}")
-    wrong = [key for key in state if state[key].shape != own[key].shape]
-    if wrong:
-        theirs, ours = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
-        if (
-            len({key.rpartition(".")[0] for key in wrong}) == 1 and theirs[1:] == ours[1:]
-        ):  # those of the head alone
-            raise ValueError(
-                f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}"
-            )
-        raise ValueError(
-            f"{path} does not fit {type(model).__name__}: {wrong[0]} is {theirs} there and {ours} here"
-        )
+    _check_keys(path, model, state, own)
+    _check_shapes(path, model, state, own)
     model.load_state_dict(state, strict=False)
     return model
+
+
+def _check_keys(
+    path: Path, model: nn.Module, state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> None:
+    """ValueError if the file lacks weights, or holds others."""
+    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in own]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} missing ({_some(missing)})")
+    if unexpected:
+        problems.append(f"{len(unexpected)} unexpected ({_some(unexpected)})")
+    if problems:
+        raise ValueError(
+            f"{path} does not fit {type(model).__name__}: keys {' and '.join(problems)}"
+        )
+
+
+def _some(keys: list[str]) -> str:
+    """The first three keys."""
+    more = ", …" if len(keys) > 3 else ""
+    return ", ".join(keys[:3]) + more
+
+
+def _check_shapes(
+    path: Path, model: nn.Module, state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> None:
+    """ValueError if a tensor has another shape; one of the head alone has another class count."""
+    wrong = [key for key in state if state[key].shape != own[key].shape]
+    if not wrong:
+        return
+    theirs = tuple(state[wrong[0]].shape)
+    ours = tuple(own[wrong[0]].shape)
+    layers = {key.rpartition(".")[0] for key in wrong}
+    if len(layers) == 1 and theirs[1:] == ours[1:]:
+        raise ValueError(
+            f"{path} has {theirs[0]} classes and the model {ours[0]}: pass num_classes={theirs[0]}"
+        )
+    raise ValueError(
+        f"{path} does not fit {type(model).__name__}: {wrong[0]} is {theirs} there and {ours} here"
+    )
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -96,9 +117,10 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     files."""
     path = Path(path)
     if not path.is_file() and "+" in str(path):
-        return {
-            key: value for part in str(path).split("+") for key, value in read_weights(part).items()
-        }
+        joined: dict[str, Tensor] = {}
+        for part in str(path).split("+"):
+            joined.update(read_weights(part))
+        return joined
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint file {path}")
     if path.suffix == ".safetensors":
@@ -109,17 +131,23 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValueError(
                 f"{path} is no readable safetensors file: {one_line(error)[:200]}"
             ) from None
-    content = load_plain(path)
-    while isinstance(content, Mapping) and (
-        inner := [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
-    ):
-        content = inner[0]
+    content = _inside_wrappers(load_plain(path))
     state = dict(content) if isinstance(content, Mapping) else {}
-    if not state or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
-    ):
+    are_names = all(isinstance(key, str) for key in state)
+    are_tensors = all(isinstance(value, Tensor) for value in state.values())
+    if not state or not are_names or not are_tensors:
         raise ValueError(f"{path} holds no state dict of tensors")
     return _strip(state)
+
+
+def _inside_wrappers(content: Any) -> Any:
+    """The weights in what a checkpoint holds beside them: an optimiser's state, an epoch."""
+    while isinstance(content, Mapping):
+        inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
+        if not inner:
+            return content
+        content = inner[0]
+    return content
 
 
 def load_plain(path: str | os.PathLike[str]) -> Any:
@@ -170,10 +198,10 @@ def save_weights(
     tensors = {}
     for key, value in model.state_dict().items():
         kept = value.detach().cpu()
-        narrow = dtype is not None and kept.is_floating_point() and kept.ndim > 1
-        tensors[key] = (kept.to(dtype) if narrow else kept).clone(
-            memory_format=torch.contiguous_format
-        )
+        is_matrix = kept.is_floating_point() and kept.ndim > 1
+        if dtype is not None and is_matrix:
+            kept = kept.to(dtype)
+        tensors[key] = kept.clone(memory_format=torch.contiguous_format)
     with beside(path) as temporary:
         save_file(tensors, temporary, metadata=dict(metadata or {}))
 
@@ -191,20 +219,23 @@ def under_names(state: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tenso
     A projection head beside an ``encoder.`` is dropped (SupCon), and the three matrices of an
     attention are joined where the model has them in one."""
     found = dict(state)
-    if any(key.startswith("encoder.") for key in state):
-        found = {
-            key: value
-            for key, value in found.items()
-            if key in names or not key.startswith("head.")
-        }
-    for key in [key for key in found if ".attn.proj_q." in key and key not in names]:
-        parts = [found.pop(key.replace("proj_q", f"proj_{part}")) for part in "qkv"]
-        found[key.replace("proj_q.", "in_proj_")] = torch.cat(parts)
-    new = {key: _own_name(key, names - state.keys()) for key in found}
-    twice = {
-        name for name, count in Counter(new.values()).items() if count > 1
-    }  # two networks in one file, say
-    return {key if new[key] in twice else new[key]: value for key, value in found.items()}
+    has_encoder = any(key.startswith("encoder.") for key in state)
+    if has_encoder:
+        for key in state:
+            if key.startswith("head.") and key not in names:
+                del found[key]
+    for key in list(found):
+        if ".attn.proj_q." in key and key not in names:
+            parts = [found.pop(key.replace("proj_q", f"proj_{part}")) for part in "qkv"]
+            found[key.replace("proj_q.", "in_proj_")] = torch.cat(parts)
+    new_names = {key: _own_name(key, names - state.keys()) for key in found}
+    counts = Counter(new_names.values())
+    renamed = {}
+    for key, value in found.items():
+        new_name = new_names[key]
+        # Two tensors may claim one name, if a file holds two networks: both keep theirs.
+        renamed[new_name if counts[new_name] == 1 else key] = value
+    return renamed
 
 
 def _own_name(key: str, free: Set[str]) -> str:
