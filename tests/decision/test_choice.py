@@ -74,6 +74,15 @@ def test_the_chosen_detector_is_a_weighted_ensemble_like_any_other(guard) -> Non
     assert guard(posters).is_ood.float().mean() > 4 * 0.05
 
 
+def test_an_explanation_says_which_members_object_and_how_much(guard) -> None:
+    images = make_images(6, 4)
+    found = guard.explain(images)
+    assert len(found.members) == len(guard.detector.members)
+    batch = guard.classifier(images)
+    torch.testing.assert_close(found.member_p_values, guard.detector.p_values(batch).T)
+    torch.testing.assert_close(found.objections.sum(dim=1), torch.ones(6))
+
+
 def test_a_saved_guard_answers_the_same_and_knows_what_was_chosen(guard, tmp_path) -> None:
     guard.save(tmp_path / "guard.safetensors")
     loaded = fdbd.load(tmp_path / "guard.safetensors", make_model())

@@ -13,7 +13,7 @@ from fdbd.pages.explanation import SampleExplanation, draw, histogram_range
 
 def sample(score: float, calibration: np.ndarray) -> SampleExplanation:
     boundaries = [{"name": "$cat$", "distance": 1.0, "share": 0.5}]
-    return SampleExplanation("dog", score, 0.1, True, 0.5, 0.1, boundaries, 3, calibration)
+    return SampleExplanation("dog", score, 0.1, True, 0.5, 0.1, boundaries, 3, [], calibration)
 
 
 @pytest.mark.parametrize("score", [-40.0, 0.0, 7.5])

@@ -70,6 +70,12 @@ def _print(sample: SampleExplanation, title: str) -> None:
     print_table(titles, rows, right=titles[1:], title=title)
     if sample.others:
         say(f"and {sample.others} more, farther away")
+    if sample.members:
+        titles = ["member", "p-value", "share of the objection"]
+        rows = []
+        for member in sample.members:
+            rows.append([member["name"], f"{member['p_value']:.3g}", f"{member['objection']:.1%}"])
+        print_table(titles, rows, right=titles[1:])
     verdict = "out-of-distribution" if sample.is_ood else "in-distribution"
     standing = "is not finite"
     if math.isfinite(sample.score):

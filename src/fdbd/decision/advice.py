@@ -19,8 +19,8 @@ from fdbd.networks.find_head import HeadName
 
 CAUTION = (
     "This is not a measurement on your OOD data: pseudo-OOD samples are far from most of what a model meets. "
-    'On the networks of the study (docs/choosing.md) the weighted ensemble of "auto" came closer to the best single '
-    "detector in hindsight than a fixed choice; near OOD is where it helps least."
+    'On the test networks of the study (docs/choosing.md) the weighted ensemble of "auto" came closer to the best '
+    "single detector in hindsight than the fixed choices it was compared with; on near OOD it did not."
 )
 Interval = tuple[float, float, float]
 """A value with its 95 % interval: value, low, high."""

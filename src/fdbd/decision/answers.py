@@ -13,7 +13,7 @@ from fdbd import geometry
 from fdbd.core.batch import Batch
 from fdbd.decision.show import html_table
 from fdbd.decision.threshold import Threshold
-from fdbd.detectors import Detector, Shaped
+from fdbd.detectors import Detector, Ensemble, Shaped
 from fdbd.util.torch_compat import full_precision, tracing
 
 
@@ -136,6 +136,12 @@ class Explanation(NamedTuple):
     a boundary."""
     standing: Tensor
     """(N,) fraction of the calibration scores below the sample's score."""
+    members: tuple[str, ...] = ()
+    """Names of the M members of an ensemble; none of another detector."""
+    member_p_values: Tensor | None = None
+    """(N, M) p-value of each member's score: a small one objects."""
+    objections: Tensor | None = None
+    """(N, M) each member's share of what speaks against the sample; rows sum to 1."""
 
 
 def explain(
@@ -143,7 +149,14 @@ def explain(
 ) -> Explanation:
     """Explain a decision from the batch that the detector scored. Distances are those of the shaped
     features, if there is a shaping; the predicted class is that of the score."""
+    members: tuple[str, ...] = ()
+    member_p_values = None
+    objections = None
     with full_precision():
+        if isinstance(detector, Ensemble):
+            members = tuple(member.label for member in detector.members)
+            member_p_values = detector.p_values(batch).T
+            objections = detector.objections(batch).T
         head = detector.head
         batch = detector.prepare(batch)
         while isinstance(detector, Shaped):
@@ -160,4 +173,14 @@ def explain(
     )
     shares = reachable / reachable.sum(dim=1, keepdim=True)
     standing = threshold.standing(decision.scores, decision.labels)
-    return Explanation(decision, distances, nearest, nearest_distance, shares, standing)
+    return Explanation(
+        decision=decision,
+        distances=distances,
+        nearest=nearest,
+        nearest_distance=nearest_distance,
+        shares=shares,
+        standing=standing,
+        members=members,
+        member_p_values=member_p_values,
+        objections=objections,
+    )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.decision.answers import Explanation
 from fdbd.decision.guard import Guard
 from fdbd.util.extras import require
 from fdbd.util.files import beside
@@ -40,6 +41,9 @@ class SampleExplanation(NamedTuple):
     """The nearest first: ``name`` of the other class, ``distance``, and ``share`` of the average
     distance to all."""
     others: int  #: boundaries that are farther away and not listed
+    members: list[dict[str, Any]]
+    """Of an ensemble, the one that objects most first: ``name``, ``p_value``, and ``objection``, its
+    share of what speaks against the sample."""
     calibration: NDArray[Any]  #: (n,) calibration scores
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,8 +88,21 @@ def explain_sample(
         standing=float(explanation.standing[0]),
         boundaries=boundaries,
         others=max(0, len(nearest_first) - top),
+        members=_members(explanation),
         calibration=threshold.calibration.double().cpu().numpy(),
     )
+
+
+def _members(explanation: Explanation) -> list[dict[str, Any]]:
+    """What each member of an ensemble says of the first sample."""
+    if explanation.member_p_values is None or explanation.objections is None:
+        return []
+    p_values = explanation.member_p_values[0].tolist()
+    objections = explanation.objections[0].tolist()
+    members = []
+    for name, p_value, objection in zip(explanation.members, p_values, objections):
+        members.append({"name": name, "p_value": p_value, "objection": objection})
+    return sorted(members, key=lambda member: -float(member["objection"]))
 
 
 def draw(
