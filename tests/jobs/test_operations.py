@@ -139,7 +139,7 @@ def test_bad_input_is_one_line(place, run, arguments, sentence) -> None:
 
 
 def write_review(path: str, verdicts: dict) -> None:
-    Path(path).write_text(json.dumps({"verdicts": verdicts}))
+    Path(path).write_text(json.dumps({"version": 1, "reviews": verdicts}))
 
 
 def test_a_random_review_sets_the_threshold_and_rates_the_alarms(place, run, result) -> None:
@@ -193,8 +193,8 @@ def test_a_review_of_the_most_suspicious_says_that_it_promises_nothing(place, re
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("{}", "holds no verdict"),
-        ('{"verdicts": {"1": "maybe"}}', "expected id, wrong-class, ood"),
-        ('{"verdicts": {"9999": "id"}}', "'9999', which"),
+        ('{"reviews": {"1": "maybe"}}', "expected id, wrong-class, ood"),
+        ('{"reviews": {"9999": "id"}}', "'9999', which"),
         ('[{"verdict": "id"}]', "without a name"),
         ('{"1": "ood"}', "no in-distribution sample"),
         ("3", "is no review"),

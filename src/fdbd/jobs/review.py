@@ -1,7 +1,7 @@
 """What people said of scored samples: verdicts, the quality of the alarms, and what alarms cost.
 
-A review is JSON: ``{"verdicts": {NAME: VERDICT, …}}``, or NAME: VERDICT alone, or a list of objects
-with ``name`` (or ``path``, or ``row``) and ``verdict``. A name is the path or the row number in the
+A review is JSON: ``{"version": 1, "reviews": {NAME: VERDICT, …}}``, as the gallery saves it, or
+NAME: VERDICT alone, or a list of objects with ``name`` (or ``path``, or ``row``) and ``verdict``. A name is the path or the row number in the
 scores. A verdict is ``"id"``; ``"wrong-class"``, in-distribution with the wrong label; or ``"ood"``.
 """
 
@@ -116,14 +116,14 @@ def read_review(path: Path, rows: ScoredRows) -> Review:
 
 def _entries(found: Any, path: Path) -> Iterator[tuple[str, str]]:
     """Name and verdict of each entry."""
-    if isinstance(found, Mapping) and isinstance(found.get("verdicts"), (Mapping, list)):
-        found = found["verdicts"]
+    if isinstance(found, Mapping) and isinstance(found.get("reviews"), (Mapping, list)):
+        found = found["reviews"]
     if isinstance(found, Mapping):
         for name, verdict in found.items():
             yield str(name), str(verdict)
         return
     if not isinstance(found, list):
-        raise ValueError(f'{str(path)!r} is no review, expected {{"verdicts": {{NAME: VERDICT}}}}')
+        raise ValueError(f'{str(path)!r} is no review, expected {{"reviews": {{NAME: VERDICT}}}}')
     for entry in found:
         if not isinstance(entry, Mapping) or "verdict" not in entry:
             raise ValueError(f"{str(path)!r} has the entry {str(entry)[:80]!r} without a verdict")
