@@ -41,6 +41,7 @@ def calibrate(
     ood_share: float | None = opt(
         None, "Share of new samples that are OOD; default: as estimated from the review."
     ),
+    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
     batch_size: int = options.BATCH_SIZE,
     workers: int | None = options.WORKERS,
     model: str | None = options.MODEL,
@@ -69,7 +70,9 @@ def calibrate(
     if out is not None:
         check_place(out)
     engine = Engine(device=device, batch_size=batch_size, workers=workers)
-    fresh = read_fresh(guard, data, engine, model=model, checkpoint=checkpoint, trust=trust_model)
+    fresh = read_fresh(
+        guard, data, engine, model=model, checkpoint=checkpoint, trust=trust_model, text=text
+    )
     cautions = list(fresh.cautions)
     review = alarms = table = None
     described: dict[str, Any] = {"data": "fresh data", "network_saw_them": "not stated"}

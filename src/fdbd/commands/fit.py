@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 SOURCES = (
     "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it is "
-    "left out with --head FILE. DATA to fit on, best the network's training data: a folder of images "
-    "(one folder per class), an .npz of images, the name of a dataset, or a .parquet or .npz of "
-    "features."
+    "left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts. DATA to fit on, best the "
+    "network's training data: a folder of images (one folder per class), an .npz of images, the name "
+    "of a dataset, a .parquet, .npz or .csv of features, or with --text a .csv, .jsonl or .parquet of "
+    "texts."
 )
 HEAD = (
     "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With a "
@@ -60,6 +61,8 @@ def fit(
     ),
     network_never_saw_data: bool = opt(False, NEVER_SAW, "--network-never-saw-data"),
     holdout: float | None = opt(None, "That part, as a share; default: 0.2."),
+    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
+    label: str | None = opt(None, "The column of the texts' labels."),
     engine: options.Engine = options.ENGINE,
     address: str | None = options.ADDRESS,
     batch_size: int = options.BATCH_SIZE,
@@ -76,7 +79,8 @@ def fit(
 
     Examples: `fdbd fit cifar10-ce ./train --calibration ./fresh`,
     `fdbd fit timm:resnet50 ./train --calibration ./val --alpha 0.05`,
-    `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`
+    `fdbd fit train.parquet --head head.npz --calibration fresh.parquet`,
+    `fdbd fit hf:./intents train.csv --text query --label intent --calibration fresh.csv`
     """
     from fdbd.decision.threshold import Target
     from fdbd.jobs.fitting import fit_files, read_head
@@ -116,6 +120,8 @@ def fit(
         head=None if model is None else head,
         detector=_detector(named, budget),
         autocast=autocast,
+        text=text,
+        label=label,
         **Target(tpr=tpr, alpha=alpha, per_class=per_class),
     )
     fitted.guard.save(out)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from fdbd.jobs.scoring import Summary
 
 DATA = (
-    "A folder of images, one image, an .npz of images, the name of a dataset, or a .parquet or .npz "
-    "of features."
+    "A folder of images, one image, an .npz of images, the name of a dataset, a .parquet, .npz or .csv "
+    "of features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 FDR = (
     "Also write which rows are OOD at this false discovery rate, such as 0.1: the mean share of "
@@ -41,6 +41,10 @@ def score(
         False, "Also write the class behind the nearest decision boundary of each row.", "--nearest"
     ),
     fdr: float | None = opt(None, FDR),
+    text: str | None = opt(None, "The column of texts, of a .csv, .jsonl or .parquet file."),
+    keep: str | None = opt(
+        None, "Columns of a table to carry through, such as ids, separated by commas."
+    ),
     as_json: bool = opt(False, "Print the summary as JSON.", "--json"),
 ) -> None:
     """Score images or features: one output row per input row, in order. A killed run continues
@@ -49,7 +53,7 @@ def score(
     Files that cannot be read are OOD, and the column error says why.
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors
-    features.parquet --out scores.csv`
+    features.parquet --out scores.csv`, `fdbd score guard.safetensors queries.csv --text query --keep id`
     """
     from fdbd.jobs.scoring import Engine, score_files
 
@@ -66,6 +70,8 @@ def score(
         restart=restart,
         nearest=nearest,
         fdr=fdr,
+        text=text,
+        keep=[name.strip() for name in (keep or "").split(",") if name.strip()],
     )
     if as_json:
         answer({"out": str(out), **summary.to_dict()}, as_json)

@@ -146,16 +146,21 @@ class FeatureRows(ABC):
 
 
 def open_features(path: str | os.PathLike[str]) -> FeatureRows:
-    """The features in a ``.parquet`` or ``.npz`` file."""
-    if Path(path).suffix.lower() == ".parquet":
+    """The features in a ``.parquet``, ``.npz`` or ``.csv`` file."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".parquet":
         return ParquetFeatures(path)
+    if suffix == ".csv":
+        from fdbd.data.csv_features import CsvFeatures
+
+        return CsvFeatures(os.fspath(path))
     return NpzFeatures(path)
 
 
 def holds_features(data: str) -> bool:
     """Whether what a user typed is a file of features, and not of images."""
     path = Path(data).expanduser()
-    if path.suffix.lower() == ".parquet":
+    if path.suffix.lower() in (".parquet", ".csv"):
         if not path.is_file():
             what = "no such regular file" if path.exists() else "no such file"
             raise FileNotFoundError(f"no features at {data!r}: {what}")

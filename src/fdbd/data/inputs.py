@@ -7,18 +7,30 @@ from pathlib import Path
 from typing import Union
 
 from fdbd.core.pixels import EXTENSIONS
+from fdbd.data.columns import TextRows, open_columns
 from fdbd.data.datasets import ImageFiles, Images, from_folder, load
 from fdbd.data.datasets.formats import open_npz
 from fdbd.data.features import FeatureRows, holds_features, open_features
 
-Rows = Union[Images, FeatureRows]
+Rows = Union[Images, FeatureRows, TextRows]
 
 
-def open_rows(data: str, split: str = "test") -> Rows:
-    """Rows by what a user typed: images as in `open_images`, or a file of features. Their paths are
-    absolute: the workers of an engine may start in other folders."""
+def open_rows(
+    data: str, split: str = "test", text: str | None = None, label: str | None = None
+) -> Rows:
+    """Rows by what a user typed: images as in `open_images`, a file of features, or with `text` the
+    texts in that column of a file, with labels from the column `label` if there is one. Their paths
+    are absolute: the workers of an engine may start in other folders."""
     path = Path(data).expanduser()
     data = str(path.absolute()) if path.exists() else data
+    if text is not None:
+        if not path.is_file():
+            raise FileNotFoundError(f"no texts at {data!r}: no such file")
+        return TextRows(open_columns(data), text, label)
+    if label is not None:
+        raise ValueError("a column of labels (--label) goes with a column of texts (--text)")
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        raise ValueError(f"{data!r} holds lines of JSON: name the column of its texts with --text")
     return open_features(data) if holds_features(data) else open_images(data, split)
 
 

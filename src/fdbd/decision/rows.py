@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,12 +129,12 @@ def _error_column(batch: RowBatch, is_unknown: NDArray[np.bool_]) -> Any:
     return errors
 
 
-def to_arrow(decided: Decided) -> Any:
-    """Decisions as a `pyarrow.Table`."""
+def to_arrow(decided: Decided, types: Mapping[str, str] = TYPES) -> Any:
+    """Decisions as a `pyarrow.Table`; `types` are the Arrow types of its columns by name."""
     pa = require("pyarrow", "report")
     columns = []
     for name, column in decided.items():
-        kind = pa.type_for_alias(TYPES[name])
+        kind = pa.type_for_alias(types[name])
         columns.append(pa.array(np.ma.getdata(column), kind, mask=np.ma.getmaskarray(column)))
     return pa.table(columns, names=list(decided))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fdbd.data.columns import TextRows
 from fdbd.data.images import Images
 from fdbd.data.labels import Agreement, as_classes, holds_indices
 
@@ -31,9 +32,13 @@ class Matched(NamedTuple):
 
 
 def match_classes(
-    rows: Images, num_classes: int, class_names: Sequence[str], fit: Matched | None = None
+    rows: Images | TextRows,
+    num_classes: int,
+    class_names: Sequence[str],
+    fit: Matched | None = None,
 ) -> Matched:
-    """The labels of images as class indices of a model.
+    """The labels of images or texts as class indices of a model. Names of folders, or labels of
+    texts, are called folders here.
 
     Folders are matched by name with the model's classes, and in the calibration also with the
     folders of the fit; a name that is unknown among known ones is an error. If no name is known,
@@ -41,7 +46,7 @@ def match_classes(
     taken in their order, except for a calibration after a fit with folders.
 
     Args:
-        rows: the images.
+        rows: the images or texts.
         num_classes: of the model.
         class_names: of the model, or none.
         fit: the match of the data of the fit, when these are calibration data.
@@ -109,17 +114,20 @@ def _spelling(name: str) -> str:
 
 
 def _unknown_folders(
-    rows: Images, unknown: Sequence[str], found: Sequence[int], known: Mapping[str, int]
+    rows: Images | TextRows, unknown: Sequence[str], found: Sequence[int], known: Mapping[str, int]
 ) -> str:
     """What is wrong with data in which some folders are classes and others are not."""
     absent = [name for name, index in known.items() if index not in found]
-    said = f"{rows.source} has the class folder{_s(unknown)} {_few(unknown)}, no class of the model"
+    what = _kind(rows)
+    said = f"{rows.source} has the {what}{_s(unknown)} {_few(unknown)}, no class of the model"
     if absent:
-        said += f"; the class{'es' if len(absent) > 1 else ''} {_few(absent)} {_have(absent)} no folder there"
-    return f"{said}: rename the folder, or leave it out"
+        said += f"; the class{'es' if len(absent) > 1 else ''} {_few(absent)} {_have(absent)} no {what} there"
+    return f"{said}: rename the {what}, or leave it out"
 
 
-def _missing(rows: Images, indices: Sequence[int], known: Mapping[str, int]) -> list[str]:
+def _missing(
+    rows: Images | TextRows, indices: Sequence[int], known: Mapping[str, int]
+) -> list[str]:
     """A sentence if there are classes without a folder."""
     present = set(indices)
     absent: dict[int, str] = {}
@@ -130,7 +138,8 @@ def _missing(rows: Images, indices: Sequence[int], known: Mapping[str, int]) -> 
         return []
     names = list(absent.values())
     classes = "class" if len(names) == 1 else f"{len(names)} classes"
-    return [f"{rows.source} has no folder for the {classes} {_few(names)}"]
+    what = "folder" if isinstance(rows, Images) else "text"
+    return [f"{rows.source} has no {what} for the {classes} {_few(names)}"]
 
 
 def gap_caution(
@@ -188,6 +197,10 @@ def _odd_confusion(worse: Agreement, better: Agreement) -> tuple[int, int, int] 
         if count > MANY * worse.per_class[label] and not is_usual:
             return label, predicted, count
     return None
+
+
+def _kind(rows: Images | TextRows) -> str:
+    return "class folder" if isinstance(rows, Images) else "label"
 
 
 def _name(index: int, class_names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ from typing_extensions import Unpack
 
 from fdbd.core.batch import Batch, Head
 from fdbd.core.preprocessing import Preprocess
+from fdbd.data.columns import TextRows
 from fdbd.data.datasets import info
-from fdbd.data.features import Widths
+from fdbd.data.features import FeatureRows, Widths
 from fdbd.data.images import Images, cut
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.data.npz import array_names, read_array
@@ -24,7 +25,7 @@ from fdbd.decision.choice import Auto
 from fdbd.decision.guard import Guard
 from fdbd.decision.threshold import FewSamplesWarning, Target, check_target
 from fdbd.jobs.classes import Matched, gap_caution, match_classes
-from fdbd.jobs.scoring import Engine, read_batches
+from fdbd.jobs.scoring import FEATURE_PART_ROWS, PART_ROWS, Engine, Preparation, read_batches
 from fdbd.networks.by_name import NamedModel
 from fdbd.networks.checkpoint import read_weights
 
@@ -57,6 +58,8 @@ def fit_files(
     detector: str | Auto = "fdbd",
     autocast: bool = False,
     split: str = "train",
+    text: str | None = None,
+    label: str | None = None,
     **target: Unpack[Target],
 ) -> Fitted:
     """Fit a guard on files, and calibrate it on others.
@@ -75,6 +78,7 @@ def fit_files(
         autocast: run the network in bfloat16 if it can, now and whenever the guard's file is
             opened.
         split: which part of a dataset by name the fit takes.
+        text, label: the columns of texts and of their labels, for a model of texts.
         target: `tpr`, `alpha` and `per_class` of `Guard.calibrate`.
     """
     check_target(target.get("tpr"), target.get("alpha"))
@@ -83,9 +87,10 @@ def fit_files(
         raise ValueError(
             '"auto" chooses its detectors in one process: leave --engine out; the guard is scored by any engine'
         )
-    rows = open_rows(data, split)
-    preprocess = preprocess_for(source, rows, data)
-    other, held_out = _calibration_rows(rows, data, calibration, holdout)
+    rows = open_rows(data, split, text, label)
+    preparation = preparation_for(source, rows, data)
+    held_out = _held_out(rows, data, calibration, holdout)
+    other = rows if calibration is None else _open_calibration(calibration, text, label)
     is_held_out = held_out is not None
 
     class_names = source.class_names if isinstance(source, NamedModel) else ()
@@ -95,8 +100,8 @@ def fit_files(
     if not is_held_out:
         calibration_match = _match(other, num_classes, class_names, fit_match)
 
-    training = Loader(rows, guard.head, preprocess, engine, fit_match.labels)
-    calibrating = Loader(other, guard.head, preprocess, engine, calibration_match.labels)
+    training = Loader(rows, guard.head, preparation, engine, fit_match.labels)
+    calibrating = Loader(other, guard.head, preparation, engine, calibration_match.labels)
     if held_out is not None:
         training.choose(~held_out)
         calibrating.choose(held_out)
@@ -106,7 +111,7 @@ def fit_files(
     guard.about = {"class_names": class_names_of(class_names, fit_match, num_classes)}
 
     _run(guard, training, calibrating, engine, **target)
-    _describe(guard, source, preprocess, calibrating, is_held_out)
+    _describe(guard, source, preparation, calibrating, is_held_out)
     cautions = list(fit_match.cautions)
     if not is_held_out:
         cautions += calibration_match.cautions
@@ -124,13 +129,24 @@ def _new_guard(
     return guard
 
 
-def preprocess_for(source: NamedModel | Head, rows: Rows, data: str) -> Preprocess | None:
-    """How images are prepared for the model; None for features."""
-    if not isinstance(rows, Images):
+def preparation_for(source: NamedModel | Head, rows: Rows, data: str) -> Preparation | None:
+    """How images or texts are prepared for the model; None for features."""
+    if isinstance(rows, FeatureRows):
         return None
+    kind = "images" if isinstance(rows, Images) else "texts"
     if isinstance(source, Head):
-        raise ValueError(f"{data!r} are images, and a head alone takes features: name a model")
-    return source.preprocess or _usual_preprocess(data)
+        raise ValueError(f"{data!r} are {kind}, and a head alone takes features: name a model")
+    if isinstance(rows, Images):
+        if source.tokenizer is not None:
+            raise ValueError(
+                f"{data!r} are images, and the model takes texts: give a file, and its column with --text"
+            )
+        return source.preprocess or _usual_preprocess(data)
+    if source.tokenizer is None:
+        raise ValueError(
+            f"{data!r} holds texts, and the model has no tokenizer: name one with hf:FOLDER_OR_NAME"
+        )
+    return source.tokenizer
 
 
 def _usual_preprocess(data: str) -> Preprocess:
@@ -144,12 +160,12 @@ def _usual_preprocess(data: str) -> Preprocess:
         ) from None
 
 
-def _calibration_rows(
+def _held_out(
     rows: Rows, data: str, calibration: str | None, holdout: float | None
-) -> tuple[Rows, NDArray[np.bool_] | None]:
-    """The rows to calibrate on; and which of them are held out, if they are the rows of the fit."""
+) -> NDArray[np.bool_] | None:
+    """Which rows of the fit are held out to calibrate on; None if there are other data for it."""
     if calibration is not None:
-        return open_rows(calibration, "test"), None
+        return None
     if holdout is None:
         raise ValueError(
             f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
@@ -158,14 +174,24 @@ def _calibration_rows(
     if not 0 < holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
     shuffled = np.random.default_rng(0).permutation(len(rows))
-    return rows, shuffled < round(holdout * len(rows))
+    return shuffled < round(holdout * len(rows))
+
+
+def _open_calibration(calibration: str, text: str | None, label: str | None) -> Rows:
+    """The calibration data. Texts need no labels there."""
+    if text is not None and label is not None:
+        rows = open_rows(calibration, "test", text)
+        if isinstance(rows, TextRows) and label in rows.file.columns:
+            return open_rows(calibration, "test", text, label)
+        return rows
+    return open_rows(calibration, "test", text, label)
 
 
 def _match(
     rows: Rows, num_classes: int, class_names: Sequence[str], fit: Matched | None
 ) -> Matched:
-    """The labels of images as classes of the model. Files of features bring their own."""
-    if not isinstance(rows, Images):
+    """The labels of images or texts as classes of the model. Files of features bring their own."""
+    if isinstance(rows, FeatureRows):
         return Matched(None, {}, [])
     return match_classes(rows, num_classes, class_names, fit)
 
@@ -188,9 +214,15 @@ def _check_not_empty(loader: Loader, purpose: str) -> None:
 
 
 def _check_labels(guard: Guard, training: Loader) -> None:
-    """An error if the detector learns from labels and the images have none."""
-    is_unlabelled = isinstance(training.rows, Images) and training.labels is None
-    if guard.detector.needs.labels and is_unlabelled:
+    """An error if the detector learns from labels and the images or texts have none."""
+    if not guard.detector.needs.labels or training.labels is not None:
+        return
+    if isinstance(training.rows, TextRows):
+        raise ValueError(
+            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are classes of the model: "
+            "name their column with --label"
+        )
+    if isinstance(training.rows, Images):
         raise ValueError(
             f"{guard.detector.label} needs labels, and {training.rows.source} has none that are classes of the model: "
             f"put the images in one folder per class, {guard.head.num_classes} in all"
@@ -221,7 +253,7 @@ def _run(
 def _describe(
     guard: Guard,
     source: NamedModel | Head,
-    preprocess: Preprocess | None,
+    preparation: Preparation | None,
     calibrating: Loader,
     is_held_out: bool,
 ) -> None:
@@ -235,10 +267,11 @@ def _describe(
         described["network_saw_them"] = "not stated"
     described["rows"] = calibrating.num_given
     if isinstance(source, NamedModel):
-        own = preprocess or source.preprocess
-        if own is not None or source.tokenizer is not None:
-            guard.about["model"] = source.origin
+        own = preparation or source.preprocess or source.tokenizer
         if own is not None:
+            # The tokenizer of a model of texts is in its origin.
+            guard.about["model"] = source.origin
+        if isinstance(own, Preprocess):
             guard.about["preprocess"] = own.to_dict()
 
 
@@ -291,9 +324,10 @@ class Loader:
     Args:
         rows: of a file or folder.
         head: that the features suit.
-        preprocess: from an image to what the model takes; None for features.
+        preparation: from an image or a text to what the model takes; None for features.
         engine: how many rows are a batch, and how many processes decode.
-        labels: (N,) class indices of images, or None. Features come with those of their file.
+        labels: (N,) class indices of images or texts, or None. Features come with those of their
+            file.
 
     Attributes:
         chosen: (N,) which rows are given.
@@ -306,23 +340,24 @@ class Loader:
         self,
         rows: Rows,
         head: Head,
-        preprocess: Preprocess | None,
+        preparation: Preparation | None,
         engine: Engine,
         labels: NDArray[np.int64] | None = None,
     ) -> None:
-        takes_images = preprocess is not None
-        if isinstance(rows, Images) and not takes_images:
-            raise ValueError(f"{rows.source} are images, expected features like those of the fit")
-        if not isinstance(rows, Images) and takes_images:
-            raise ValueError(f"{rows.source} are features, expected images like those of the fit")
+        given = _kind_of(rows)
+        expected = _kind_for(preparation)
+        if given != expected:
+            raise ValueError(
+                f"{rows.source} are {given}, expected {expected} like those of the fit"
+            )
         self.rows = rows
         self.widths = Widths(head.num_features, head.num_classes)
-        self.preprocess = preprocess
+        self.preparation = preparation
         self.engine = engine
         self.labels = labels
         self.num_given = 0
         self.errors: list[str] = []
-        if not isinstance(rows, Images):
+        if isinstance(rows, FeatureRows):
             rows.check(self.widths, labels=True)
         self.choose(np.ones(len(rows), bool))
 
@@ -330,8 +365,11 @@ class Loader:
         """Give these rows (N,) alone."""
         self.chosen = chosen
         self.spans: list[Sequence[int]]
-        if not isinstance(self.rows, Images):
-            self.spans = [*self.rows.spans(65_536)]
+        if isinstance(self.rows, FeatureRows):
+            self.spans = [*self.rows.spans(FEATURE_PART_ROWS)]
+            return
+        if isinstance(self.rows, TextRows):
+            self.spans = [*self.rows.spans(PART_ROWS)]
             return
         # Of files, only those that are chosen are decoded; of an array, all rows are read.
         numbers: Any = range(len(self.rows))
@@ -361,7 +399,7 @@ class Loader:
         self.num_given = 0
         self.errors = []
         batches = read_batches(
-            self.rows, spans, self.widths, self.preprocess, self.engine, processes, labels=True
+            self.rows, spans, self.widths, self.preparation, self.engine, processes, labels=True
         )
         for numbers, inputs, errors in batches:
             for place, reason in errors.items():
@@ -374,12 +412,31 @@ class Loader:
             mask = torch.from_numpy(is_chosen)
             if isinstance(inputs, Batch):
                 yield inputs.rows(mask)
-            elif self.labels is None:
-                yield inputs[mask], None
+                continue
+            labels = None
+            if self.labels is not None:
+                labels = torch.from_numpy(self.labels[readable[is_chosen]])
+            if isinstance(inputs, Mapping):
+                # Arguments of a model of texts.
+                yield {name: tensor[mask] for name, tensor in inputs.items()}, labels
             else:
-                yield inputs[mask], torch.from_numpy(self.labels[readable[is_chosen]])
+                yield inputs[mask], labels
 
     def _error(self, row: int, reason: str) -> str:
         """Why a row was left out, in a sentence that names it."""
         name = str(self.rows.names[row]) if isinstance(self.rows, Images) else f"row {row}"
         return reason if name in reason else f"{name}: {reason}"
+
+
+def _kind_of(rows: Rows) -> str:
+    """What the rows are, in the plural."""
+    if isinstance(rows, Images):
+        return "images"
+    return "texts" if isinstance(rows, TextRows) else "features"
+
+
+def _kind_for(preparation: Preparation | None) -> str:
+    """What is prepared so."""
+    if preparation is None:
+        return "features"
+    return "images" if isinstance(preparation, Preprocess) else "texts"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,12 +64,13 @@ class Parquet(Format):
 
     ending = ".parquet"
 
-    def __init__(self) -> None:
+    def __init__(self, types: Mapping[str, str] = TYPES) -> None:
+        self._types = types
         self._arrow = require("pyarrow", "report")
         self._parquet = require("pyarrow.parquet", "report")
 
     def table(self, decided: Decided) -> Any:
-        return to_arrow(decided)
+        return to_arrow(decided, self._types)
 
     def read(self, path: Path) -> Any:
         return self._parquet.read_table(path, partitioning=None)
@@ -85,7 +86,7 @@ class Parquet(Format):
         return table.append_column("discovery", flags)
 
     def write(self, path: Path, tables: Iterable[Any], columns: Sequence[str]) -> None:
-        fields = [(name, self._arrow.type_for_alias(TYPES[name])) for name in columns]
+        fields = [(name, self._arrow.type_for_alias(self._types[name])) for name in columns]
         schema = self._arrow.schema(fields)
         with self._parquet.ParquetWriter(path, schema) as writer:
             waiting = schema.empty_table()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 
 from fdbd.data.images import Names
 from fdbd.decision.answers import check_rate, discovery_cutoff
-from fdbd.decision.rows import FILE_COLUMNS, Decided
+from fdbd.decision.rows import FILE_COLUMNS, TYPES, Decided
 from fdbd.jobs.formats import Csv, Format, Parquet
 from fdbd.util.files import beside, check_place, lock, read_json, remove_drafts, write_json
 
@@ -53,6 +53,7 @@ class Output:
         restart: discard the parts of another guard or dataset; without it they are an error.
         nearest: whether there is a column ``nearest``.
         fdr: the false discovery rate for a column ``discovery``; None: no such column.
+        keep: columns of the input that stand behind the first one, with their Arrow types.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Output:
         *,
         nearest: bool = False,
         fdr: float | None = None,
+        keep: Mapping[str, str] | None = None,
     ) -> None:
         suffix = out.suffix.lower()
         if suffix not in ("", ".parquet", ".csv"):
@@ -85,10 +87,20 @@ class Output:
             check_place(out)
         self.folder = out if self.is_folder else out.with_name(f"{out.name}.parts")
         first = "row" if isinstance(names, range) else "path"
-        self.columns = [first, *FILE_COLUMNS]
+        keep = keep or {}
+        for name in keep:
+            if name in TYPES:
+                raise ValueError(
+                    f"--keep names {name!r}, which is a column of the scores: rename it in the input"
+                )
+        self.columns = [first, *keep, *FILE_COLUMNS]
         if nearest:
             self.columns.insert(self.columns.index("class") + 1, "nearest")
-        self._format: Format = Csv() if suffix == ".csv" else Parquet()
+        self._format: Format
+        if suffix == ".csv":
+            self._format = Csv()
+        else:
+            self._format = Parquet({**TYPES, **keep})
 
     @contextlib.contextmanager
     def hold(self, identity: dict[str, Any]) -> Iterator[None]:

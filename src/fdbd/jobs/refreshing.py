@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fdbd.data.columns import TextRows
+from fdbd.data.features import FeatureRows
 from fdbd.data.images import Images
 from fdbd.data.inputs import open_rows
 from fdbd.decision.guard import Guard
@@ -23,7 +25,7 @@ from fdbd.fitting.overlap import Sketch
 from fdbd.jobs.classes import match_classes
 from fdbd.jobs.fitting import Loader
 from fdbd.jobs.scored import ScoredRows, holds_scores, read_scored
-from fdbd.jobs.scoring import Engine
+from fdbd.jobs.scoring import Engine, Preparation, tokenizer_of
 from fdbd.metrics.proportion import Proportion
 from fdbd.util.progress import track
 
@@ -62,19 +64,20 @@ def read_fresh(
     model: str | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     trust: bool = False,
+    text: str | None = None,
 ) -> Fresh:
     """Scores of data under the guard in a file."""
     path = Path(data).expanduser()
     if path.exists() and holds_scores(path):
         return _from_scores(load(guard), read_scored(path))
-    rows = open_rows(data, "test")
+    rows = open_rows(data, "test", text)
     opened = open_guard(
         guard,
         model=model,
         checkpoint=checkpoint,
         trust=trust,
         device=engine.home,
-        features=not isinstance(rows, Images),
+        features=isinstance(rows, FeatureRows),
     )
     labels = None
     if isinstance(rows, Images):
@@ -84,7 +87,10 @@ def read_fresh(
             )
         head = opened.guard.detector.head
         labels = match_classes(rows, head.num_classes, opened.class_names).labels
-    loader = Loader(rows, opened.guard.detector.head, opened.preprocess, engine, labels)
+    preparation: Preparation | None = opened.preprocess
+    if isinstance(rows, TextRows):
+        preparation = tokenizer_of(opened)
+    loader = Loader(rows, opened.guard.detector.head, preparation, engine, labels)
     return _from_loader(opened, loader)
 
 

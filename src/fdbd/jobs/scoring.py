@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from fdbd.core.batch import Batch
 from fdbd.core.preprocessing import Preprocess
+from fdbd.data.columns import ENDINGS, ColumnFile, TextRows, open_columns
 from fdbd.data.decoding import in_order, prepare
 from fdbd.data.features import FeatureRows, RowBatch, Widths
 from fdbd.data.images import Images, Names, cut
@@ -25,14 +25,17 @@ from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.guard_file import OpenedGuard, open_guard
 from fdbd.decision.rows import Decided, decide_rows, text_column
 from fdbd.jobs.output import Output
+from fdbd.networks.hugging_face import TextTokenizer
 from fdbd.util.files import refuse_overlap
 from fdbd.util.progress import Bar
 
 if TYPE_CHECKING:
     from fdbd.jobs.ray import Workers
 
+Preparation = Union[Preprocess, TextTokenizer]
+"""From an image or a text to what the model takes."""
 PART_ROWS = 1024
-"""Images of a part of the output: what a kill loses at most."""
+"""Images or texts of a part of the output: what a kill loses at most."""
 FEATURE_PART_ROWS = 65_536
 FEATURE_THREADS = 2
 
@@ -130,9 +133,11 @@ def score_files(
     restart: bool = False,
     nearest: bool = False,
     fdr: float | None = None,
+    text: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Summary:
-    """Score a folder of images, an NPZ file, a dataset, or Parquet/NPZ features, into Parquet or
-    CSV.
+    """Score a folder of images, an NPZ file, a dataset, features in Parquet, NPZ or CSV, or texts in
+    Parquet, CSV or JSON Lines, into Parquet or CSV.
 
     A run that was killed continues where it ended when it is started again with the same guard,
     data and `out`.
@@ -147,13 +152,32 @@ def score_files(
         nearest: also write the class behind the nearest decision boundary of each row.
         fdr: also write which rows are OOD at this false discovery rate, as
             `Decision.discoveries` finds them.
+        text: the column of the texts, for a model of texts.
+        keep: columns of the input to carry through to the output, such as ids.
     """
     refuse_overlap(out, [guard, data, checkpoint, model])
-    rows = open_rows(data, split)
+    rows = open_rows(data, split, text)
+    kept = _open_kept(rows, keep)
     names = rows.names if isinstance(rows, Images) else range(0)
-    output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr)
+    kinds = {name: kept.kind(name) for name in keep} if kept is not None else {}
+    output = Output(Path(out), names, restart, nearest=nearest, fdr=fdr, keep=kinds)
     opened = open_guard(guard, model=model, checkpoint=checkpoint, trust=trust, device=engine.home)
-    return Scoring(opened, rows, engine, nearest).write(output, engine.cluster())
+    scoring = Scoring(opened, rows, engine, nearest, kept, tuple(keep))
+    return scoring.write(output, engine.cluster())
+
+
+def _open_kept(rows: Rows, keep: Sequence[str]) -> ColumnFile | None:
+    """The file whose columns are carried through; None if none are asked for."""
+    if not keep:
+        return None
+    is_table = not isinstance(rows, Images) and Path(rows.source).suffix.lower() in ENDINGS
+    if not is_table:
+        raise ValueError(
+            f"--keep carries columns of a table through, and {rows.source} is none: give {', '.join(ENDINGS)}"
+        )
+    kept = open_columns(rows.source)
+    kept.require(keep, "--keep")
+    return kept
 
 
 @dataclass(frozen=True)
@@ -164,21 +188,47 @@ class Scoring:
     rows: Rows
     engine: Engine = Engine()
     nearest: bool = False
+    kept: ColumnFile | None = None
+    """The file whose columns `keep` are carried through."""
+    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # An error if there is no threshold.
         self.opened.guard.stages.require_threshold()
-        if not isinstance(self.rows, Images):
+        if isinstance(self.rows, FeatureRows):
             self.rows.check(self.widths)
-        elif self.opened.preprocess is None:
+        elif isinstance(self.rows, TextRows):
+            if self.tokenizer is None:
+                raise ValueError(
+                    f"the guard has no tokenizer for texts such as those of {self.rows.source}: it takes images or "
+                    "features; fit one with fdbd fit hf:MODEL DATA --text COLUMN"
+                )
+        elif self.opened.preprocess is None and self.tokenizer is None:
             raise ValueError(
                 f"the guard takes features, not images such as {self.rows.source}: it was fitted without a model; name "
                 "the model with --model, or give a Parquet or NPZ file of features"
             )
+        elif self.opened.preprocess is None:
+            raise ValueError(
+                f"the guard takes texts, not images such as {self.rows.source}: give a file, and its column of texts "
+                "with --text"
+            )
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | None:
+        """How texts are prepared; None if the model takes none."""
+        return tokenizer_of(self.opened)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """From a row to what the model takes; None for features."""
+        if isinstance(self.rows, TextRows):
+            return self.tokenizer
+        return self.opened.preprocess
 
     def write(self, output: Output, pool: Workers | None = None) -> Summary:
         """Fill in the parts of an output that are missing, and finish it."""
-        part_rows = PART_ROWS if isinstance(self.rows, Images) else FEATURE_PART_ROWS
+        part_rows = FEATURE_PART_ROWS if isinstance(self.rows, FeatureRows) else PART_ROWS
         identity = {
             "guard": self.opened.sha256,
             "data": self.rows.key,
@@ -232,12 +282,12 @@ class Scoring:
 
     def tables(self, parts: Sequence[Part]) -> Tables:
         """Decisions on the rows of these parts, in order, in this process."""
-        if isinstance(self.rows, Images):
-            yield from self._image_tables(parts)
-        else:
+        if isinstance(self.rows, FeatureRows):
             yield from self._feature_tables(parts, self.rows)
+        else:
+            yield from self._network_tables(parts)
 
-    def _image_tables(self, parts: Sequence[Part]) -> Tables:
+    def _network_tables(self, parts: Sequence[Part]) -> Tables:
         """Batch by batch: images of the next part are decoded while the model is at this one."""
         part_of_batch = []
         for part in parts:
@@ -281,7 +331,7 @@ class Scoring:
     ) -> Generator[Decided, None, None]:
         """Decisions on the rows of these spans, in order, batch by batch."""
         opened, rows = self.opened, self.rows
-        batches = read_batches(rows, spans, self.widths, opened.preprocess, self.engine, processes)
+        batches = read_batches(rows, spans, self.widths, self.preparation, self.engine, processes)
         with contextlib.closing(batches):
             for numbers, inputs, errors in batches:
                 names: Names = numbers
@@ -290,26 +340,75 @@ class Scoring:
                 batch = RowBatch(names, inputs, errors)
                 decided = decide_rows(opened.guard, batch, opened.class_names, self.nearest)
                 decided["guard"] = text_column([self.guard_id] * len(names))
-                yield decided
+                yield self._with_kept(decided, numbers)
+
+    def _with_kept(self, decided: Decided, numbers: range) -> Decided:
+        """The decisions with the columns that are carried through, behind the first."""
+        if self.kept is None:
+            return decided
+        first = next(iter(decided))
+        columns: Decided = {first: decided.pop(first)}
+        for name, values in zip(self.keep, self.kept.read(numbers, self.keep)):
+            columns[name] = _kept_column(values, self.kept.kind(name))
+        return {**columns, **decided}
+
+
+def _kept_column(values: list[Any], kind: str) -> Any:
+    """Values of the input as a column of the output, masked where they are missing."""
+    is_missing = [value is None for value in values]
+    if kind == "string":
+        texts = ["" if value is None else value for value in values]
+        return np.ma.array(text_column(texts), mask=is_missing)
+    types: dict[str, Any] = {"int64": np.int64, "double": np.float64, "bool": np.bool_}
+    numbers = [0 if value is None else value for value in values]
+    return np.ma.array(np.array(numbers, types[kind]), mask=is_missing)
+
+
+def tokenizer_of(opened: OpenedGuard) -> TextTokenizer | None:
+    """How a guard's model takes texts, as its file says; None if it takes none."""
+    origin = opened.guard.about.get("model")
+    if opened.guard.classifier is None or not isinstance(origin, Mapping):
+        return None
+    described = origin.get("tokenizer")
+    return None if described is None else TextTokenizer.from_dict(described)
 
 
 def read_batches(
     rows: Rows,
     spans: Sequence[Any],
     widths: Widths,
-    preprocess: Preprocess | None,
+    preparation: Preparation | None,
     engine: Engine,
     processes: bool = True,
     labels: bool = False,
-) -> Generator[tuple[Any, Tensor | Batch, Mapping[int, str]], None, None]:
+) -> Generator[tuple[Any, Any, Mapping[int, str]], None, None]:
     """For each batch of these spans, in order: its row numbers, the inputs of the readable rows,
     and what is wrong with the others by their place in the batch. Features come with labels if
     wanted; images are decoded ahead, in processes or by a thread."""
-    if not isinstance(rows, Images):
+    if isinstance(rows, FeatureRows):
         for span in spans:
             yield from rows.read(span, widths, labels)
-        return
-    assert preprocess is not None
+    elif isinstance(rows, TextRows):
+        assert isinstance(preparation, TextTokenizer)
+        yield from _text_batches(rows, spans, preparation, engine.batch_size)
+    else:
+        assert isinstance(preparation, Preprocess)
+        yield from _image_batches(rows, spans, preparation, engine, processes)
+
+
+def _text_batches(
+    rows: TextRows, spans: Sequence[Any], tokenizer: TextTokenizer, batch_size: int
+) -> Generator[tuple[Any, Any, Mapping[int, str]], None, None]:
+    encode = tokenizer.encoder()
+    for span in spans:
+        for piece in cut(span, batch_size):
+            texts, errors = rows.read(piece)
+            yield piece, encode(texts), errors
+
+
+def _image_batches(
+    rows: Images, spans: Sequence[Any], preprocess: Preprocess, engine: Engine, processes: bool
+) -> Generator[tuple[Any, Any, Mapping[int, str]], None, None]:
     pieces = []
     for span in spans:
         pieces += cut(span, engine.batch_size)

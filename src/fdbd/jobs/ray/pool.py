@@ -333,7 +333,7 @@ def fit_loaders(
 ) -> None:
     """Fit and calibrate a guard on the rows of two loaders, which then know how many they gave and
     left out. The pieces of work are the loaders' spans, read by the same path on every node."""
-    first = next(iter(training), no_rows(guard)) if training.preprocess is None else None
+    first = next(iter(training), no_rows(guard)) if training.preparation is None else None
     fit_rows(guard, partial(_run_loader, training, workers), first)
     calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
 
