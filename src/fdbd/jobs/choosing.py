@@ -13,7 +13,7 @@ from fdbd.data.images import Images
 from fdbd.data.inputs import Rows, open_rows
 from fdbd.decision.advice import Advice, choose
 from fdbd.decision.choice import Auto
-from fdbd.jobs.fitting import Loader, preprocess_for
+from fdbd.jobs.fitting import Loader, preparation_for
 from fdbd.jobs.scoring import Engine
 from fdbd.networks.by_name import NamedModel
 
@@ -51,12 +51,12 @@ def choose_files(
     if engine.name != "local":
         raise ValueError("detectors are chosen in one process: leave --engine out")
     rows = open_rows(data, split)
-    preprocess = preprocess_for(source, rows, data)
+    preparation = preparation_for(source, rows, data)
     model = source if isinstance(source, Head) else source.model
     linear = _head_of(source, head)
 
     def loader(rows: Rows) -> Loader:
-        return Loader(rows, linear, preprocess, engine)
+        return Loader(rows, linear, preparation, engine)
 
     training = loader(rows)
     cautions: tuple[str, ...] = ()
