@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PathLike = str | os.PathLike[str]
-Figures = Mapping[str, Any]
+Figures = Mapping[str, object]
 
 
 class Results:
@@ -65,7 +65,7 @@ class Results:
         self._values: dict[tuple[str, str, str], Estimate] = {}
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """The figures that are drawn from features, by name."""
         if self._figures is None:
             return {}
@@ -229,8 +229,11 @@ class Results:
 
         return merged(runs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, without the scores."""
+        return self._plain_values()
+
+    def _plain_values(self) -> dict[str, Any]:
         detectors = []
         for row in self.rows:
             entry = row.to_dict(self.setting)
@@ -263,7 +266,7 @@ class Results:
     def to_json(self, path: PathLike) -> Path:
         """Everything, with the scores of each sample (about 5 bytes each), so that results can be
         compared in pairs."""
-        values = self.to_dict()
+        values = self._plain_values()
         for entry, row in zip(values["detectors"], self.rows):
             if row.has_scores:
                 entry["scores"] = row.scores_to_dict()

@@ -12,7 +12,7 @@ from fdbd.data.features import FeatureSet
 from fdbd.detectors import Detector, create
 from fdbd.metrics import auroc
 
-Grid = Mapping[str, Sequence[Any]]
+Grid = Mapping[str, Sequence[object]]
 """Values to try by option; every combination is tried."""
 
 

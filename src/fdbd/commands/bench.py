@@ -75,7 +75,7 @@ def bench(
     share: Path | None = opt(
         None, "Write features, head and a card there, for others to run their own detectors on."
     ),
-    latency: bool = opt(True, "Time the score stage of each detector.", "--latency/--no-latency"),
+    latency: bool = opt(True, "Time the score stage of each detector."),
     device: str = options.DEVICE,
     autocast: bool = options.AUTOCAST,
     trust_model: bool = options.TRUST_MODEL,

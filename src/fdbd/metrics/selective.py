@@ -9,7 +9,7 @@ the prediction of each ID sample is right, and, if there are any, the scores of 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -176,20 +176,26 @@ def accuracy_at_coverage(
 
 
 def evaluate_joint(
-    id_scores: ArrayLike, correct: ArrayLike, ood_scores: ArrayLike, **options: Any
+    id_scores: ArrayLike,
+    correct: ArrayLike,
+    ood_scores: ArrayLike,
+    *,
+    tpr: float = 0.95,
+    positive: Literal["id", "ood"] = "id",
+    confidence: float = 0.95,
 ) -> Evaluation:
     """All measures for the task of accepting exactly the right predictions: right ID samples
     against wrong ID samples and OOD samples together (SCOD; Xia and Bouganis, 2022).
 
     Under `evaluate`, a rejected ID sample is a false alarm even if its prediction was wrong. Here
-    such a rejection is what was asked for. `options` are those of `evaluate`.
+    such a rejection is what was asked for. The options are those of `evaluate`.
 
     >>> found = evaluate_joint([4.0, 3.0, 0.5], [True, True, False], [1.0, 2.0])
     >>> float(found.auroc), found.num_id, found.num_ood
     (1.0, 2, 3)
     """
     trusted, distrusted = split_by_correctness(id_scores, correct, ood_scores)
-    return evaluate(trusted, distrusted, **options)
+    return evaluate(trusted, distrusted, tpr=tpr, positive=positive, confidence=confidence)
 
 
 def split_by_correctness(
@@ -204,19 +210,26 @@ def split_by_correctness(
 
 
 def evaluate_full_spectrum(
-    id_scores: ArrayLike, shifted_scores: ArrayLike, ood_scores: ArrayLike, **options: Any
+    id_scores: ArrayLike,
+    shifted_scores: ArrayLike,
+    ood_scores: ArrayLike,
+    *,
+    tpr: float = 0.95,
+    positive: Literal["id", "ood"] = "id",
+    confidence: float = 0.95,
 ) -> Evaluation:
     """All measures with covariate-shifted ID samples (corrupted, other styles) counted as ID, which
     they are by their classes (full-spectrum OOD detection; Yang et al., 2022).
 
-    `shifted_scores` are those of all shifted sets, joined; `options` are those of `evaluate`.
+    `shifted_scores` are those of all shifted sets, joined; the options are those of `evaluate`.
 
     >>> round(float(evaluate_full_spectrum([4.0, 3.0], [1.0], [2.0, 0.5]).auroc), 4)
     0.8333
     """
     clean = as_scores(id_scores, "id_scores")
     shifted = as_scores(shifted_scores, "shifted_scores")
-    return evaluate(np.concatenate([clean, shifted]), ood_scores, **options)
+    inside = np.concatenate([clean, shifted])
+    return evaluate(inside, ood_scores, tpr=tpr, positive=positive, confidence=confidence)
 
 
 def aurc_influences(decisions: Decisions) -> Influences:
