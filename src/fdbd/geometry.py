@@ -213,7 +213,8 @@ def fold(head: Head) -> tuple[Tensor, Tensor]:
         if not count.all():
             rows = f"{head.num_classes} rows of weights, all equal"
             raise ValueError(
-                f"the head has fewer than two distinct classes ({rows}), so it has no decision boundary"
+                f"the head has fewer than two distinct classes ({rows}), so it has no decision boundary; "
+                "is the model untrained? Some start with a head of zeros: load trained weights"
             )
         # Equal rows have no boundary between them, and are left out.
         inverse = np.divide(1 / count[:, None], norms, out=np.zeros_like(norms), where=is_apart)

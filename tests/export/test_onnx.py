@@ -434,7 +434,7 @@ def test_metadata_of_other_files_is_an_error_that_says_so(tmp_path):
         deploy.metadata(tmp_path / "missing.onnx")
     garbage = tmp_path / "garbage.onnx"
     garbage.write_bytes(b"\xff\x00 no protobuf")
-    with pytest.raises(ValueError, match=r"is no ONNX file|not exported by fdbd"):
+    with pytest.raises(ValueError, match=r"is not an ONNX file|not exported by fdbd"):
         deploy.metadata(garbage)
     other = tmp_path / "other.onnx"
     onnx.save_model(onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], [])), str(other))

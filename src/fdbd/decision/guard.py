@@ -41,7 +41,7 @@ from fdbd.fitting.spool import Spool
 from fdbd.fitting.statistics import Count
 from fdbd.networks.classifier import PRECISIONS, Classifier, split_batch
 from fdbd.networks.find_head import HeadName
-from fdbd.networks.wrapped import weights_hash
+from fdbd.networks.wrapped import is_compiled, weights_hash
 from fdbd.util.progress import track
 from fdbd.util.version import __version__
 
@@ -135,6 +135,11 @@ class Guard(nn.Module):
             self.classifier = model
         elif isinstance(model, nn.Module):
             self.classifier = Classifier(model, head, layers or detector.needs.layers)
+            if is_compiled(model):
+                warn_caller(
+                    "the model is compiled, and the guard runs it uncompiled, since it watches "
+                    "the model's head: call guard.compile() to compile both together"
+                )
         elif model is not None:
             raise TypeError(
                 f"model is a {type(model).__name__}, expected a torch.nn.Module or an fdbd.Head"
@@ -486,6 +491,10 @@ class Guard(nn.Module):
         self._record.seen.add_hashes(sample_hashes(inputs))
 
     def __getattr__(self, name: str) -> Any:
+        # The parts of a module are found here, too, and asked for with every sample.
+        parts = self.__dict__.get("_modules")
+        if parts is not None and name in parts:
+            return parts[name]
         # Names of 0.2, which drivers called.
         if name == "calibrated":
             _warn_of_name(name, "guard.stages.require_threshold()")

@@ -100,10 +100,16 @@ def export(
     # The draft first, so that a missing folder is an error before the work.
     with beside(target) as draft:
         description = _describe(guard, class_names, opset)
-        save(_trace(graph, opset), description, draft)
+        model = _trace(graph, opset)
+        note = ""
+        if graph.shorter is not None and _has_fixed_length(model):
+            # The exporter found that the model computes with the length of the example.
+            graph.shorter = None
+            note = f"takes sequences of {graph.example[0].shape[1]} tokens alone"
+        save(model, description, draft)
         runtime_name = f"ONNX Runtime {require('onnxruntime', 'onnx').__version__}"
-        trials, largest = verify(graph, runtime(draft), runtime_name)
-    return ExportRecord((target,), runtime_name, trials, TOLERANCE, largest)
+        trials, largest = verify(graph, runtime(draft), "ONNX Runtime")
+    return ExportRecord((target,), runtime_name, trials, TOLERANCE, largest, note=note)
 
 
 def _describe(guard: Guard, class_names: Sequence[str] | None, opset: int) -> dict[str, object]:
@@ -316,6 +322,15 @@ def _trace(graph: Graph, opset: int) -> Any:
     assert program is not None
     require("onnx_ir.passes.common", "onnx").ClearMetadataAndDocStringPass()(program.model)
     return program.model_proto
+
+
+def _has_fixed_length(model: Any) -> bool:
+    """Whether an input of the graph has a number, not a name, as the length of its sequences."""
+    for given in model.graph.input:
+        dimensions = given.type.tensor_type.shape.dim
+        if len(dimensions) == 2 and not dimensions[1].dim_param:
+            return True
+    return False
 
 
 def verify(graph: Graph, run: Run, name: str) -> tuple[tuple[str, ...], float]:

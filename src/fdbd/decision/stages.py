@@ -3,8 +3,10 @@ Ray, exports, jobs, the service. Users call `Guard`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.networks.classifier import Classifier, rows_finite, split_batch
-from fdbd.util.torch_compat import tracing
+from fdbd.util.torch_compat import tracing, unseen
 
 if TYPE_CHECKING:
     from fdbd.decision.guard import Guard
@@ -129,6 +131,8 @@ class Stages:
                 f"row {row} of a training batch holds NaN or infinity; leave such samples out of "
                 "the fit"
             )
+        if labels is None and self._guard.detector.needs.labels:
+            _refuse_text_labels(item)
         # Before the network, which may write to its inputs.
         hashes = sample_hashes(inputs)
         value_range = InputRange.from_inputs(inputs)
@@ -225,7 +229,13 @@ class Stages:
         if logits is None:
             head = detector.head
             logits = head(plain.features.to(head.weight.dtype))
-        scores = detector.score(scored)
+        if scored.features.is_cpu:
+            scores = detector.score(scored)
+        else:
+            # Nothing on the way to a decision waits for the device. Rows that only float64 could
+            # score are out-of-distribution then.
+            with unseen():
+                scores = detector.score(scored)
         # False for NaN, too.
         is_trusted = scores < torch.inf
         if finite is not None and finite.shape == scores.shape:
@@ -254,10 +264,12 @@ class Stages:
             )
         if detector.is_fitted:
             head = detector.head
-            batch = batch.to(head.weight.device)
+            device = head.weight.device
         else:
             head = guard.head
-            batch = batch.to()
+            device = None
+        if not _is_on(batch, device):
+            batch = batch.to(device)
         _check_width("features", batch.features, head.num_features)
         if batch.logits is not None:
             _check_width("logits", batch.logits, head.num_classes)
@@ -289,6 +301,34 @@ class Stages:
                 f"{high:.4g}: prepare images in the same way (0…255 or 0…1, normalised or not); "
                 "the guard does not say so again"
             )
+
+
+def _refuse_text_labels(item: Any) -> None:
+    """ValueError if the labels of a batch are text, which `split_batch` leaves out, since a second
+    element may as well be file names."""
+    labels: Any = None
+    if isinstance(item, Mapping):
+        labels = item.get("labels", item.get("label"))
+    elif isinstance(item, (tuple, list)) and len(item) > 1:
+        labels = item[1]
+    first = labels
+    if isinstance(labels, (tuple, list, np.ndarray)) and len(labels):
+        first = labels[0]
+    if isinstance(first, str):
+        raise ValueError(
+            f"the labels are text, such as {first!r}, and this detector is fitted by class: give "
+            "class indices (N,), the positions of the names in the model's list of classes"
+        )
+
+
+def _is_on(batch: Batch, device: torch.device | None) -> bool:
+    """Whether all parts of a batch are tensors on this device already."""
+    for part in batch:
+        if part is None:
+            continue
+        if not isinstance(part, Tensor) or part.device != device:
+            return False
+    return True
 
 
 def _check_width(what: str, values: Tensor, width: int) -> None:

@@ -108,6 +108,8 @@ class Detector(Configured):
     @property
     def is_fitted(self) -> bool:
         """Whether `fit` or a file has filled the buffers."""
+        if "head_weight" in self._buffers:
+            return True
         return all("head_weight" in detector._buffers for detector in innermost(self))
 
     @property

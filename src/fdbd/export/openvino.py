@@ -85,7 +85,7 @@ def export_openvino(
         # Its converter keeps the length of the example.
         graph.shorter = None
         runtime = f"OpenVINO {openvino.__version__}"
-        trials, largest = verify(graph, run, runtime)
+        trials, largest = verify(graph, run, "OpenVINO")
         _replace_pair(draft, target)
     return ExportRecord((target, weights), runtime, trials, TOLERANCE, largest)
 

@@ -98,6 +98,11 @@ class Classifier(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise TypeError(
+                "the model is a TorchScript module, whose layers cannot be watched: give the "
+                "torch.nn.Module that it was made from, or a .pt2 file of torch.export"
+            )
         if autocast not in (None, *PRECISIONS.values()):
             raise ValueError(
                 f"autocast is {autocast}, expected torch.bfloat16, torch.float16 or None"
@@ -200,11 +205,10 @@ class Classifier(nn.Module):
         try:
             with _eval_mode(self.model), self._precision():
                 return call_model(self.model, inputs)
-        except RuntimeError as error:
-            if isinstance(inputs, Tensor) and inputs.ndim == 4 and not inputs.is_floating_point():
-                what = f"the model takes no images of {inputs.dtype} ({str(error).splitlines()[0]})"
-                how = 'prepare them first, with fdbd.networks.Preprocess.preset("imagenet") for instance'
-                raise TypeError(f"{what}: {how}") from error
+        except (RuntimeError, ValueError, IndexError) as error:
+            explanation = _explain_inputs(inputs, self._first_layer, error)
+            if explanation is not None:
+                raise TypeError(explanation) from error
             raise
         finally:
             local.calls = None
@@ -322,6 +326,14 @@ class _Tap:
     def __init__(self, recorder: _Recorder, name: str) -> None:
         self.recorder, self.name = recorder, name
 
+    @property
+    def __name__(self) -> str:
+        # Asked for by torch.jit.script alone, whose own error would name this class.
+        raise AttributeError(
+            "torch.jit.script cannot compile a model with a Classifier or Guard around it: use "
+            "guard.export_onnx or torch.export"
+        )
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *others: Any) -> None:
         """`others` are keyword arguments and the output; the output alone where a tool
         (quantisation) has copied the hook to a module of its own."""
@@ -404,7 +416,8 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
 
     A tensor is the input. A tuple or list is (inputs, labels, …) and what follows is left out; a
     second element that is no array (None, file names) is not taken for labels. A dict holds keyword
-    arguments for the model, and labels under ``labels`` or ``label``. NumPy arrays become tensors.
+    arguments for the model, and labels under ``labels`` or ``label``; if there is nothing but
+    ``image`` (or ``images``, ``img``) beside them, that is the input. NumPy arrays become tensors.
 
     >>> images, labels = split_batch([torch.zeros(2, 3, 8, 8), torch.tensor([4, 1])])
     >>> images.shape, labels
@@ -418,7 +431,13 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
             for key, value in batch.items()
             if key not in ("labels", "label")
         }
-        return inputs, _as_labels(batch.get("labels", batch.get("label")))
+        labels = _as_labels(batch.get("labels", batch.get("label")))
+        if len(inputs) == 1:
+            name = next(iter(inputs))
+            # What data sets call their images, which is not the name of a model's argument.
+            if name in ("image", "images", "img") and isinstance(inputs[name], Tensor):
+                return inputs[name], labels
+        return inputs, labels
     if not isinstance(batch, (tuple, list)):
         return _with_tensors(batch), None
     if not batch:
@@ -427,6 +446,36 @@ def split_batch(batch: Inputs) -> tuple[Any, Tensor | None]:
         split_batch(batch[0]) if isinstance(batch[0], Mapping) else (_with_tensors(batch[0]), None)
     )
     return inputs, _as_labels(batch[1]) if len(batch) > 1 else labels
+
+
+def _explain_inputs(inputs: Any, layer: nn.Module, error: Exception) -> str | None:
+    """Why a model may have refused a tensor, and what to do; None: the error speaks for itself."""
+    if not isinstance(inputs, Tensor):
+        return None
+    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    shape = tuple(inputs.shape)
+    if inputs.ndim == 4 and not inputs.is_floating_point():
+        return (
+            f"the model takes no images of {inputs.dtype} ({said}): prepare them first, with "
+            'fdbd.networks.Preprocess.preset("imagenet") for instance'
+        )
+    dtype = next(layer.parameters()).dtype
+    if inputs.dtype == torch.float64 and dtype != torch.float64:
+        return (
+            f"the inputs are float64 and the model's weights {dtype} ({said}): give inputs.float()"
+        )
+    channels = (1, 3, 4)
+    if inputs.ndim == 3 and (shape[0] in channels or shape[2] in channels):
+        return (
+            f"the input has shape {shape}, which looks like a single image ({said}): give a batch "
+            "(N, C, H, W), such as images[None]"
+        )
+    if inputs.ndim == 4 and shape[3] in channels and shape[1] not in channels:
+        return (
+            f"the images have shape {shape}, which looks like channels last ({said}): give "
+            "(N, C, H, W), such as images.permute(0, 3, 1, 2)"
+        )
+    return None
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -469,12 +518,19 @@ def rows_finite(inputs: Any) -> Tensor | None:
             or name.endswith("mask")
         ):
             continue
-        values = tensor[..., None]  # one dimension more, so that there is one to sum over
-        # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge numbers,
-        # too: look again then.
-        wide = torch.promote_types(values.dtype, torch.float32)
-        finite = torch.isfinite(values.sum(dim=tuple(range(1, values.ndim)), dtype=wide))
-        if not torch.compiler.is_compiling() and not finite.all():
+        # One dimension more, so that there is one to sum over.
+        values = tensor[..., None]
+        is_compiling = torch.compiler.is_compiling()
+        if values.is_cpu or is_compiling:
+            # A sum shows NaN and infinity, whatever the memory layout. It overflows for huge
+            # numbers, too: look again then.
+            wide = torch.promote_types(values.dtype, torch.float32)
+            sums = values.sum(dim=tuple(range(1, values.ndim)), dtype=wide)
+            finite = torch.isfinite(sums)
+            if not is_compiling and not finite.all():
+                finite = torch.isfinite(values).flatten(1).all(dim=1)
+        else:
+            # Looking at the sum would wait for the device.
             finite = torch.isfinite(values).flatten(1).all(dim=1)
         found = finite if found is None else found & finite
     return found

@@ -31,6 +31,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` has wrapped the model, perhaps inside a wrapper for devices."""
+    child = _wrapped_child(model)
+    while child is not None:
+        if child == "_orig_mod":
+            return True
+        model = model.get_submodule(child)
+        child = _wrapped_child(model)
+    return False
+
+
 def plain_names(model: nn.Module, names: list[str]) -> list[str]:
     """Names of modules or tensors in `model` as they are without its wrappers: no ``module.`` of a
     ``DataParallel`` and no ``_orig_mod.`` of a compiled part, at any depth.
