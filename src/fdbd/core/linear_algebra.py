@@ -16,8 +16,11 @@ ROUNDING = 1e-13
 """Variances below this share of the total one are rounding errors of float64 sums."""
 SMALLEST_NORM = 1e-12
 """A row with a smaller norm has no direction."""
-_QUERIES, _POINTS = 1024, 1 << 13  # a block of inner products takes 32 MB
-_ELEMENTS = 1 << 21  # of a block of rows: 8 MB, which fit the cache
+_QUERIES = 1024
+_POINTS = 1 << 13
+"""Rows and points of a block of inner products, which takes 32 MB."""
+_ELEMENTS = 1 << 21
+"""Elements of a block of rows: 8 MB, which fit the cache."""
 
 
 def unit(rows: Tensor) -> Tensor:
@@ -79,7 +82,8 @@ def largest(rows: Tensor, k: int) -> Tensor:
     """
     if not is_plain(rows):
         return rows.topk(k, dim=1, sorted=False).values
-    first = rows.shape[1] - k  # numpy selects with vector instructions, ten times as fast as torch
+    # numpy selects with vector instructions, ten times as fast as torch.
+    first = rows.shape[1] - k
     return torch.from_numpy(np.partition(rows.detach().numpy(), first, axis=1)[:, first:])
 
 
@@ -100,19 +104,27 @@ def largest_products(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tens
     if tracing():
         values, indices = (rows @ points.T).topk(k, dim=1)
         return values, indices
-    found = [_search(block, points, k) for block in torch.split(rows, _QUERIES)]
-    return torch.cat([values for values, _ in found]), torch.cat([indices for _, indices in found])
+    all_values = []
+    all_indices = []
+    for block in torch.split(rows, _QUERIES):
+        values, indices = _search(block, points, k)
+        all_values.append(values)
+        all_indices.append(indices)
+    return torch.cat(all_values), torch.cat(all_indices)
 
 
 def _search(rows: Tensor, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    found = []
+    """`largest_products` of one block of rows: the largest of each block of points, and of those
+    the largest."""
+    best_values = []
+    best_indices = []
     for start in range(0, points.shape[0], _POINTS):
         products = rows @ points[start : start + _POINTS].T
-        few = min(k, products.shape[1])
-        values, indices = (
-            products.max(1, keepdim=True) if k == 1 else products.topk(few, dim=1, sorted=False)
-        )
-        found.append((values, indices + start))
-    values, indices = (torch.cat(parts, dim=1) for parts in zip(*found))
-    values, chosen = values.topk(k, dim=1, sorted=False)
-    return values, indices.gather(1, chosen)
+        if k == 1:
+            values, indices = products.max(1, keepdim=True)
+        else:
+            values, indices = products.topk(min(k, products.shape[1]), dim=1, sorted=False)
+        best_values.append(values)
+        best_indices.append(indices + start)
+    values, chosen = torch.cat(best_values, dim=1).topk(k, dim=1, sorted=False)
+    return values, torch.cat(best_indices, dim=1).gather(1, chosen)

@@ -47,13 +47,12 @@ class DICE(Detector):
         mean = (yield Mean(head.num_features)).mean()
         weight = head.weight.to("cpu", torch.float64)
         contributions = weight * mean
-        # numpy's percentile, since torch.quantile refuses more than 16 million numbers
-        threshold = (
-            np.percentile(contributions.numpy(), self.percentile) if self.percentile else -np.inf
-        )
+        threshold = -np.inf
+        if self.percentile:
+            # numpy's, since torch.quantile refuses more than 16 million numbers.
+            threshold = np.percentile(contributions.numpy(), self.percentile)
         self.set_buffers(sparse_weight=torch.where(contributions > threshold, weight, 0))
 
     def formula(self, batch: Batch) -> Tensor:
-        return logsumexp(
-            torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias)
-        )
+        logits = torch.nn.functional.linear(batch.features, self.sparse_weight, self.head_bias)
+        return logsumexp(logits)

@@ -31,8 +31,6 @@ class Energy(Detector):
 
     def formula(self, batch: Batch) -> Tensor:
         logits = required_logits(batch)
-        return (
-            logsumexp(logits)
-            if self.temperature == 1
-            else self.temperature * logsumexp(logits / self.temperature)
-        )
+        if self.temperature == 1:
+            return logsumexp(logits)
+        return self.temperature * logsumexp(logits / self.temperature)

@@ -62,13 +62,11 @@ class GEN(Detector):
         others = -below.mul_(weights).sum(dim=1, keepdim=True)
         total = others + shared
         rest_of_largest = (others + (shared - 1)).log()
-        is_tiny = rest_of_largest < (
-            -60 if gap.dtype == torch.float32 else -600
-        )  # the bounds on exponents are felt
+        # So small that the bounds on exponents are felt.
+        is_tiny = rest_of_largest < (-60 if gap.dtype == torch.float32 else -600)
         if tracing() or is_tiny.any():
-            exact = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min).logsumexp(
-                dim=1, keepdim=True
-            )
+            without_largest = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min)
+            exact = without_largest.logsumexp(dim=1, keepdim=True)
             rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)
         if self.top < gap.shape[1]:
             gap = largest(gap, self.top)

@@ -34,4 +34,6 @@ class MSP(Detector):
 
     def formula(self, batch: Batch) -> Tensor:
         logits = required_logits(batch)
-        return largest_probability(logits if self.temperature == 1 else logits / self.temperature)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return largest_probability(logits)

@@ -65,12 +65,14 @@ class TemperatureScaling(Detector):
         while True:
             sums = yield from with_logits(Sum(partial(likelihood, inverse_temperatures=grid)), head)
             best, is_inside = minimum(grid, sums.sum())
-            if is_inside != (
-                grid is INVERSE_TEMPERATURES
-            ):  # found around the cubic's minimum, or at the grid's end
+            is_first_pass = grid is INVERSE_TEMPERATURES
+            if is_first_pass and not is_inside:
+                # The likelihood rises or falls over the whole grid: its end is the best there is.
                 break
-            # Where a cubic describes the likelihood badly, the pass after looks around the end of
-            # these.
+            if is_inside and not is_first_pass:
+                break
+            # Around the minimum of the cubic, or, if a cubic describes the likelihood badly, around
+            # the end of the points where it was not found.
             grid = (best / 1.05, best, best * 1.05)
         self.set_buffers(temperature=torch.tensor(1 / best, dtype=torch.float64))
 
@@ -82,9 +84,8 @@ class TemperatureScaling(Detector):
         # digits left.
         exponents = bound_(gaps(logits).div_(self.temperature))
         rest = exponents.scatter_(1, kernels.argmax(logits)[:, None], -torch.inf).exp_().sum(dim=1)
-        return -2 * torch.atanh(
-            rest / (2 + rest)
-        )  # −log1p(rest), whose small values ONNX would round away
+        # −log1p(rest), whose small values ONNX would round away.
+        return -2 * torch.atanh(rest / (2 + rest))
 
 
 def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
@@ -103,21 +104,25 @@ def likelihood(batch: Batch, inverse_temperatures: tuple[float, ...]) -> Tensor:
             piece[:, 0, index] = total.log() - b * target
             piece[:, 1, index] = weights.mul_(logits).sum(dim=1) / total - target
         pieces.append(piece)
-    return (
-        torch.cat(pieces)
-        if pieces
-        else torch.zeros(0, 2, len(inverse_temperatures), dtype=torch.float64)
-    )
+    if not pieces:
+        return torch.zeros(0, 2, len(inverse_temperatures), dtype=torch.float64)
+    return torch.cat(pieces)
 
 
 def minimum(points: tuple[float, ...], sums: Tensor) -> tuple[float, bool]:
     """Where a convex function is least, given its values and slopes (2, G) at ascending points: the
     minimum of the cubic through the two points between which the slope changes sign, and True; an
-    end point and False where the slope keeps its sign."""
-    right = int((sums[1] <= 0).long().cumprod(0).sum())  # the first slope that is positive
-    if right in (0, len(points)):
-        return points[min(right, len(points) - 1)], False
-    (value, end_value), (slope, end_slope) = sums[:, right - 1 : right + 1].tolist()
+    end point and False if the slope keeps its sign."""
+    values, slopes = sums.tolist()
+    right = 0
+    while right < len(points) and slopes[right] <= 0:
+        right += 1
+    if right == 0:
+        return points[0], False
+    if right == len(points):
+        return points[-1], False
+    value, end_value = values[right - 1], values[right]
+    slope, end_slope = slopes[right - 1], slopes[right]
     width = points[right] - points[right - 1]
     bend = slope + end_slope - 3 * (end_value - value) / width
     root = (bend * bend - slope * end_slope) ** 0.5

@@ -46,9 +46,11 @@ class RandomSample:
 
     def _add(self, rows: Tensor, hashes: Tensor) -> None:
         if len(self.hashes):
-            rows, hashes = torch.cat([self.rows, rows]), torch.cat([self.hashes, hashes])
-        order = hashes.argsort(stable=True)[: self.count]
-        self.rows, self.hashes = rows[order], hashes[order]
+            rows = torch.cat([self.rows, rows])
+            hashes = torch.cat([self.hashes, hashes])
+        smallest = hashes.argsort(stable=True)[: self.count]
+        self.rows = rows[smallest]
+        self.hashes = hashes[smallest]
 
 
 def initial_centers(rows: Tensor, count: int) -> Tensor:
@@ -60,9 +62,8 @@ def initial_centers(rows: Tensor, count: int) -> Tensor:
         raise ValueError(
             f"{count} clusters asked for, but there are only {len(rows)} training samples"
         )
-    return torch.from_numpy(
-        KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy()).cluster_centers_
-    )
+    found = KMeans(count, n_init=1, max_iter=10, random_state=0).fit(rows.numpy())
+    return torch.from_numpy(found.cluster_centers_)
 
 
 def nearest(centers: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,8 @@ from typing_extensions import Self
 from fdbd.fitting.statistics import row_hashes
 
 _KEPT = 4096
-_VALUES = (
-    512  # entries of a sample that are hashed: enough to tell samples apart, cheap for large images
-)
+_VALUES = 512
+"""Entries of a sample that are hashed: enough to tell samples apart, cheap for large images."""
 
 
 class Sketch:
@@ -49,15 +48,15 @@ class Sketch:
         self.add_hashes(other.hashes)
 
     def overlap(self, other: Sketch) -> float:
-        """Share of these samples that `other` has seen too, estimated where both sketches are
-        complete."""
+        """Share of these samples that `other` has seen too, estimated from the range in which both sketches
+        are complete."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         limit = int(other.hashes.max()) if len(other.hashes) >= _KEPT else 2**62
         comparable = self.hashes[self.hashes <= limit]
-        return (
-            float(torch.isin(comparable, other.hashes).double().mean()) if len(comparable) else 0.0
-        )
+        if not len(comparable):
+            return 0.0
+        return float(torch.isin(comparable, other.hashes).double().mean())
 
 
 def sample_hashes(inputs: Any) -> Tensor:

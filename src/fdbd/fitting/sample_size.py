@@ -1,6 +1,7 @@
 """One rule for fits with too few samples: a warning that says how many there were, and how many the
 estimate takes."""
 
+import math
 import warnings
 
 
@@ -34,6 +35,12 @@ def warn_of_few_samples(detector: str, estimate: str, samples: int, needed: int)
         FewSamplesWarning,
         stacklevel=3,
     )
+
+
+def warn_of_few_for_percentile(detector: str, samples: int, percentile: float) -> None:
+    """Warn if no sample is expected above this percentile of each feature."""
+    needed = math.ceil(100 / (100 - percentile) - 1e-9)
+    warn_of_few_samples(detector, f"percentile {percentile:g} of each feature", samples, needed)
 
 
 def warn_of_few_for_covariance(

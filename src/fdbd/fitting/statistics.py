@@ -18,10 +18,10 @@ from fdbd import kernels
 from fdbd.core.batch import Batch, Head, required_labels
 from fdbd.core.linear_algebra import whitener
 
-ROWS_AT_A_TIME = (
-    2048  # converted to float64 at once: bounds the memory of an update, and stays in the cache
-)
-LOGITS_AT_A_TIME = 1 << 22  # computed for a fit at once: 16 MB
+ROWS_AT_A_TIME = 2048
+"""Rows converted to float64 at once: bounds the memory of an update, and stays in the cache."""
+LOGITS_AT_A_TIME = 1 << 22
+"""Logits computed for a fit at once: 16 MB."""
 
 S = TypeVar("S", bound="Statistic")
 
@@ -58,7 +58,8 @@ class NonFiniteRow(ValueError):
 
     def __init__(self, row: int, what: str) -> None:
         super().__init__(f"row {row} of {what} is not finite")
-        self.row, self.what = row, what
+        self.row = row
+        self.what = what
 
 
 def check_finite(values: Tensor, what: str) -> Tensor:
@@ -67,16 +68,18 @@ def check_finite(values: Tensor, what: str) -> Tensor:
     values."""
     sums = kernels.column_sums(values.detach().flatten(1)).cpu()
     if not math.isfinite(sums.sum().item()):
-        bad = ~torch.isfinite(values).flatten(1).all(dim=1)
-        if bad.any():  # a float64 sum may overflow although every entry is finite
-            raise NonFiniteRow(int(bad.nonzero()[0]), what)
+        is_bad = ~torch.isfinite(values).flatten(1).all(dim=1)
+        # A float64 sum may overflow although every entry is finite.
+        if is_bad.any():
+            raise NonFiniteRow(int(is_bad.nonzero()[0]), what)
     return sums
 
 
 def in_float64(values: Tensor, rows: int = ROWS_AT_A_TIME) -> Iterator[Tensor]:
     """(N, …) values in pieces of at most `rows` rows, as float64 on the CPU."""
     for piece in values.detach().split(rows):
-        yield piece.cpu().to(torch.float64)  # in this order: not every device has float64
+        # In this order: not every device has float64.
+        yield piece.cpu().to(torch.float64)
 
 
 class Count(Additive):
@@ -88,7 +91,8 @@ class Count(Additive):
     5
     """
 
-    finds_non_finite = True  # it reads none
+    # It reads no features.
+    finds_non_finite = True
 
     def __init__(self) -> None:
         self.count = 0
@@ -128,8 +132,10 @@ def products(rows: Tensor, pivot: Tensor) -> Tensor:
     width = rows.shape[1]
     squares = torch.zeros(width, width, dtype=torch.float64)
     edges = [width * i // 8 for i in range(9)]
-    for piece in in_float64(rows, 512):  # more would leave the cache
-        centred = (piece - pivot).T.contiguous()  # a tenth faster
+    # More rows at once would leave the cache.
+    for piece in in_float64(rows, 512):
+        # Contiguous columns are a tenth faster.
+        centred = (piece - pivot).T.contiguous()
         for start, stop in pairwise(edges):
             squares[start:stop, :stop].addmm_(centred[start:stop], centred[:stop].T)
     return squares.tril() + squares.tril(-1).T
@@ -195,19 +201,26 @@ class Moments:
         self.scatter = torch.zeros(num_features, num_features, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
-        rows, count = batch.features, batch.features.shape[0]
+        rows = batch.features
+        count = rows.shape[0]
         if not count:
             return
-        pivot = self.average if self.count else next(in_float64(rows[:256])).mean(dim=0)
+        if self.count:
+            pivot = self.average
+        else:
+            # Any point near the rows will do.
+            pivot = next(in_float64(rows[:256])).mean(dim=0)
         average = check_finite(rows, "its features") / count
         offset = average - pivot
-        self._combine(count, average, products(rows, pivot).addr_(offset, offset, alpha=-count))
+        scatter = products(rows, pivot).addr_(offset, offset, alpha=-count)
+        self._combine(count, average, scatter)
 
     def merge(self, other: Self) -> None:
         if other.count:
             self._combine(other.count, other.average, other.scatter)
 
     def _combine(self, count: int, average: Tensor, scatter: Tensor) -> None:
+        """Add the moments of other rows about their own mean."""
         total = self.count + count
         delta = average - self.average
         self.scatter += scatter
@@ -255,7 +268,8 @@ class ClassMoments(Moments, ClassMeans):
         """What whitens differences within classes (P, P), and the means (M, P) of the classes with
         samples about that of all, whitened by it."""
         whitening = whitener(self.within_class_covariance(), self.covariance().trace())
-        return whitening, (self.means()[self.counts > 0] - self.average) @ whitening.T
+        offsets = self.means()[self.counts > 0] - self.average
+        return whitening, offsets @ whitening.T
 
     def within_class_covariance(self) -> Tensor:
         """(P, P) covariance about the class means, shared by all classes, divided by the count."""
@@ -298,9 +312,9 @@ def _require(count: int) -> None:
         raise ValueError("there are no samples: the training data are empty")
 
 
-_BINS_BELOW_SIGN = (
-    12  # keep sign, 8 exponent and 11 mantissa bits of a float32: 2^20 bins, relative width 2^-11
-)
+_DROPPED_BITS = 12
+"""Of a float32, whose sign, 8 exponent and 11 mantissa bits are kept: 2^20 bins of a relative width
+of 2^-11."""
 
 
 def ordered_bits(values: Tensor) -> NDArray[np.int32]:
@@ -322,7 +336,7 @@ def values_of_bits(ordered: Tensor) -> Tensor:
 def float_bins(values: Tensor) -> Tensor:
     """The bin (int64) of each value among the 2^20 that all of float32 is divided into; bins ascend
     with the value."""
-    bins = (ordered_bits(values) >> _BINS_BELOW_SIGN) + (1 << 31 - _BINS_BELOW_SIGN)
+    bins = (ordered_bits(values) >> _DROPPED_BITS) + (1 << 31 - _DROPPED_BITS)
     return torch.from_numpy(bins.astype(np.int64))
 
 
@@ -330,8 +344,8 @@ def float_bins(values: Tensor) -> Tensor:
 def lower_ends_of_bins() -> Tensor:
     """(2^20,) the smallest value of each of the bins of `float_bins`, float64; NaN and infinity for
     those at either end."""
-    bins = torch.arange(1 << (32 - _BINS_BELOW_SIGN), dtype=torch.int64)
-    return values_of_bits(bins << _BINS_BELOW_SIGN)
+    bins = torch.arange(1 << (32 - _DROPPED_BITS), dtype=torch.int64)
+    return values_of_bits(bins << _DROPPED_BITS)
 
 
 class Histogram(Additive):
@@ -351,7 +365,7 @@ class Histogram(Additive):
 
     def __init__(self, value: Callable[[Batch], Tensor] | None = None) -> None:
         self.value = value
-        self.counts = torch.zeros(1 << (32 - _BINS_BELOW_SIGN), dtype=torch.int64)
+        self.counts = torch.zeros(1 << (32 - _DROPPED_BITS), dtype=torch.int64)
 
     def update(self, batch: Batch) -> None:
         values = batch.features if self.value is None else self.value(batch)
@@ -369,13 +383,13 @@ class Histogram(Additive):
         total = int(cumulative[-1])
         _require(total)
         position = torch.tensor(fractions, dtype=torch.float64) * (total - 1)
-        ranks = torch.stack([position.floor(), (position.floor() + 1).clamp_max(total - 1)]).to(
-            torch.int64
-        )
+        rank_below = position.floor()
+        rank_above = (rank_below + 1).clamp_max(total - 1)
+        ranks = torch.stack([rank_below, rank_above]).to(torch.int64)
         bins = torch.searchsorted(cumulative, ranks, right=True)
-        ends = values_of_bits(
-            torch.stack([bins << _BINS_BELOW_SIGN, (bins + 1 << _BINS_BELOW_SIGN) - 1])
-        )
+        first_bits = bins << _DROPPED_BITS
+        last_bits = (bins + 1 << _DROPPED_BITS) - 1
+        ends = values_of_bits(torch.stack([first_bits, last_bits]))
         # Exact zeros dominate their bin in any network with a ReLU.
         lower, upper = torch.where((ends == 0).any(dim=0), 0, ends.mean(dim=0))
         return torch.lerp(lower, upper, position.frac())
@@ -402,15 +416,15 @@ class Bank(Additive):
     sums = ("rows",)
 
     def __init__(self, alpha: float = 1.0, value: Callable[[Batch], Tensor] | None = None) -> None:
-        self.alpha, self.value = alpha, value
+        self.alpha = alpha
+        self.value = value
         self.rows: list[Tensor] = []
 
     def update(self, batch: Batch) -> None:
         if self.alpha < 1:
             batch = batch.rows(row_hashes(batch.features) < int(self.alpha * 2**62))
-        rows = (
-            batch.features.clone() if self.value is None else self.value(batch)
-        )  # a loader may use its memory again
+        # A copy, since a loader may use its memory again.
+        rows = batch.features.clone() if self.value is None else self.value(batch)
         self.rows.append(rows.detach().cpu())
 
     def samples(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -418,9 +432,8 @@ class Bank(Additive):
         _require(len(self.rows))
         widths = sorted({rows.shape[1] for rows in self.rows})
         if len(widths) > 1:
-            raise ValueError(
-                f"rows of {' and '.join(map(str, widths))} numbers came together, expected one width"
-            )
+            shown = " and ".join(str(width) for width in widths)
+            raise ValueError(f"rows of {shown} numbers came together, expected one width")
         if len(self.rows) > 1:
             self.rows = [torch.cat(self.rows)]
         return self.rows[0].to(dtype or torch.promote_types(self.rows[0].dtype, torch.float32))
@@ -434,11 +447,9 @@ def row_hashes(rows: Tensor) -> Tensor:
     keys = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") | 1
     # Σ_j bits[i, j]·keys[j] modulo 2^64; numpy multiplies integers faster than torch.
     mixed = torch.from_numpy(np.einsum("ij,j->i", bits.numpy(), keys.numpy()))
-    for shift, multiplier in (
-        (30, -0x40A7B892E31B1A47),
-        (27, -0x6B2FB644ECCEEE15),
-    ):  # splitmix64's finaliser
-        mixed = (mixed ^ (mixed >> shift)) * multiplier
+    # The finaliser of splitmix64.
+    mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
     return (mixed ^ (mixed >> 31)) & (2**62 - 1)
 
 
@@ -455,13 +466,16 @@ class Transformed(Generic[S]):
     def __init__(
         self, statistic: S, transform: Callable[[Batch], Batch], rows: int | None = None
     ) -> None:
-        self.statistic, self.transform, self.rows = statistic, transform, rows
+        self.statistic = statistic
+        self.transform = transform
+        self.rows = rows
 
     def update(self, batch: Batch) -> None:
         size = self.rows or max(len(batch.features), 1)
         for start in range(0, len(batch.features), size):
+            piece = batch.rows(slice(start, start + size))
             try:
-                self.statistic.update(self.transform(batch.rows(slice(start, start + size))))
+                self.statistic.update(self.transform(piece))
             except NonFiniteRow as error:
                 raise NonFiniteRow(start + error.row, error.what) from None
 

@@ -41,9 +41,8 @@ class ReAct(Shaping):
 
     def passes(self, head: Head) -> Passes:
         histogram = yield Histogram()
-        self.set_buffers(
-            threshold=torch.tensor(histogram.quantile(self.percentile / 100), dtype=torch.float64)
-        )
+        threshold = histogram.quantile(self.percentile / 100)
+        self.set_buffers(threshold=torch.tensor(threshold, dtype=torch.float64))
 
     def forward(self, features: Tensor) -> Tensor:
         return torch.minimum(features, self.fitted("threshold").to(features.device))

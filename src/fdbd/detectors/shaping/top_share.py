@@ -24,30 +24,35 @@ class TopShare(Shaping):
 
     def ratio(self, features: Tensor, top: Tensor | None = None) -> Tensor:
         """(N, 1) sum of all activations over the sum of the k largest; 1 where the latter is 0."""
-        sums = (self.top(features) if top is None else top).sum(dim=1, keepdim=True)
-        return torch.where(
-            sums == 0, 1, features.sum(dim=1, keepdim=True) / torch.where(sums == 0, 1, sums)
-        )
+        if top is None:
+            top = self.top(features)
+        of_top = top.sum(dim=1, keepdim=True)
+        of_all = features.sum(dim=1, keepdim=True)
+        # The quotient is computed everywhere, so a zero must not divide.
+        ratio = of_all / torch.where(of_top == 0, 1, of_top)
+        return torch.where(of_top == 0, 1, ratio)
 
 
 def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
     """Features (N, P) with all but their `top` (N, k) set to 0, ties going to the lower index.
     `fill` (N, 1) replaces the kept values."""
     k = top.shape[1]
-    if tracing():  # a graph cannot look for ties, and ONNX promises their order for topk
+    if tracing():
+        # A graph cannot look for ties, and ONNX promises their order for topk.
         values, indices = features.topk(k, dim=1)
-        return torch.zeros_like(features).scatter(
-            1, indices, values if fill is None else fill.expand(-1, k)
-        )
+        if fill is not None:
+            values = fill.expand(-1, k)
+        return torch.zeros_like(features).scatter(1, indices, values)
     kth = top.detach().amin(dim=1, keepdim=True)
     # 1 or 0 as floats, which multiply faster than booleans select
     is_kept = torch.ge(features.detach(), kth, out=torch.empty_like(features))
-    surplus = (
-        is_kept.sum(dim=1, keepdim=True, dtype=torch.float32) - k
-    )  # half precision would round the count
+    # In float32: half precision would round the count.
+    surplus = is_kept.sum(dim=1, keepdim=True, dtype=torch.float32) - k
     if fill is None:
-        surplus *= kth != 0  # whether a zero is kept or pruned, it stays 0
-    tied = surplus[:, 0] > 0  # mostly few rows
+        # Whether a zero is kept or pruned, it stays 0.
+        surplus *= kth != 0
+    # Mostly few rows.
+    tied = surplus[:, 0] > 0
     if tied.any():
         is_last = features.detach()[tied] == kth[tied]
         is_kept[tied] *= ~(is_last & (is_last.flip(1).cumsum(dim=1).flip(1) <= surplus[tied]))

@@ -9,11 +9,13 @@ from torch import Tensor
 from fdbd.core.batch import Batch, Head
 from fdbd.core.configuration import Needs, Paper, Passes, expect
 from fdbd.detectors.shaping.base import Shaping, percent
+from fdbd.fitting.sample_size import warn_of_few_for_percentile
 from fdbd.fitting.statistics import Additive, ordered_bits, values_of_bits
 
-_COARSE, _FINE = 11, 10
-"""Leading bits of a float32 that the first pass counts by (sign, exponent, two of the mantissa),
-and the second's."""
+_COARSE = 11
+"""Leading bits of a float32 that the first pass counts by: sign, exponent, two of the mantissa."""
+_FINE = 10
+"""Bits after those that the second pass counts by."""
 
 
 class VRA(Shaping):
@@ -52,27 +54,30 @@ class VRA(Shaping):
 
     def passes(self, head: Head) -> Passes:
         coarse = yield _FeatureBins(head.num_features)
+        warn_of_few_for_percentile("vra", coarse.count, self.high)
         # As the authors do, between the two order statistics next to the percentile.
-        positions = [percent / 100 * (coarse.count - 1) for percent in (self.low, self.high)]
-        ranks = [
-            min(int(position) + step, coarse.count - 1) for position in positions for step in (0, 1)
-        ]
-        places = [coarse.find(rank) for rank in ranks]
-        fine = yield _FeatureBins(head.num_features, torch.stack([cell for cell, _ in places]))
-        values = [fine.value(level, rank) for level, (_, rank) in enumerate(places)]
-        alpha = torch.lerp(values[0], values[1], positions[0] % 1)
-        beta = torch.lerp(values[2], values[3], positions[1] % 1)
-        if (
-            self.fit_dtype == torch.float64
-        ):  # bins are float32's: what was rounded up to alpha is not below
+        last = coarse.count - 1
+        low = self.low / 100 * last
+        high = self.high / 100 * last
+        ranks = [int(low), min(int(low) + 1, last), int(high), min(int(high) + 1, last)]
+        cells = []
+        ranks_in_cell = []
+        for rank in ranks:
+            cell, rank_in_cell = coarse.find(rank)
+            cells.append(cell)
+            ranks_in_cell.append(rank_in_cell)
+        fine = yield _FeatureBins(head.num_features, torch.stack(cells))
+        values = [fine.value(level, rank) for level, rank in enumerate(ranks_in_cell)]
+        alpha = torch.lerp(values[0], values[1], low % 1)
+        beta = torch.lerp(values[2], values[3], high % 1)
+        if self.fit_dtype == torch.float64:
+            # Bins are float32's: what was rounded up to alpha is not below.
             alpha = torch.nextafter(alpha.float(), torch.tensor(-torch.inf)).double()
         self.set_buffers(alpha=alpha, beta=beta)
 
     def forward(self, features: Tensor) -> Tensor:
-        alpha, beta = (
-            self.fitted("alpha").to(features.device),
-            self.fitted("beta").to(features.device),
-        )
+        alpha = self.fitted("alpha").to(features.device)
+        beta = self.fitted("beta").to(features.device)
         # 1 or 0 as floats, which multiply faster than booleans select
         is_kept = torch.ge(features.detach(), alpha, out=torch.empty_like(features))
         return torch.minimum(features, beta).mul_(is_kept)
@@ -88,7 +93,10 @@ class _FeatureBins(Additive):
     def __init__(self, num_features: int, cells: Tensor | None = None) -> None:
         self.cells = cells
         self.count = 0
-        levels, bins = (1, 1 << _COARSE) if cells is None else (len(cells), 1 << _FINE)
+        if cells is None:
+            levels, bins = 1, 1 << _COARSE
+        else:
+            levels, bins = len(cells), 1 << _FINE
         self.counts = torch.zeros(levels, num_features, bins, dtype=torch.int64)
 
     def update(self, batch: Batch) -> None:
@@ -104,9 +112,8 @@ class _FeatureBins(Additive):
                 following = ((ordered_bits(piece) >> (32 - _COARSE - _FINE)) & (bins - 1)) + columns
                 places = [following[keys == cell] for cell in self.cells.numpy()]
             for level, found in enumerate(places):
-                self.counts[level] += torch.from_numpy(
-                    np.bincount(found, minlength=width * bins).reshape(width, bins)
-                )
+                counts = np.bincount(found, minlength=width * bins)
+                self.counts[level] += torch.from_numpy(counts.reshape(width, bins))
 
     def find(self, rank: int | Tensor, level: int = 0) -> tuple[Tensor, Tensor]:
         """(P,) the bin that holds each feature's value of this rank, and its rank within the
@@ -121,7 +128,7 @@ class _FeatureBins(Additive):
         """(P,) float64 value of this rank within the cells of a level: the least of its bin, so
         that what is equal to it is not below."""
         assert self.cells is not None
-        values = values_of_bits(
-            (self.cells[level] << _FINE) + self.find(rank, level)[0] << 32 - _COARSE - _FINE
-        )
+        fine, _ = self.find(rank, level)
+        leading_bits = (self.cells[level] << _FINE) + fine
+        values = values_of_bits(leading_bits << 32 - _COARSE - _FINE)
         return torch.where(values.abs() < torch.finfo(torch.float32).tiny, 0, values)
