@@ -269,3 +269,27 @@ def test_the_cache_tells_features_under_autocast_from_others(
     assert rounded.test.features.dtype == torch.float32
     assert not torch.equal(rounded.test.features, plain.test.features)
     torch.testing.assert_close(rounded.test.features, plain.test.features, rtol=0.05, atol=0.05)
+
+
+SCORED_BLINDLY = [
+    name
+    for name in fdbd.list_detectors()
+    if not fdbd.create(name).needs.network and fdbd.create(name).__module__.startswith("fdbd.")
+]
+
+
+@pytest.mark.parametrize("name", [*SCORED_BLINDLY, "react+fdbd", "ash-s+fdbd", "scale+knn"])
+def test_a_score_on_an_accelerator_never_waits_for_a_number(name: str) -> None:
+    # A tensor on the meta device has no numbers: whatever asks for one, and would make the host
+    # wait for a GPU, is an error.
+    from fdbd.testing import fitted, trial_data
+
+    options = {"k": 3} if name.split("+")[-1] in ("knn", "nnguide") else {}
+    detector = fdbd.create(name, **options)
+    data = trial_data(detector, torch.float32, views=False)
+    learner = fitted(detector, data)
+    queries = data.queries._replace(logits=data.head(data.queries.features))
+    there = learner.to("meta")
+    scores = there.score(queries.to("meta"))
+    assert scores.device.type == "meta"
+    assert scores.shape == (16,)

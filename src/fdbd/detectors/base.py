@@ -40,7 +40,7 @@ from fdbd.core.configuration import (
 )
 from fdbd.fitting.driver import fit_detector
 from fdbd.kernels import survive_forks
-from fdbd.util.torch_compat import autocasts, full_precision, tracing
+from fdbd.util.torch_compat import autocasts, full_precision, is_out_of_sight, tracing
 
 _LARGE = {torch.float32: 1e15, torch.float64: 1e145}
 """Magnitudes whose squares, summed over any feature width, still fit the dtype."""
@@ -236,15 +236,14 @@ class Detector(Configured):
             with full_precision():
                 return self._checked_score(formula, batch)
         prepared = self.prepare(batch)
-        is_traced = tracing()
-        if not is_traced:
+        if not tracing():
             survive_forks()
             if not prepared.features.shape[0]:
                 return prepared.features.new_zeros(0)
         scores = formula(self, prepared)
         read = [] if self._notices_bad_rows else self._read(prepared)
-        if is_traced:
-            return _closed_in_a_graph(scores, read)
+        if is_out_of_sight(scores):
+            return _closed_without_a_look(scores, read)
         if _all_are_plain(scores, read):
             return scores
         return self._closed(scores, read, batch)
@@ -304,9 +303,10 @@ def _all_are_plain(scores: Tensor, read: list[Tensor]) -> bool:
     return math.isfinite(scores.sum().item())
 
 
-def _closed_in_a_graph(scores: Tensor, read: list[Tensor]) -> Tensor:
-    """The same without looking at a number, which no graph can, so that no row is scored again in
-    float64."""
+def _closed_without_a_look(scores: Tensor, read: list[Tensor]) -> Tensor:
+    """The same without looking at a number, which no graph can, and for which an accelerator would
+    have to be waited for. No row is scored again in float64: one with numbers that are too large
+    scores −inf."""
     limit = _LARGE[scores.dtype]
     for values in read:
         scores = torch.where((values.abs() < limit).all(dim=1), scores, torch.nan)

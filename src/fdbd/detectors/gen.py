@@ -14,7 +14,7 @@ from fdbd.detectors.base import (
     required_logits,
 )
 from fdbd.detectors.softmax import bound_, gaps
-from fdbd.util.torch_compat import tracing
+from fdbd.util.torch_compat import is_out_of_sight
 
 
 class GEN(Detector):
@@ -64,7 +64,7 @@ class GEN(Detector):
         rest_of_largest = (others + (shared - 1)).log()
         # So small that the bounds on exponents are felt.
         is_tiny = rest_of_largest < (-60 if gap.dtype == torch.float32 else -600)
-        if tracing() or is_tiny.any():
+        if is_out_of_sight(gap) or is_tiny.any():
             without_largest = gap.masked_fill(gap == 0, torch.finfo(gap.dtype).min)
             exact = without_largest.logsumexp(dim=1, keepdim=True)
             rest_of_largest = torch.where(is_tiny, exact, rest_of_largest)

@@ -205,11 +205,8 @@ class Moments:
         count = rows.shape[0]
         if not count:
             return
-        if self.count:
-            pivot = self.average
-        else:
-            # Any point near the rows will do.
-            pivot = next(in_float64(rows[:256])).mean(dim=0)
+        # Any point near the rows will do.
+        pivot = self.average if self.count else next(in_float64(rows[:256])).mean(dim=0)
         average = check_finite(rows, "its features") / count
         offset = average - pivot
         scatter = products(rows, pivot).addr_(offset, offset, alpha=-count)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fdbd.kernels.threads import share, spans
-from fdbd.util.torch_compat import is_plain, tracing
+from fdbd.util.torch_compat import is_out_of_sight, is_plain, tracing
 
 Folded = tuple[Tensor, Tensor, Tensor, Tensor]
 """normals (C, P), offsets (C,), center (P,) and floor (), as `fdbd.geometry.Folded` has them."""
@@ -48,7 +48,8 @@ def folded_score(
     """
     _check_shapes(features, folded, predicted, logits)
     is_traced = tracing()
-    if not is_traced and predicted is None and logits is not None:
+    is_hidden = is_out_of_sight(features)
+    if not is_hidden and predicted is None and logits is not None:
         size = features.numel()
         is_few = 0 < size <= _FEW and size < WORTH_A_KERNEL and logits.numel() <= _FEW
         if is_few and is_plain(features, logits, *folded):
@@ -57,10 +58,10 @@ def folded_score(
     logits_are_finite = logits is None
     if predicted is None:
         assert logits is not None
-        predicted, logits_are_finite = _argmax_and_finite(logits, is_traced)
-    elif logits is not None and not is_traced:
+        predicted, logits_are_finite = _argmax_and_finite(logits, is_hidden)
+    elif logits is not None and not is_hidden:
         logits_are_finite = _is_finite(logits)
-    else:
+    elif not is_hidden:
         _check_classes(predicted, len(folded[1]))
     predicted = predicted.to(features.device, torch.int64)
     # A graph is for any number of rows, so their number must not decide.
@@ -134,8 +135,8 @@ def _check_shapes(
 
 
 def _check_classes(predicted: Tensor, classes: int) -> None:
-    """An IndexError for classes that the head does not have. A graph cannot look at them."""
-    if tracing() or not len(predicted):
+    """An IndexError for classes that the head does not have."""
+    if not len(predicted):
         return
     if int(predicted.min()) < 0 or int(predicted.max()) >= classes:
         raise IndexError(f"a predicted class is outside 0…{classes - 1}, the classes of the head")
@@ -216,10 +217,10 @@ def argmax(logits: Tensor) -> Tensor:
     return _shared_argmax(logits)[0]
 
 
-def _argmax_and_finite(logits: Tensor, is_traced: bool) -> tuple[Tensor, bool]:
+def _argmax_and_finite(logits: Tensor, is_hidden: bool) -> tuple[Tensor, bool]:
     """`argmax` of each row, and whether all logits are known to be finite. In large arrays both
     take one read of the logits: what is looked at twice is still in the cache."""
-    if is_traced:
+    if is_hidden:
         return logits.argmax(dim=1), False
     if not is_plain(logits) or logits.numel() < WORTH_A_KERNEL:
         return logits.argmax(dim=1), _is_finite(logits)

@@ -52,6 +52,12 @@ def recording() -> bool:
     )
 
 
+def is_out_of_sight(tensor: Tensor) -> bool:
+    """Whether a number of this tensor cannot be looked at, since operations are recorded, or only
+    by waiting for an accelerator to finish all that was asked of it."""
+    return not tensor.is_cpu or tracing()
+
+
 def is_plain(*tensors: Tensor) -> bool:
     """Whether the numbers of these tensors lie in CPU memory as float32 or float64, all in the same
     dtype, and no derivative is asked for: only then may other code than torch's read that

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fdbd.core.linear_algebra import largest
 from fdbd.detectors.shaping.base import Shaping, percent
-from fdbd.util.torch_compat import tracing
+from fdbd.util.torch_compat import is_out_of_sight
 
 
 class TopShare(Shaping):
@@ -37,8 +37,8 @@ def prune(features: Tensor, top: Tensor, fill: Tensor | None = None) -> Tensor:
     """Features (N, P) with all but their `top` (N, k) set to 0, ties going to the lower index.
     `fill` (N, 1) replaces the kept values."""
     k = top.shape[1]
-    if tracing():
-        # A graph cannot look for ties, and ONNX promises their order for topk.
+    if is_out_of_sight(features):
+        # Ties cannot be looked for; ONNX promises their order for topk.
         values, indices = features.topk(k, dim=1)
         if fill is not None:
             values = fill.expand(-1, k)
