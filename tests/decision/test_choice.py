@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,6 +91,21 @@ def test_a_saved_guard_answers_the_same_and_knows_what_was_chosen(guard, tmp_pat
     images = make_images(20, 4)
     assert torch.equal(loaded(images).p_values, guard(images).p_values)
     assert loaded.choice == guard.choice
+
+
+def test_members_share_one_head_in_memory_and_in_the_file(guard, tmp_path) -> None:
+    path = tmp_path / "guard.safetensors"
+    guard.save(path)
+    with safe_open(path, framework="pt") as file:
+        heads = [name for name in file.keys() if name.endswith("head_weight")]  # noqa: SIM118
+    assert len(heads) == 1
+    state = fdbd.load(path).detector.state_dict()
+    places = {state[name].data_ptr() for name in state if name.endswith("head_weight")}
+    assert len(places) == 1
+    # Of one detector there is nothing to share, and older versions can read its file.
+    fdbd.Guard(make_model()).fit([make_images(60, 1)]).save(path)
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()["fdbd"])["format"] == 1
 
 
 def test_the_network_sees_every_sample_once_and_the_kinds() -> None:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fdbd.util.files import beside
 
-FORMAT = 1
-"""Increased when older versions of the library could misread a new file."""
+FORMAT = 2
+"""Increased when older versions of the library could misread a new file. Since 2, tensors that
+share their memory, such as the one head of all members of an ensemble, are stored once; a file
+without such tensors is still written as 1."""
 
 
 class ArtifactError(ValueError):
@@ -36,7 +38,12 @@ def write(
     path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
     """Write tensors and a JSON-able description as one file, beside its place and then renamed."""
-    text = json.dumps({"format": FORMAT, **description}, sort_keys=True)
+    same = _shared(tensors)
+    facts = {"format": 1, **description}
+    if same:
+        facts = {"format": FORMAT, **description, "same": same}
+    text = json.dumps(facts, sort_keys=True)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in same}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     metadata = {"fdbd": text, "sha256": _digest(text, tensors)}
     with beside(path) as temporary:
@@ -77,7 +84,31 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         raise ArtifactError(
             f"{shown} is corrupted: its content does not match its SHA-256; copy it again"
         )
+    same = description.pop("same", {})
+    if not isinstance(same, dict):
+        same = {"": ""}
+    for name, first in same.items():
+        if not isinstance(first, str) or first not in tensors:
+            raise ArtifactError(
+                f"{shown} is corrupted: it lacks tensors that it names; copy it again"
+            )
+        tensors[name] = tensors[first]
     return {**description, "sha256": metadata["sha256"]}, tensors
+
+
+def _shared(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Which tensors are the same memory as an earlier one, and the name of that one."""
+    first_at: dict[tuple[object, ...], str] = {}
+    same = {}
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            continue
+        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if place in first_at:
+            same[name] = first_at[place]
+        else:
+            first_at[place] = name
+    return same
 
 
 def _digest(text: str, tensors: dict[str, Tensor]) -> str:

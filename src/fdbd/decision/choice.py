@@ -262,7 +262,11 @@ def share_head(members: Sequence[Detector]) -> None:
     first, *others = [part for member in members for part in innermost(member)]
     for part in others:
         for name in ("head_weight", "head_bias"):
-            part._buffers[name] = first._buffers[name]
+            shared, own = first._buffers[name], part._buffers[name]
+            assert shared is not None
+            assert own is not None
+            if torch.equal(shared, own):
+                part._buffers[name] = shared
 
 
 def measure_cost(member: Detector, batch: Batch) -> Cost:

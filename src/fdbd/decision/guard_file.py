@@ -17,11 +17,12 @@ from fdbd.core.configuration import NotFittedError, from_config
 from fdbd.core.perturbation import InputPerturbation
 from fdbd.core.preprocessing import Preprocess
 from fdbd.decision import hub
+from fdbd.decision.choice import share_head
 from fdbd.decision.guard import Guard, warn_of_other_weights
 from fdbd.decision.inputs import InputRange
 from fdbd.decision.record import GuardRecord
 from fdbd.decision.threshold import Threshold
-from fdbd.detectors import Detector
+from fdbd.detectors import Detector, Ensemble
 from fdbd.fitting.overlap import Sketch
 from fdbd.kernels.threads import run_apart
 from fdbd.networks.by_name import NamedModel, model_by_name, model_runs_code
@@ -291,6 +292,8 @@ def _read_parts(description: dict[str, Any], tensors: dict[str, Tensor]) -> _Sav
     if not isinstance(detector, Detector):
         raise ValueError(f"{description['detector']!r} is not a detector")
     detector.load_state_dict(_under("detector.", tensors))
+    if isinstance(detector, Ensemble):
+        share_head(detector.members)
     perturb = None
     if description["perturb"]:
         perturb = InputPerturbation(**description["perturb"])
