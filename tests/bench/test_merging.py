@@ -264,6 +264,7 @@ def test_a_shared_folder_that_was_changed_is_refused(tmp_path: Path) -> None:
         share(make(), tmp_path)
 
 
+# As on the page docs/openood.md.
 def test_the_command_shares_and_reads_what_was_shared(tmp_path: Path, capsys) -> None:
     folder = tmp_path / "features"
     common = ("--detectors", "msp,fdbd", "--no-latency", "--format", "json")

@@ -215,3 +215,14 @@ def test_names_that_there_are_not_are_answered_with_those_that_there_are(capsys)
     code, _, err = run(capsys, "bench", "--seeds", "0,1")
     assert code == 2
     assert "takes a config whose 'checkpoint' has {seed}" in err
+
+
+def test_the_commands_of_the_page_name_protocols_and_networks_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "openood.md").read_text(encoding="utf-8")
+    lines = [line.split() for line in page.splitlines() if line.startswith("fdbd bench openood:")]
+    assert len(lines) >= 3
+    for _, _, name, *options in lines:
+        network = options[options.index("--model") + 1] if "--model" in options else None
+        assert protocol(name, network).positive == "ood"
+    for name in list_protocols():
+        assert f"`{name}`" in page

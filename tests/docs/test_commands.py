@@ -24,6 +24,7 @@ RUN_BY = {
     "docs/index.md": ["docs/test_readme.py"],
     "docs/migrating.md": ["docs/test_commands.py"],
     "docs/new-detector.md": ["docs/test_new_detector.py"],
+    "docs/openood.md": ["bench/test_openood.py", "bench/test_merging.py"],
     "docs/production.md": ["docs/test_production_page.py", "jobs/test_ray.py"],
     "docs/serving.md": ["docs/test_serving_page.py"],
 }
