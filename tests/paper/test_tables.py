@@ -15,7 +15,7 @@ from fdbd.bench import Benchmark, Config, FeatureSet, Results, load_bundle
 from fdbd.bench.rows import Latency
 from fdbd.networks.classifier import Classifier
 from fdbd.paper import MissingData, find, models
-from fdbd.paper.detector_tables import beats, fpr_difference, levels
+from fdbd.paper.detector_tables import ModelResults, beats, fpr_difference, levels
 from fdbd.paper.image_detectors import RotatedCSI, image_results
 from fdbd.paper.models import EvaluatedModel
 from fdbd.paper.settings import ModelEntry, NotComparable
@@ -361,3 +361,18 @@ def test_numbers_of_the_papers_text_stand_beside_ours(small_bundle, tiny) -> Non
     rates = {row[1]: float(row[3].strip("*")) for row in result.tables[0].rows}
     assert float(here) == pytest.approx(100 * (1 - rates["fdbd"] / rates["msp"]), abs=0.05)
     assert any("knn k = 50" in note for note in result.notes)
+
+
+def test_a_detector_is_read_from_all_features_and_a_pair_from_the_images_only_if_it_must() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, 2, 100, generator=generator)
+    on_features = two_detectors(tuple(first), tuple(second))
+    on_images = two_detectors(tuple(first[:, :50]), tuple(second[:, :50]))
+    on_images.rows[1] = replace(on_images.rows[1], name="odin")
+    both = ModelResults(on_features, on_images)
+    assert both.having("first") is on_features
+    assert both.having_both("first", "second") is on_features
+    assert both.having("odin") is on_images
+    assert both.having_both("first", "odin") is on_images
+    assert both.having_both("second", "odin") is None
+    assert ModelResults(on_features, None).having("odin") is None

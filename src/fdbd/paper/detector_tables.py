@@ -35,14 +35,18 @@ class ModelResults(NamedTuple):
         """Both, or the only ones there are."""
         return [results for results in self if results is not None]
 
-    def having(self, *names: str) -> Results | None:
-        """Results that have all these detectors. If one of them needs images, both are on the same
-        images; None if a detector is missing."""
-        for results in reversed(self.all()):
-            finished = {row.name for row in results.finished}
-            if set(names) <= finished:
+    def having_both(self, first: str, second: str) -> Results | None:
+        """Results that have two detectors: on all features if neither needs images, else on the
+        same images; None if one is missing."""
+        for results in self.all():
+            if {first, second} <= {row.name for row in results.finished}:
                 return results
         return None
+
+    def having(self, name: str) -> Results | None:
+        """Results that have a detector, on all features if it does not need images; None if it is
+        missing."""
+        return self.having_both(name, name)
 
 
 def detector_table(finding: Finding, settings: DetectorTable) -> None:
@@ -163,7 +167,7 @@ def _decide_pairs(
     )
     for pairs, decide in kinds:
         for first, second in pairs:
-            part = results.having(first, second)
+            part = results.having_both(first, second)
             if part is None:
                 continue
             decided = decide(part, first, second, title)
@@ -319,7 +323,7 @@ def _table_of_the_papers_numbers(
             rows.append(["accuracy, percent", model.title, paper, as_percent(accuracy)])
     for cut in settings.cuts:
         for title, results in found.items():
-            part = results.having(cut.first, cut.second)
+            part = results.having_both(cut.first, cut.second)
             if part is None:
                 continue
             first = average(part, cut.first, "fpr95")
