@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from fdbd.bench import Config, Results, benchmark_of, load_bundle
 from fdbd.bench.config import detectors_from
+from fdbd.bench.sharing import load_shared
 from fdbd.networks import list_zoo
 from fdbd.util.files import write_text
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import text_features  # noqa: E402
+
 PAGE = ROOT / "docs" / "results.md"
+TEXT = ("text-clinc150", "text-newsgroups20")
 
 
 def section(name: str) -> str:
@@ -28,6 +34,16 @@ def section(name: str) -> str:
     if name in list_zoo():
         command = f"fdbd bench --model {name}"
         benchmark = load_bundle(name)
+        detectors = None
+    elif name in TEXT:
+        dataset = name.removeprefix("text-")
+        command = (
+            f"FDBD_DATA=FOLDER python tools/text_features.py {dataset} features\n"
+            "    fdbd bench features"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            text_features.make(dataset, Path(folder))
+            benchmark = load_shared(Path(folder))
         detectors = None
     else:
         command = f"FDBD_DATA=FOLDER fdbd bench configs/{name}.toml"
@@ -49,7 +65,8 @@ def as_markdown(name: str, command: str, results: Results, seconds: float) -> st
 
 
 def main() -> None:
-    names = [*list_zoo(), *sorted(path.stem for path in (ROOT / "configs").glob("*.toml"))]
+    configs = sorted(path.stem for path in (ROOT / "configs").glob("*.toml"))
+    names = [*list_zoo(), *configs, *TEXT]
     wanted = sys.argv[1:] or names
     unknown = sorted(set(wanted) - set(names))
     if unknown:
