@@ -35,7 +35,7 @@ SHAPES = [(20_000, 2048, 1_000), (20_000, 768, 1_000), (100_000, 512, 10), (2_00
 PEER = "pytorch-ood"
 
 
-class Problem(NamedTuple):
+class Case(NamedTuple):
     """Features like those of a trained network, their logits and the mean of a training set."""
 
     features: Tensor
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     head: Head
 
     @classmethod
-    def random(cls, rows: int, width: int, classes: int) -> Problem:
+    def random(cls, rows: int, width: int, classes: int) -> Case:
         torch.manual_seed(0)
         head = Head(torch.randn(classes, width) / width**0.5, torch.randn(classes) / 10)
         features = torch.randn(rows, width).relu_()
@@ -64,7 +64,7 @@ class Given(nn.Module):
         return self.logits
 
 
-def peer_of(problem: Problem) -> Any:
+def peer_of(problem: Case) -> Any:
     """pytorch-ood's detector as its own fit leaves it, except that the table of norms, which its
     fit computes through a C × C × P array, is filled block by block, and only in the rows of
     classes that are predicted."""
@@ -90,7 +90,7 @@ def detector_of(head: Head, folded: Folded) -> FDBD:
     return detector
 
 
-def exact_scores(problem: Problem, predicted: Tensor) -> Tensor:
+def exact_scores(problem: Case, predicted: Tensor) -> Tensor:
     """The paper's formula in float64, boundary by boundary."""
     weight, bias = problem.head.weight.double(), problem.head.bias.double()
     features, mean = problem.features.double(), problem.mean.double()
@@ -113,7 +113,7 @@ def score_stage(quick: bool) -> str:
     for rows, width, classes in SHAPES:
         if quick:
             rows, classes = rows // 10, min(classes, 1_000)
-        problem = Problem.random(rows, width, classes)
+        problem = Case.random(rows, width, classes)
         features, logits, mean, head = problem
         folded = Folded(head, mean)
         detector = detector_of(head, folded)
