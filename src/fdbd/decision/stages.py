@@ -18,7 +18,7 @@ from fdbd.decision.record import GuardRecord, warn_caller
 from fdbd.decision.threshold import Threshold
 from fdbd.fitting.overlap import Sketch, sample_hashes
 from fdbd.networks.classifier import Classifier, rows_finite, split_batch
-from fdbd.util.torch_compat import tracing, unseen
+from fdbd.util.torch_compat import tracing
 
 if TYPE_CHECKING:
     from fdbd.decision.guard import Guard
@@ -229,13 +229,7 @@ class Stages:
         if logits is None:
             head = detector.head
             logits = head(plain.features.to(head.weight.dtype))
-        if scored.features.is_cpu:
-            scores = detector.score(scored)
-        else:
-            # Nothing on the way to a decision waits for the device. Rows that only float64 could
-            # score are out-of-distribution then.
-            with unseen():
-                scores = detector.score(scored)
+        scores = detector.score(scored)
         # False for NaN, too.
         is_trusted = scores < torch.inf
         if finite is not None and finite.shape == scores.shape:

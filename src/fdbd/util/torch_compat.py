@@ -4,7 +4,6 @@ and device it chooses.
 The only module that touches private names of torch."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 
 import torch
@@ -12,36 +11,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-class _Unseen(threading.local):
-    """Whether this thread computes without looking at numbers."""
-
-    is_set = False
-
-
-_UNSEEN = _Unseen()
-
-
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """Numbers are computed and not looked at, as in a graph: looking at a number on another device
-    makes the CPU wait for it."""
-    before = _UNSEEN.is_set
-    _UNSEEN.is_set = True
-    try:
-        yield
-    finally:
-        _UNSEEN.is_set = before
-
-
 def tracing() -> bool:
-    """Whether no number can be looked at, since operations are recorded rather than computed, or
-    may be looked at (`unseen`)."""
-    return recording() or _UNSEEN.is_set
-
-
-def recording() -> bool:
-    """Whether operations are recorded rather than computed: under ``compile``, ``export``,
-    ``vmap``, ``jit.trace``, ``make_fx`` and any other mode that watches the operations."""
+    """Whether operations are recorded rather than computed, so that no number can be looked at:
+    under ``compile``, ``export``, ``vmap``, ``jit.trace``, ``make_fx`` and any other mode that
+    watches the operations."""
     if torch.compiler.is_compiling():
         return True
     c = torch._C
@@ -85,7 +58,7 @@ _KINDS = ("cpu", "cuda")  # devices that autocast is known for
 def autocasts() -> bool:
     """Whether autocast chooses the precision of operations now; a graph under construction has no
     autocast."""
-    return any(map(torch.is_autocast_enabled, _KINDS)) and not recording()
+    return any(map(torch.is_autocast_enabled, _KINDS)) and not tracing()
 
 
 @contextlib.contextmanager
