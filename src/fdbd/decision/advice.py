@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,15 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Advice:
-    """What `fdbd.choose` found. The guard is fitted and has its detector, but no threshold yet."""
+    """What `fdbd.choose` found. The guard is fitted and has its detector, but no threshold yet.
+
+    >>> import fdbd
+    >>> rows = torch.randn(600, 6, generator=torch.Generator().manual_seed(0))
+    >>> head = fdbd.Head(torch.eye(6)[:3], torch.zeros(3))
+    >>> advice = fdbd.choose(head, [fdbd.Batch(rows[:300])], held_out=[fdbd.Batch(rows[300:])])
+    >>> isinstance(advice, fdbd.Advice), len(advice.choice.kept) > 0
+    (True, True)
+    """
 
     choice: Choice
     guard: Guard
@@ -54,7 +61,7 @@ class Advice:
             taken = f'"auto" keeps {len(kept)} detectors, {kept[0].name} with the most weight'
         return f"{taken}. {CAUTION}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All numbers as JSON values."""
         return {
             **self.choice.to_dict(),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdbd.core.batch import Batch
+from fdbd.core.batch import Batch, Inputs
 from fdbd.decision.choice_rule import (
     BETA,
     EQUAL_POOL,
@@ -35,7 +35,8 @@ COST_ROWS = 32
 """Samples in a batch when a member's time is measured."""
 FEWEST = 30
 """Held-out samples below which a weight would be mostly chance."""
-Kinds = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]]
+Samples = Inputs | Batch
+Kinds = Mapping[str, Samples] | Callable[[Samples], Mapping[str, Samples]]
 """Pseudo-OOD samples by kind, each what the model takes or a Batch of features; or a function that
 makes them of held-out samples."""
 
@@ -172,8 +173,9 @@ class Choice:
         )
 
     @classmethod
-    def from_dict(cls, values: Any) -> Choice:
+    def from_dict(cls, values: object) -> Choice:
         """What `to_dict` has made; ValueError for anything else."""
+        given: Any = values
         try:
             members = tuple(
                 Member(
@@ -183,15 +185,15 @@ class Choice:
                     Cost(**member["cost"]),
                     {str(kind): tuple(found) for kind, found in member["aurocs"].items()},
                 )
-                for member in values["members"]
+                for member in given["members"]
             )
             return cls(
-                members, int(values["num_held_out"]), values["per_kind"], tuple(values["notes"])
+                members, int(given["num_held_out"]), given["per_kind"], tuple(given["notes"])
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"this does not describe a choice of detectors: {error!r}") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All of it as JSON values."""
         members = [{**member._asdict(), "cost": member.cost._asdict()} for member in self.members]
         total = self.cost._asdict()

@@ -10,7 +10,7 @@ import time
 import urllib.parse
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 _REPEATED = (429, 503)
 """Statuses after which a request is sent again: it was not begun."""
@@ -20,8 +20,22 @@ _LONGEST_WAIT = 10.0
 _NAMES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
 
 
+class HasToList(Protocol):
+    """An array or a tensor, of whatever package."""
+
+    def tolist(self) -> object: ...
+
+
 class ServiceError(RuntimeError):
-    """The service refused a request, or could not be reached in time."""
+    """The service refused a request, or could not be reached in time.
+
+    >>> from fdbd.serve.client import Client, ServiceError
+    >>> try:
+    ...     Client("http://127.0.0.1:9", timeout=0.1).status()
+    ... except ServiceError as error:
+    ...     print(error.status)
+    None
+    """
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -66,7 +80,7 @@ class Client:
         *,
         guard: str | None = None,
         explain: bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The decision on one image: the name of a file, or its bytes. `explain` adds the nearest
         boundaries; `guard` names one of several guards."""
         kind = "application/octet-stream"
@@ -76,35 +90,35 @@ class Client:
             with open(image, "rb") as file:
                 content = file.read()
             kind = _NAMES.get(os.path.splitext(image)[1].lower(), kind)
-        found: dict[str, Any] = self._ask("POST", _path(guard, explain), content, kind)
+        found: dict[str, object] = self._ask("POST", _path(guard, explain), content, kind)
         return found
 
     def decide_features(
         self,
-        features: Sequence[Sequence[float]] | Any,
+        features: Sequence[Sequence[float]] | HasToList,
         *,
         guard: str | None = None,
         explain: bool = False,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """The decisions on rows of features: lists, or an array (N, P)."""
         rows = features.tolist() if hasattr(features, "tolist") else features
         content = json.dumps({"features": rows}).encode()
         answer = self._ask("POST", _path(guard, explain), content, "application/json")
-        found: list[dict[str, Any]] = answer["decisions"]
+        found: list[dict[str, object]] = answer["decisions"]
         return found
 
-    def status(self, guard: str | None = None) -> dict[str, Any]:
+    def status(self, guard: str | None = None) -> dict[str, object]:
         """What the service's page shows: the guard, its monitor, the latest rejected images."""
         query = "" if guard is None else f"?{urllib.parse.urlencode({'guard': guard})}"
-        found: dict[str, Any] = self._ask("GET", f"/status{query}")
+        found: dict[str, object] = self._ask("GET", f"/status{query}")
         return found
 
-    def acknowledge(self, note: str = "", guard: str | None = None) -> dict[str, Any]:
+    def acknowledge(self, note: str = "", guard: str | None = None) -> dict[str, object]:
         """Say that the drift alarm was seen: the test begins anew. Returns the monitor's view."""
         query = "" if guard is None else f"?{urllib.parse.urlencode({'guard': guard})}"
         content = json.dumps({"note": note}).encode()
         answer = self._ask("POST", f"/monitor/acknowledge{query}", content, "application/json")
-        found: dict[str, Any] = answer["monitor"]
+        found: dict[str, object] = answer["monitor"]
         return found
 
     def is_ready(self) -> bool:
