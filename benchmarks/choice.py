@@ -1,5 +1,5 @@
-"""What ``Guard(model, "auto")`` costs: the score of the whole pool and of typical choices, relative to
-one forward pass of ResNet-50 in batches of 32, and the images that a fit runs through the network.
+"""What ``Guard(model, "auto")`` costs: the score of the whole pool and of typical choices, relative
+to one forward pass of ResNet-50 in batches of 32, and the images that a fit runs through the network.
 
     python benchmarks/choice.py          a few minutes on two cores; updates RESULTS.md
     python benchmarks/choice.py --quick  fewer rounds, nothing written
@@ -115,13 +115,14 @@ def main() -> None:
         missed.append(f"a fit takes {passes:.2f} times the images of a plain one")
     text = "\n".join(
         [
-            f"Per sample in batches of {BATCH}, {NUM_FEATURES} features, {NUM_CLASSES} classes, banks of "
-            f"{NUM_TRAINING} samples; {machine()}",
+            f"Per sample in batches of {BATCH}, {NUM_FEATURES} features, {NUM_CLASSES} classes, "
+            f"banks of {NUM_TRAINING} samples; {machine()}",
             "",
             table(["score", "time", "of a forward pass of ResNet-50"], rows),
             "",
-            f'Images through the network: {plain:,} for fdbd, {auto:,} for "auto", {kinds} of them pseudo-OOD images: '
-            f"{passes:.2f} times those of a plain fit and calibration, without the latter.",
+            f'Images through the network: {plain:,} for fdbd, {auto:,} for "auto", {kinds} of them '
+            f"pseudo-OOD images: {passes:.2f} times those of a plain fit and calibration, without "
+            "the latter.",
             "",
             verdict(missed),
         ]

@@ -1,4 +1,4 @@
-"""The stress card: shares with intervals, kinds, corruptions, the command, its page and exit code."""
+"""The stress card: shares with intervals, kinds, corruptions, the command, page and exit code."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_page_reports_the_locked_rule_first_and_what_was_not_run(monkeypatch
         make_scores("three", "test", 3),
     ]
     page = report(networks, ["four: no weights"], Protocol.read())
-    assert page.index("the locked rule") < page.index("median over the kinds")
+    assert page.index("| the locked rule") < page.index("| median over the kinds")
     assert page.index("## Protocol") < page.index("## The locked rule on the test networks")
     assert f"{len(choosing.TRIED) + 1} rules were tried" in page
     assert "- four: no weights" in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from fdbd.commands import options
@@ -100,8 +99,7 @@ def _show(advice: Advice, out: Path | None) -> None:
     for member in members:
         kept = f"{100 * member.share:.0f} %" if member.share else ""
         star = "*" if member.name in front else ""
-        aurocs = [found[0] for found in member.aurocs.values()]
-        middle = f"{100 * median(aurocs):.1f}" if aurocs else ""
+        middle = "" if member.auroc is None else f"{100 * member.auroc:.1f}"
         cost = describe_cost(member.cost.microseconds)
         rows.append([member.name + star, kept, middle, cost, f"{member.cost.megabytes:.3g}"])
     titles = ["detector", "share", "AUROC", "time", "MB"]
@@ -110,8 +108,8 @@ def _show(advice: Advice, out: Path | None) -> None:
         rows,
         right=titles[1:],
         title="Detectors, by their weight",
-        caption="AUROC of held-out samples against pseudo-OOD ones, median over the kinds, percent; "
-        f"time {COST_NOTE}; * no other is both cheaper and weightier",
+        caption="AUROC of held-out samples against pseudo-OOD ones, percent: the mean over the "
+        f"kinds without the highest and the lowest; time {COST_NOTE}; * no other is both cheaper and weightier",
     )
     rows = []
     for kind, number in choice.per_kind.items():

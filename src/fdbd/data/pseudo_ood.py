@@ -86,7 +86,8 @@ def check_images(images: object) -> None:
     if not len(images) or min(images.shape[2:]) < GRID:
         shape = tuple(images.shape)
         raise ValueError(
-            f"images have shape {shape}, expected at least one, with sides of at least {GRID} pixels"
+            f"images have shape {shape}, expected at least one, with sides of at least {GRID} "
+            "pixels"
         )
 
 

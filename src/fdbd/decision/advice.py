@@ -1,5 +1,5 @@
-"""`fdbd.choose`: what each detector of the pool makes of pseudo-OOD samples, what it costs, and what
-``"auto"`` makes of that; with real OOD data, the table on them beside it."""
+"""`fdbd.choose`: what each detector of the pool makes of pseudo-OOD samples, what it costs, and
+what ``"auto"`` makes of that; with real OOD data, the table on them beside it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fdbd.metrics import evaluate
 from fdbd.networks.find_head import HeadName
 
 CAUTION = (
-    "This is not a measurement on your OOD data: pseudo-OOD samples are far from most of what a model meets. "
-    'On the test networks of the study (docs/choosing.md) the weighted ensemble of "auto" came closer to the best '
-    "single detector in hindsight than the fixed choices it was compared with; on near OOD it did not."
+    "This is not a measurement on your OOD data: pseudo-OOD samples are far from most of what a "
+    "model meets. On the test networks of the study (docs/choosing.md) the weighted ensemble of "
+    '"auto" came closer to the best single detector in hindsight than the fixed choices it was '
+    "compared with; on near OOD it did not."
 )
 Interval = tuple[float, float, float]
 """A value with its 95 % interval: value, low, high."""
@@ -107,8 +108,9 @@ def choose(
         head: name of the model's linear head, where it is not found by itself.
         progress: show a bar when it takes more than two seconds.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
-    >>> found = choose(model, [torch.rand(100, 3, 16, 16)], [torch.rand(60, 3, 16, 16)], auto=Auto(per_kind=4))
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 16), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    >>> train, fresh = torch.rand(100, 3, 16, 16), torch.rand(60, 3, 16, 16)
+    >>> found = choose(model, [train], [fresh], auto=Auto(per_kind=4))
     >>> len(found.choice.members), list(found.choice.members[0].aurocs)[:2]
     (17, ['patches', 'phases'])
     """

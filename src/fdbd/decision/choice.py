@@ -1,8 +1,9 @@
 """The choice of a detector without OOD data: a pool is fitted, weighed on pseudo-OOD samples that
 are made of held-out in-distribution ones, pruned to a budget, and becomes one detector.
 
-`choose_members` does this to a fitted pool, `Auto` holds the options, `Choice` says what was found. How a
-`Guard` gets its held-out samples is in `choice_samples`, the rule's numbers are in `choice_rule`."""
+`choose_members` does this to a fitted pool, `Auto` holds the options, `Choice` says what was
+found. How a `Guard` gets its held-out samples is in `choice_samples`, the rule's numbers are in
+`choice_rule`."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from fdbd.decision.choice_rule import (
     Budget,
     Cost,
     Floats,
+    average_over_kinds,
     keep,
     make_member,
     weigh,
@@ -124,6 +126,14 @@ class Member(NamedTuple):
     cost: Cost
     aurocs: dict[str, tuple[float, float, float]]
     """AUROC by kind, held-out samples against pseudo-OOD samples, with its 95 % interval."""
+
+    @property
+    def auroc(self) -> float | None:
+        """The average over the kinds that the weight follows from; None without kinds."""
+        if not self.aurocs:
+            return None
+        values = np.array([[found[0]] for found in self.aurocs.values()])
+        return float(average_over_kinds(values)[0])
 
 
 @dataclass(frozen=True)
@@ -298,7 +308,7 @@ def _has_bank(member: Detector) -> bool:
 
 
 def _equal_weights(names: Sequence[str]) -> Floats:
-    """The same weight for each detector of the equal ensemble, or for all if none of it is there."""
+    """The same weight for each detector of the equal ensemble; for all, if none of it is there."""
     is_in = np.array([name in EQUAL_POOL for name in names], dtype=np.float64)
     if not is_in.any():
         is_in[:] = 1
@@ -311,8 +321,8 @@ def _finite_scores(member: Detector, name: str, held_out: Batch) -> Tensor:
     if not torch.isfinite(scores).all():
         row = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(
-            f"{name} scores held-out sample {row} {scores[row].item()}, expected a finite score: its features "
-            "are not finite"
+            f"{name} scores held-out sample {row} {scores[row].item()}, expected a finite score: "
+            "its features are not finite"
         )
     return scores
 
@@ -334,8 +344,8 @@ def _notes(kinds: Mapping[str, Batch], auto: Auto, costs: Sequence[Cost]) -> tup
     notes = []
     if not kinds:
         notes.append(
-            "no pseudo-OOD samples could be made of these data, so all members have equal weights: give "
-            "fdbd.Auto(kinds=…) a function that makes them"
+            "no pseudo-OOD samples could be made of these data, so all members have equal weights: "
+            "give fdbd.Auto(kinds=…) a function that makes them"
         )
     if not auto.limits.admits(costs):
         notes.append("the budget admits no detector of the pool: the first was taken nevertheless")

@@ -1,7 +1,8 @@
 """The rule of ``"auto"``: which detectors take part, what weight each has, and which are kept.
 
 Everything here is a function of numbers: of how well each detector tells pseudo-OOD samples from
-held-out in-distribution ones, and of what it costs. docs/choosing.md has the study that fixed it."""
+held-out in-distribution ones, and of what it costs. docs/choosing.md has the study that fixed
+it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ POOL = (
     "lts(95)+energy",
     "ash-b+energy",
 )
-"""Detectors that need no labels. A number in brackets is a percentile: of the shaping, or of DICE."""
+"""Detectors that need no labels. A number in brackets is a percentile, of a shaping or of DICE."""
 
 
 class Cost(NamedTuple):
@@ -91,7 +92,8 @@ class Budget:
                 limits[unit] = float(word[:-2])
             except ValueError:
                 raise ValueError(
-                    f"the budget has {part.strip()!r}, expected parts such as '200us', '10MB' and 'no bank'"
+                    f"the budget has {part.strip()!r}, expected parts such as '200us', '10MB' and "
+                    "'no bank'"
                 ) from None
         return cls(limits.get("microseconds"), limits.get("megabytes"), bank)
 
@@ -129,20 +131,26 @@ def make_member(spec: str, num_samples: int | None = None) -> Detector:
 
 
 def weigh(aurocs: Floats, beta: float = BETA) -> Floats:
-    """(D,) weights that sum to 1, from AUROCs (K, D) of D detectors on K kinds: w ∝ exp(β · 100 · a)
-    with a the mean over the kinds, of three or more without the highest and the lowest, so that no
-    single kind decides.
+    """(D,) weights that sum to 1, from AUROCs (K, D) of D detectors on K kinds:
+    w ∝ exp(β · 100 · a) with a the `average_over_kinds`.
 
     >>> weigh(np.array([[0.9, 0.95], [0.8, 0.9], [0.7, 0.5]])).round(3)
     array([0.007, 0.993])
     """
-    ordered = np.sort(aurocs, axis=0)
-    if len(ordered) >= 3:
-        ordered = ordered[1:-1]
-    points = 100 * ordered.mean(axis=0)
+    points = 100 * average_over_kinds(aurocs)
     weights = np.exp(beta * (points - points.max()))
     normalised: Floats = weights / weights.sum()
     return normalised
+
+
+def average_over_kinds(aurocs: Floats) -> Floats:
+    """(D,) means of AUROCs (K, D) over the kinds, of three or more without the highest and the
+    lowest, so that no single kind decides."""
+    ordered = np.sort(aurocs, axis=0)
+    if len(ordered) >= 3:
+        ordered = ordered[1:-1]
+    means: Floats = ordered.mean(axis=0)
+    return means
 
 
 def keep(

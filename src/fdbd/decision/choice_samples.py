@@ -61,8 +61,8 @@ class HeldOut:
         size = min(self.most, int(self.share * self.count))
         if size < FEWEST:
             raise ValueError(
-                f"{size} of {self.count} samples can be held out to weigh detectors with, expected at least {FEWEST}: "
-                "give more data, or other data as fit(…, held_out=…)"
+                f"{size} of {self.count} samples can be held out to weigh detectors with, "
+                f"expected at least {FEWEST}: give more data, or other data as fit(…, held_out=…)"
             )
         order = torch.randperm(len(self._rows), generator=self._generator).tolist()
         chosen = order[:size]

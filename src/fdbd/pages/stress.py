@@ -1,5 +1,5 @@
-"""The page of `fdbd stress`: a picture of each kind with the share that the guard flags, and a table
-of corruptions."""
+"""The page of `fdbd stress`: a picture of each kind with the share that the guard flags, and a
+table of corruptions."""
 
 from __future__ import annotations
 

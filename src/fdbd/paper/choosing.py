@@ -1,8 +1,9 @@
 """The study on choosing a detector without OOD data: ``python -m fdbd.paper.choosing`` runs it and
 writes docs/choosing.md.
 
-The rule is fixed on development networks and then tried on others. What is run on each network is in
-choosing.toml; what comes of it is kept in the cache, so that a run that was stopped continues."""
+The rule is fixed on development networks and then tried on others. What is run on each network is
+in choosing.toml; what comes of it is kept in the cache, so that a run that was stopped
+continues."""
 
 from __future__ import annotations
 
@@ -26,75 +27,9 @@ from fdbd.util.terminal import one_line
 NEAR_KINDS = ("negative", "mixture", "quarters", "half-turn")
 FIXED = ("fdbd", "energy", "msp", "knn", "vim", "react(95)+energy")
 """Fixed choices that the rule is compared with."""
-INTRODUCTION = """# Choosing a detector without OOD data
-
-<!-- Written by `python -m fdbd.paper.choosing`; edit src/fdbd/paper/choosing.py. -->
-
-`fdbd.Guard(model, "auto")`, `fdbd fit … --detector auto` and `fdbd choose` are **experimental**. They rest on a study
-that anyone can run again, which this page reports.
-
-```python
-guard = fdbd.Guard(model, "auto").fit(train_loader, held_out=fresh_loader)
-guard.calibrate(other_loader, alpha=0.05)
-print(guard.choice.summary)          # members, shares, µs per sample, MB
-```
-
-```
-fdbd choose MODEL DATA --held-out FRESH --out choice.html      compare detectors, with pictures
-fdbd fit MODEL DATA --calibration FRESH --detector auto        a guard; a part of FRESH weighs the detectors
-fdbd stress guard.safetensors OTHER --fail-under 0.5           what a guard flags, for CI
-```
-
-## Why several detectors, and how they are weighed
-
-No fixed detector is good on every network, and users have no OOD data to choose with. Choosing one detector by
-in-distribution data does not work well either; weighing many of them softly does.
-
-1. A pool of {pool} detectors that need no labels is fitted in shared passes: the network runs once over the training
-   data. Members that keep training samples keep some 5,000 at most.
-2. Of held-out in-distribution images, eight kinds of pseudo-OOD images are made: {kinds}.
-   300 held-out images and 50 of each kind are enough. The network runs once over both.
-3. The AUROC of each detector between held-out images and each kind, averaged over the kinds without the highest and
-   the lowest, gives its weight: `w ∝ exp({beta} · 100 · AUROC)`. Members with a share below {least:.0%} are left out.
-4. The score is `exp(Σ w · log p)`, with `p` a member's p-value under the held-out images: `Ensemble(…, "fisher",
-   weights=…)`. The threshold is then set on images that weighed nothing.
-
-Without images (features, text) no kinds can be made: `fdbd.Auto(kinds=…)` takes a function that makes pseudo-OOD
-samples, such as shuffled words or another language; without one, six detectors ({equal}) have equal weights under
-the harmonic mean.
-
-A budget limits the members: `fdbd.Auto(budget="200us, 10MB, no bank")`. With the tightest one fDBD alone is left.
-
-## Protocol
-
-Stated before the test networks were looked at.
-
-- **Development networks** fix the rule; **test networks** are then scored once with it. They are listed in
-  `src/fdbd/paper/choosing.toml`, with the sizes of all sets.
-- Held-out images and test images are different images of the same test set; no network was trained on either.
-- **Regret** is the mean AUROC over a network's real OOD sets of the single detector that is best *in hindsight* on
-  that network, among {candidates} candidates, minus that of the rule, in points. Below zero: better than every single
-  detector. The reference is chosen on the very sets, so it is optimistic. Intervals (95 %) are Student's over
-  networks.
-- CIFAR-100 and Tiny-ImageNet are near OOD for CIFAR-10 networks, all other sets are far.
-- The rule was locked on the four development networks for small images; the two for ImageNet were scored afterwards,
-  as were all test networks. The rule that the study began with (the median over the kinds) came from an earlier study
-  on 14 networks, some of which are test networks here: its row is not a fresh test.
-"""
-CLOSING = """
-## What this does not show
-
-- On networks where detectors differ by many points on the kinds, the weights gather on a few members: the small
-  transformer is left with one, and does worse near the distribution than fDBD alone.
-- The kinds are far from most of what a model meets; they say little about near OOD. For networks on ImageNet there is
-  no near OOD set here.
-- Sets are small (see the sizes in choosing.toml), so differences of less than a point on one network are within
-  their errors.
-- The networks are small, with few exceptions; no large transformer is among them. Published tables show shapings such
-  as SCALE and ASH failing on transformers. The pool holds them; the weights have to notice.
-- The rule was chosen among those above on a handful of networks, several of them on CIFAR-10. An interval over
-  networks holds for networks like these.
-"""
+START = Path(__file__).with_name("choosing_start.md")
+END = Path(__file__).with_name("choosing_end.md")
+"""What the page says before and after the numbers."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +248,7 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
     development = [pair for pair in pairs if pair[0].group == "development"]
     test = [pair for pair in pairs if pair[0].group == "test"]
     lines = [
-        INTRODUCTION.format(
+        START.read_text(encoding="utf-8").format(
             pool=len(POOL),
             kinds=", ".join(WEIGHING),
             beta=BETA,
@@ -336,8 +271,8 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
     if development:
         lines += ["## Development networks", "", *_by_network(development), ""]
         lines += [
-            f"{len(TRIED) + 1} rules were tried here before one was locked; on networks this few the "
-            "differences between most of them are within their errors.",
+            f"{len(TRIED) + 1} rules were tried here before one was locked; on networks this few "
+            "the differences between most of them are within their errors.",
             "",
         ]
         ordered = sorted(
@@ -347,7 +282,7 @@ def report(networks: Sequence[StudyScores], missing: Sequence[str], protocol: Pr
         lines += _table(COLUMNS, [each.row() for each in ordered])
     if missing:
         lines += ["", "Not run here:", "", *(f"- {line}" for line in missing)]
-    lines.append(CLOSING)
+    lines += ["", END.read_text(encoding="utf-8")]
     return "\n".join(lines)
 
 
