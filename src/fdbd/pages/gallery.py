@@ -23,8 +23,9 @@ COLUMNS = {
     "error": "string",
     "nearest": "string",
 }
-"""What the page shows; features have no path, and the nearest class is there where it was asked
-for."""
+"""What the page shows."""
+# Features have no path, and the nearest class is there if it was asked for.
+OPTIONAL_COLUMNS = ("path", "nearest")
 
 
 def write_gallery(
@@ -115,16 +116,23 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"{str(path)!r} is no readable file of scores: {' '.join(str(error).split())}"
         ) from None
-    if missing := [
-        name for name in COLUMNS if name not in (*table.column_names, "path", "nearest")
-    ]:
-        raise ValueError(f"{str(path)!r} has no column {missing[0]!r}: give what fdbd score wrote")
+    for name in COLUMNS:
+        if name not in (*table.column_names, *OPTIONAL_COLUMNS):
+            raise ValueError(f"{str(path)!r} has no column {name!r}: give what fdbd score wrote")
     rows: list[dict[str, Any]] = table.to_pylist()
     for index, row in enumerate(rows):
-        name = str(row.get("path") or row.get("row", index))
-        # A path without the apostrophe that keeps a spreadsheet from taking it for a formula.
-        row["name"] = name[1:] if name[0] == "'" and name[1:2] in tuple("=+-@\t\r") else name
+        row["name"] = _without_guard(str(row.get("path") or row.get("row", index)))
     return rows
+
+
+def _without_guard(name: str) -> str:
+    """A path without the apostrophe that keeps a spreadsheet from taking it for a formula.
+
+    >>> _without_guard("'=sum.png"), _without_guard("'quoted.png")
+    ('=sum.png', "'quoted.png")
+    """
+    is_guarded = name[:1] == "'" and name[1:2] in ("=", "+", "-", "@", "\t", "\r")
+    return name[1:] if is_guarded else name
 
 
 def _reason(error: str, name: str) -> str:
@@ -148,19 +156,32 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return classes.setdefault(name, len(classes))
 
     def class_of(row: dict[str, Any]) -> str:
-        return row["class"] or ("unread" if row["label"] is None else f"class {row['label']}")
+        if row["class"]:
+            name: str = row["class"]
+            return name
+        if row["label"] is None:
+            return "unread"
+        return f"class {row['label']}"
 
-    return {
-        "names": [row["name"] for row in rows],
-        "classes_of": [code(class_of(row)) for row in rows],
-        "nearest_of": [code(row["nearest"]) if row.get("nearest") else -1 for row in rows],
-        "scores": [row["score"] if math.isfinite(row["score"] or 0) else None for row in rows],
-        "p_values": [row["p_value"] for row in rows],
-        "ood": [int(row["is_ood"]) for row in rows],
-        "errors": {
-            index: _reason(row["error"], row["name"])
-            for index, row in enumerate(rows)
-            if row["error"] is not None
-        },
-        "classes": list(classes),
+    found: dict[str, Any] = {
+        "names": [],
+        "classes_of": [],
+        "nearest_of": [],
+        "scores": [],
+        "p_values": [],
+        "ood": [],
+        "errors": {},
     }
+    for index, row in enumerate(rows):
+        found["names"].append(row["name"])
+        found["classes_of"].append(code(class_of(row)))
+        found["nearest_of"].append(code(row["nearest"]) if row.get("nearest") else -1)
+        # JSON has no numbers that are not finite.
+        is_finite = math.isfinite(row["score"] or 0)
+        found["scores"].append(row["score"] if is_finite else None)
+        found["p_values"].append(row["p_value"])
+        found["ood"].append(int(row["is_ood"]))
+        if row["error"] is not None:
+            found["errors"][index] = _reason(row["error"], row["name"])
+    found["classes"] = list(classes)
+    return found

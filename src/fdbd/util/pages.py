@@ -50,12 +50,20 @@ def asset(name: str) -> str:
 def score_range(sets: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
     """The range that holds all but the outermost half percent, at either end, of each set's finite
     scores."""
-    finite = [scores[np.isfinite(scores)] for scores in sets]
-    ends = [np.quantile(scores, [OUTER, 1 - OUTER]) for scores in finite if len(scores)]
-    if not ends:
+    lows = []
+    highs = []
+    for scores in sets:
+        finite = scores[np.isfinite(scores)]
+        if len(finite):
+            lows.append(float(np.quantile(finite, OUTER)))
+            highs.append(float(np.quantile(finite, 1 - OUTER)))
+    if not lows:
         return 0.0, 1.0
-    low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
+    low = min(lows)
+    high = max(highs)
     # Scores that are all the same get a range around them, wide enough for float32 to tell its ends
     # apart.
     half = 0.5 * max(abs(low), abs(high), 1.0) * 1e-6
-    return (low, high) if high - low > half else (low - max(half, 0.5), high + max(half, 0.5))
+    if high - low > half:
+        return low, high
+    return low - max(half, 0.5), high + max(half, 0.5)
