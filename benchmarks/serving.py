@@ -171,7 +171,7 @@ def free_port() -> int:
 
 
 def request_bytes(path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "host: bench", f"content-length: {len(body)}"]
+    lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]
     return (
         "\r\n".join(
             [*lines, *(f"{key}: {value}" for key, value in headers.items()), "", ""]

@@ -28,7 +28,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from fdbd.core.pixels import Pixels, thumbnail
+from fdbd.core.pixels import Pixels, import_pillow, thumbnail
 from fdbd.serve import inference_protocol
 from fdbd.serve.access import OPEN_PATHS, check_access, has_token
 from fdbd.serve.asked import KEY, Asked, asked_of, file_of_form, read_body, read_the_rest
@@ -183,6 +183,8 @@ class App:
             return
         for name in self.guards.names:
             await self.guards.load(name)
+        if any(guard.backend.preprocess is not None for guard in self.guards.loaded()):
+            import_pillow().preinit()  # its decoders, so that no request waits for their import
         self.budget = budget_of_process(self.settings.memory)
         self._decoder = self._new_decoder()
         self._spawn(self._look_after())
