@@ -1,5 +1,6 @@
 """What ``Guard(model, "auto")`` costs: the score of the whole pool and of typical choices, relative
-to one forward pass of ResNet-50 in batches of 32, and the images that a fit runs through the network.
+to one forward pass of ResNet-50 in batches of 32, and the images that a fit runs through the
+network.
 
     python benchmarks/choice.py          a few minutes on two cores; updates RESULTS.md
     python benchmarks/choice.py --quick  fewer rounds, nothing written

@@ -109,7 +109,8 @@ def _show(advice: Advice, out: Path | None) -> None:
         right=titles[1:],
         title="Detectors, by their weight",
         caption="AUROC of held-out samples against pseudo-OOD ones, percent: the mean over the "
-        f"kinds without the highest and the lowest; time {COST_NOTE}; * no other is both cheaper and weightier",
+        f"kinds without the highest and the lowest; time {COST_NOTE}; * no other is both cheaper "
+        "and weightier",
     )
     rows = []
     for kind, number in choice.per_kind.items():

@@ -98,7 +98,8 @@ def _show(card: StressCard, out: Path | None) -> None:
     clean = card.clean
     say(
         f"{card.detector}: {clean.flagged} of {clean.total} clean images are flagged, "
-        f"{clean.share:.1%} ({clean.low:.1%} to {clean.high:.1%}); the threshold is to reject {card.expected:.1%}."
+        f"{clean.share:.1%} ({clean.low:.1%} to {clean.high:.1%}); the threshold is to reject "
+        f"{card.expected:.1%}."
     )
     say(CAUTION)
     if out is not None:
