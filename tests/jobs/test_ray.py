@@ -329,7 +329,6 @@ def wait_for(mark: Path, work: threading.Thread) -> None:
 def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
     cluster, job, end, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(pool, "LATE_SECONDS", 5.0)
     torch.manual_seed(0)
     model = Slow(tmp_path).eval()
     inputs, labels = make_features(600, torch.float64)
@@ -382,10 +381,11 @@ def test_a_node_that_dies_or_stops_in_the_middle_costs_no_row_and_doubles_none(
 @SLOW
 @pytest.mark.timeout(120)
 def test_work_that_a_stopped_process_keeps_is_done_by_another(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "LATE_SECONDS", 2.0)
     pieces = ["a", "b", "stop", "c"]
     found = dict(run_pieces(on_ray.Workers(2), tmp_path, pieces))
-    os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
+    # Ray has usually killed it by now.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
     assert found == {piece: ("done", piece) for piece in pieces}
 
 

@@ -3,7 +3,6 @@ Arrow tables."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,18 +20,13 @@ from fdbd.decision.guard import Guard
 from fdbd.decision.rows import COLUMNS, decide_rows, to_arrow
 from fdbd.decision.threshold import check_target
 from fdbd.detectors import Detector
-from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows, plain_errors
+from fdbd.jobs.ray.pool import Items, Run, Workers, calibrate_rows, fit_rows, no_rows
 from fdbd.util.extras import require
 
-INPUTS = (
-    "features",
-    "image",
-    "bytes",
-    "path",
-)  # columns that hold samples, in the order in which they are tried
-ROWS_PER_SUM = (
-    16_384  # features that one task sums up, so that small blocks do not send a large sum each
-)
+INPUTS = ("features", "image", "bytes", "path")
+"""Columns that hold samples, in the order in which they are tried."""
+ROWS_PER_SUM = 16_384
+"""Features that one task sums up, so that small blocks do not send a large sum each."""
 
 G = TypeVar("G", Guard, Detector)
 
@@ -74,15 +68,15 @@ def fit(
             )
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
-    pool, reader, first = (
-        Workers.of(workers),
-        Reader(guard, dataset, column, preprocess, label),
-        None,
-    )
+    pool = Workers.from_count(workers)
+    reader = Reader(guard, dataset, column, preprocess, label)
+    first = None
     if reader.is_features:
         pool = replace(pool, batch_size=ROWS_PER_SUM)
-        tables = dataset.limit(1).iter_batches(batch_format="pyarrow")
-        first = next((reader.read(table)[0] for table in tables), no_rows(guard))
+        first = no_rows(guard)
+        for table in dataset.limit(1).iter_batches(batch_format="pyarrow"):
+            first, _ = reader.read(table)
+            break
     fit_rows(guard, _runner(dataset, pool, reader), first)
     return guard
 
@@ -109,7 +103,7 @@ def calibrate(
     Threshold(conformal, alpha=0.1, 50 calibration scores)
     """
     check_target(tpr, alpha)
-    run = _runner(dataset, Workers.of(workers), Reader(guard, dataset, column, preprocess))
+    run = _runner(dataset, Workers.from_count(workers), Reader(guard, dataset, column, preprocess))
     calibrate_rows(guard, run, tpr=tpr, alpha=alpha, per_class=per_class)
     return guard
 
@@ -147,7 +141,8 @@ def score(
     ['id', 'label', 'class', 'score', 'p_value', 'is_ood', 'error']
     """
     guard.stages.require_threshold()
-    reader, columns = Reader(guard, dataset, column, preprocess), dataset.columns()
+    reader = Reader(guard, dataset, column, preprocess)
+    columns = dataset.columns()
     if keep is None:
         dropped = {*COLUMNS, *INPUTS, reader.column, "logits"} - {"path"}
         keep = [name for name in columns if name not in dropped]
@@ -157,63 +152,32 @@ def score(
                 f"cannot keep {name!r}: the dataset has {', '.join(columns)}; scores replace {', '.join(COLUMNS)}"
             )
     work = partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
-    return _mapped(dataset, Workers.of(workers), guard, work)
+    return Workers.from_count(workers).mapped(dataset, guard, work)
 
 
 def _decide_table(
     guard: Guard, reader: Reader, keep: Sequence[str], class_names: Sequence[str], table: Any
 ) -> Any:
     inputs, errors = reader.read(table)
-    decided = to_arrow(
-        decide_rows(guard, RowBatch(range(table.num_rows), inputs, errors), class_names)
-    )
-    columns = {**{name: table[name] for name in keep}, **{name: decided[name] for name in COLUMNS}}
+    batch = RowBatch(range(table.num_rows), inputs, errors)
+    decided = to_arrow(decide_rows(guard, batch, class_names))
+    columns = {name: table[name] for name in keep}
+    for name in COLUMNS:
+        columns[name] = decided[name]
     return require("pyarrow", "ray").table(columns)
-
-
-def _mapped(dataset: Any, workers: Workers, guard: Guard, work: Callable[[Any], Any]) -> Any:
-    """The dataset of the results of the work on its tables, which is done when it is read."""
-    shared = workers.shared(guard, work)
-
-    def task(table: Any) -> Any:
-        return shared(table)
-
-    task.__name__ = f"task with {workers.needs}"  # so Ray Data calls it where it makes no progress
-    mapped = dataset.map_batches(
-        task,
-        compute=require("ray.data", "ray").TaskPoolStrategy(size=workers.count),
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus or None,
-        max_calls=0,
-        batch_size=workers.batch_size,
-        batch_format="pyarrow",
-    )
-    mapped.context.execution_no_progress_timeout_s = workers.patience
-    mapped.context.raise_original_map_exception = (
-        True  # Ray's own error for it would arrive without a cause
-    )
-    return mapped
 
 
 def _runner(dataset: Any, workers: Workers, reader: Reader) -> Run:
     """Work on the rows of a Dataset."""
 
     def run(guard: Guard, work: Callable[[Items], Any]) -> Iterator[Any]:
-        mapped = _mapped(dataset, workers, guard, partial(_pickled, reader, work))
-        try:
-            with plain_errors():
-                for row in mapped.iter_rows():
-                    yield pickle.loads(row["result"])
-        except require("ray.data.exceptions", "ray").ExecutionTimeoutError:
-            raise TimeoutError(
-                f"no result for {workers.patience:g} seconds: {workers.waits_for()}"
-            ) from None
+        return workers.results(dataset, guard, partial(_read_and_do, reader, work))
 
     return run
 
 
-def _pickled(reader: Reader, work: Callable[[Items], Any], table: Any) -> dict[str, Any]:
-    return {"result": np.array([pickle.dumps(work(reader(table)))], dtype=object)}
+def _read_and_do(reader: Reader, work: Callable[[Items], Any], table: Any) -> Any:
+    return work(reader(table))
 
 
 class Reader:
@@ -229,18 +193,11 @@ class Reader:
         label: str | None = None,
     ) -> None:
         columns = dataset.columns() or []
-        if column is None:
-            column = next((name for name in INPUTS if name in columns), None)
-        if column is None or column not in columns:
-            wanted = (
-                f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
-            )
-            present = ", ".join(columns) or "no rows"
-            raise ValueError(
-                f"the dataset has {wanted}; it has {present}: say with column=... where the samples are"
-            )
-        self.column, self.preprocess = column, preprocess
-        self.label = "label" if label == "y" and "y" not in columns else label
+        self.column = _find_column(columns, column)
+        self.preprocess = preprocess
+        self.label = label
+        if label == "y" and "y" not in columns:
+            self.label = "label"
         self.is_features = guard.classifier is None or column == "features"
         self.widths = Widths(guard.head.num_features, guard.head.num_classes)
 
@@ -249,64 +206,98 @@ class Reader:
         inputs, errors = self.read(table)
         for reason in errors.values():
             raise ValueError(f"a row cannot be read: {reason}")
-        labels = None
-        if self.label is not None and self.label in table.column_names:
-            values = table.column(self.label).to_numpy()
-            if values.dtype.kind not in "iu":
-                raise TypeError(
-                    f"labels in column {self.label!r} are {values.dtype}, expected class indices"
-                )
-            labels = torch.from_numpy(values.astype(np.int64))
-        return [inputs._replace(labels=labels) if isinstance(inputs, Batch) else (inputs, labels)]
+        labels = self._labels(table)
+        if isinstance(inputs, Batch):
+            return [inputs._replace(labels=labels)]
+        return [(inputs, labels)]
+
+    def _labels(self, table: Any) -> Tensor | None:
+        """The class indices in a table; None if there are none."""
+        if self.label is None or self.label not in table.column_names:
+            return None
+        values = table.column(self.label).to_numpy()
+        if values.dtype.kind not in "iu":
+            raise TypeError(
+                f"labels in column {self.label!r} are {values.dtype}, expected class indices"
+            )
+        return torch.from_numpy(values.astype(np.int64))
 
     def read(self, table: Any) -> tuple[Any, dict[int, str]]:
         """Inputs of the readable rows, and what is wrong with the others by their number."""
         if self.is_features:
-            features, errors = _matrix(table, self.column, self.widths.features)
-            logits = None
-            if "logits" in table.column_names:
-                logits, more = _matrix(table, "logits", self.widths.logits)
-                errors = {**more, **errors}
-            return Batch(features, logits).without(errors), errors
-        accessor = require("ray.data.block", "ray").BlockAccessor.for_block(
-            table.select([self.column])
-        )
-        values = accessor.to_numpy([self.column])[self.column]
-        shapes = {getattr(value, "shape", None) for value in values}
-        if values.dtype == object and len(shapes) == 1 and None not in shapes:
-            values = np.stack(values)
+            return self._features(table)
+        values = self._values(table)
         if values.dtype != np.uint8 and values.dtype.kind in "fiu":
-            return torch.from_numpy(
-                np.array(values)
-            ), {}  # a copy: Ray's arrays are in memory that cannot be written
+            # A copy: Ray's arrays are in memory that cannot be written.
+            return torch.from_numpy(np.array(values)), {}
         if self.preprocess is None:
             raise ValueError(
                 f"column {self.column!r} holds images: give the preprocess of the model's training"
             )
         if values.dtype == np.uint8:
             return self.preprocess(values), {}
-        names = (
-            table.column("path").to_pylist()
-            if "path" in table.column_names
-            else [None] * len(values)
-        )
-        images, errors = [], {}
-        for row, (value, name) in enumerate(zip(values, names)):
-            try:
-                pixels = value if isinstance(value, np.ndarray) else decode(value, name=name)
-                images.append(self.preprocess.fit(pixels))
-            except (ImageError, MemoryError) as error:
-                errors[row] = str(error) or "there is not enough memory to prepare it"
-        size = self.preprocess.size
-        return self.preprocess.normalise(
-            np.array(images, np.uint8).reshape(-1, size, size, 3)
-        ), errors
+        names = [None] * len(values)
+        if "path" in table.column_names:
+            names = table.column("path").to_pylist()
+        return _decoded(values, names, self.preprocess)
+
+    def _features(self, table: Any) -> tuple[Batch, dict[int, str]]:
+        features, errors = _matrix(table, self.column, self.widths.features)
+        logits = None
+        if "logits" in table.column_names:
+            logits, more = _matrix(table, "logits", self.widths.logits)
+            errors = {**more, **errors}
+        return Batch(features, logits).without(errors), errors
+
+    def _values(self, table: Any) -> Any:
+        """The samples as one array if they are of one shape, else as an array of objects."""
+        block = require("ray.data.block", "ray")
+        accessor = block.BlockAccessor.for_block(table.select([self.column]))
+        values = accessor.to_numpy([self.column])[self.column]
+        shapes = {getattr(value, "shape", None) for value in values}
+        if values.dtype == object and len(shapes) == 1 and None not in shapes:
+            return np.stack(values)
+        return values
+
+
+def _find_column(columns: Sequence[str], column: str | None) -> str:
+    """The column that holds the samples: the one that was named, or the first that usually does."""
+    if column is None:
+        for name in INPUTS:
+            if name in columns:
+                return name
+    elif column in columns:
+        return column
+    wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(INPUTS)}"
+    present = ", ".join(columns) or "no rows"
+    raise ValueError(
+        f"the dataset has {wanted}; it has {present}: say with column=... where the samples are"
+    )
+
+
+def _decoded(
+    values: Any, names: Sequence[str | None], preprocess: Preprocess
+) -> tuple[Tensor, dict[int, str]]:
+    """Encoded images, paths or pixels of several sizes as the model takes them, and what is wrong
+    with the others by their number."""
+    images = []
+    errors: dict[int, str] = {}
+    for row, (value, name) in enumerate(zip(values, names)):
+        try:
+            pixels = value if isinstance(value, np.ndarray) else decode(value, name=name)
+            images.append(preprocess.fit(pixels))
+        except (ImageError, MemoryError) as error:
+            errors[row] = str(error) or "there is not enough memory to prepare it"
+    size = preprocess.size
+    array = np.array(images, np.uint8).reshape(-1, size, size, 3)
+    return preprocess.normalise(array), errors
 
 
 def _matrix(table: Any, name: str, width: int) -> tuple[Tensor, dict[int, str]]:
     """(N, width) of a column of lists or of Ray's own arrays, and what is wrong with which row."""
     pa = require("pyarrow", "ray")
-    column, kind = table.column(name).combine_chunks(), table.schema.field(name).type
+    column = table.column(name).combine_chunks()
+    kind = table.schema.field(name).type
     if isinstance(kind, pa.ExtensionType) and len(getattr(kind, "shape", None) or ()) == 1:
         column = column.storage
     if not isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):

@@ -1,27 +1,26 @@
 """Work on a cluster, and fits by such work, whatever the rows come from: files, or a Ray Dataset.
 
-Work is done by Ray's tasks, not by actors: a task holds its CPUs only while it works, so that jobs
-share a cluster, and none waits for CPUs that another job, or its own reading, will never give back.
-In a fit, features become partial sums where they are read, and the driver merges the sums; where a
-network runs, its features come to the driver.
+Ray Data gives the work out, to Ray's tasks and not to actors: a task holds its CPUs only while it
+works, so that jobs share a cluster, and none waits for CPUs that another job, or its own reading,
+will never give back. In a fit, features become partial sums where they are read, and the driver
+merges the sums; if a network runs, its features come to the driver.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-import math
 import os
+import pickle
 import threading
-import time
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from typing_extensions import Unpack
 
@@ -47,13 +46,9 @@ come in any order."""
 
 TASK_RETRIES = 3
 """How often a piece of work is repeated after its process or node died: enough for dying nodes, and
-an end where the work itself is what kills, such as an image that crashes its decoder."""
-IDLE_SECONDS = 20.0  # how long a process keeps a model that it has no work for
-NOTICE_SECONDS = 60.0  # without a result for so long, a job says what it waits for
-LATE_SECONDS, LATE_TIMES = 60.0, 10
-"""A piece of work that takes longer than LATE_SECONDS, and LATE_TIMES as long as the slowest
-finished one, is given out a second time: its process may have been stopped, which Ray does not
-notice."""
+an end if the work itself is what kills, such as an image that crashes its decoder."""
+IDLE_SECONDS = 20.0
+"""How long a process keeps a model that it has no work for."""
 
 
 @dataclass(frozen=True)
@@ -80,121 +75,127 @@ class Workers:
     patience: float = 1800.0
 
     def __post_init__(self) -> None:
-        too_few = self.batch_size < 1 or (self.count is not None and self.count < 1)
-        if too_few or self.cpus <= 0 or self.gpus < 0 or self.patience <= 0:
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"count is {self.count}, expected at least 1, or None")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, expected at least 1")
+        if self.cpus <= 0 or self.patience <= 0:
             raise ValueError(
-                f"{self}: expected count and batch_size to be at least 1, cpus and patience above 0, gpus at least 0"
+                f"cpus is {self.cpus} and patience is {self.patience}, expected more than 0"
             )
+        if self.gpus < 0:
+            raise ValueError(f"gpus is {self.gpus}, expected at least 0")
 
     @classmethod
-    def of(cls, workers: Workers | int | None) -> Workers:
+    def from_count(cls, workers: Workers | int | None) -> Workers:
         """The workers as given; for a number, that many."""
-        return workers if isinstance(workers, Workers) else cls(workers)
+        if isinstance(workers, Workers):
+            return workers
+        return cls(workers)
 
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
         """Work for the processes of the cluster, in each of which its guard goes to a device
         once."""
-        together = require("ray", "ray").put(
-            (guard, work)
-        )  # so that they share the guard there, too
-        return Shared([together], max(1, int(self.cpus)), "cuda" if self.gpus else "cpu")
+        # Put together, they share the guard there, too.
+        reference = require("ray", "ray").put((guard, work))
+        threads = max(1, int(self.cpus))
+        return Shared([reference], threads, "cuda" if self.gpus else "cpu")
+
+    def mapped(self, dataset: Any, guard: Guard, work: Callable[[Any], Any]) -> Any:
+        """The Ray Dataset of the results of some work on the tables of another, which is done when
+        it is read."""
+        shared = self.shared(guard, work)
+
+        def task(table: Any) -> Any:
+            return shared(table)
+
+        # Ray Data calls it so when it makes no progress.
+        task.__name__ = f"task with {self.needs}"
+        mapped = dataset.map_batches(
+            task,
+            compute=require("ray.data", "ray").TaskPoolStrategy(size=self.count),
+            num_cpus=self.cpus,
+            num_gpus=self.gpus or None,
+            # A process keeps its model for the next task.
+            max_calls=0,
+            # Ray Data's own choice is to try for ever.
+            max_retries=TASK_RETRIES,
+            batch_size=self.batch_size,
+            batch_format="pyarrow",
+        )
+        mapped.context.execution_no_progress_timeout_s = self.patience
+        # Ray's own error for it would arrive without a cause.
+        mapped.context.raise_original_map_exception = True
+        return mapped
+
+    def results(
+        self, dataset: Any, guard: Guard, work: Callable[[Any], Any]
+    ) -> Generator[Any, None, None]:
+        """The results of some work on the tables of a Ray Dataset, whatever they are, in the order
+        in which they get ready. TimeoutError: there was none for `patience` seconds."""
+        mapped = self.mapped(dataset, guard, partial(_pickled, work))
+        try:
+            with plain_errors():
+                for row in mapped.iter_rows():
+                    yield pickle.loads(row["result"])
+        except require("ray.data.exceptions", "ray").ExecutionTimeoutError:
+            raise TimeoutError(
+                f"no result for {self.patience:g} seconds: {self.waits_for()}"
+            ) from None
 
     def run(
-        self, guard: Guard, work: Callable[[Any], Any], pieces: Iterable[Any]
+        self, guard: Guard, work: Callable[[Any], Any], pieces: Sequence[Any]
     ) -> Generator[tuple[Any, Any], None, None]:
         """Do all pieces of some work with a guard. Yields each piece once with its result, in the
         order in which they get ready. TimeoutError: there was none for `patience` seconds."""
-        ray = require("ray", "ray")
-        options = {
-            "num_cpus": self.cpus,
-            "num_gpus": self.gpus,
-            "max_calls": 0,
-            "max_retries": TASK_RETRIES,
-        }
-        task = ray.remote(**options)(Shared.__call__)
-        shared, waiting = self.shared(guard, work), iter(pieces)
-        pending: dict[Any, _Pending] = {}
-        progress, slowest, notice = time.monotonic(), 0.0, min(NOTICE_SECONDS, self.patience)
-        try:
-            while True:
-                room = self.count or max(1, sum(map(self._fits, _nodes())))
-                for piece in islice(waiting, max(0, room - len(pending))):
-                    pending[task.remote(shared, piece)] = _Pending(piece, time.monotonic())
-                if not pending:
-                    return
-                ready, _ = ray.wait(list(pending), timeout=1.0)
-                for reference in ready:
-                    done = pending.pop(reference)
-                    with plain_errors():
-                        found = ray.get(reference)
-                    for other in [
-                        other for other, each in pending.items() if each.piece is done.piece
-                    ]:
-                        del pending[other]
-                        ray.cancel(other)
-                    slowest = max(slowest, time.monotonic() - done.start)
-                    yield done.piece, found
-                    progress = time.monotonic()
-                now = time.monotonic()
-                if now - progress >= notice:
-                    sentence = f"no result for {now - progress:.0f} seconds: {self.waits_for()}"
-                    if now - progress >= self.patience:
-                        raise TimeoutError(sentence)
-                    warnings.warn(sentence, stacklevel=2)
-                    notice = self.patience
-                for reference, each in list(pending.items()):
-                    if each.can_be_late and now - each.start > max(
-                        LATE_SECONDS, LATE_TIMES * slowest
-                    ):
-                        pending[reference] = each._replace(can_be_late=False)
-                        pending[task.remote(shared, each.piece)] = _Pending(
-                            each.piece, now, can_be_late=False
-                        )
-        finally:
-            for reference in pending:
-                ray.cancel(reference)
+        if not pieces:
+            return
+        numbers = [{"number": number} for number in range(len(pieces))]
+        # The pieces travel with the work, and the dataset says which one is whose: its blocks lie
+        # in the driver, and are not lost with a node.
+        dataset = require("ray.data", "ray").from_items(numbers, override_num_blocks=len(pieces))
+        one_by_one = replace(self, batch_size=1)
+        numbered = partial(_by_number, work, pieces)
+        with contextlib.closing(one_by_one.results(dataset, guard, numbered)) as results:
+            for number, result in results:
+                yield pieces[number], result
 
-    def _fits(self, resources: dict[str, float]) -> int:
-        """How many tasks of this size a node with these resources could run at once, if it had
-        nothing else to do."""
-        gpus = resources.get("GPU", 0.0) / self.gpus if self.gpus else math.inf
-        return int(min(resources.get("CPU", 0.0) / self.cpus, gpus))
+    def _fits(self, resources: dict[str, float]) -> bool:
+        """Whether a node with these resources could run a task, if it had nothing else to do."""
+        has_cpus = resources.get("CPU", 0.0) >= self.cpus
+        has_gpus = resources.get("GPU", 0.0) >= self.gpus
+        return has_cpus and has_gpus
 
     @property
     def needs(self) -> str:
         """What one task holds while it works."""
-        return _count(self.cpus, "CPU") + (f" and {_count(self.gpus, 'GPU')}" if self.gpus else "")
+        if self.gpus:
+            return f"{_count(self.cpus, 'CPU')} and {_count(self.gpus, 'GPU')}"
+        return _count(self.cpus, "CPU")
 
     def waits_for(self) -> str:
         """What a task needs, and what the cluster has."""
-        nodes, free = _nodes(), require("ray", "ray").available_resources()
-        total = {
-            kind: sum(node.get(kind, 0) for node in nodes)
-            for kind in (["CPU", "GPU"] if self.gpus else ["CPU"])
-        }
-        have = " and ".join(
-            f"{free.get(kind, 0):g} of {_count(number, kind)}" for kind, number in total.items()
+        nodes = _nodes()
+        free = require("ray", "ray").available_resources()
+        have = []
+        for kind in ("CPU", "GPU") if self.gpus else ("CPU",):
+            total = sum(node.get(kind, 0) for node in nodes)
+            have.append(f"{free.get(kind, 0):g} of {_count(total, kind)}")
+        said = (
+            f"a task needs {self.needs} on one node, and {' and '.join(have)} are free on "
+            f"{_count(len(nodes), 'node')}"
         )
-        return (
-            f"a task needs {self.needs} on one node, and {have} are free on {_count(len(nodes), 'node')}"
-            + ("" if any(map(self._fits, nodes)) else ", none of which is large enough")
-            + "; unless this job's own tasks are at work there, end what holds the rest, ask for less, or add nodes"
-        )
-
-
-class _Pending(NamedTuple):
-    """A piece of work that was given out; `can_be_late` is False where it was given out twice."""
-
-    piece: Any
-    start: float
-    can_be_late: bool = True
+        if not any(self._fits(node) for node in nodes):
+            said += ", none of which is large enough"
+        return f"{said}; unless this job's own tasks are at work there, end what holds the rest, ask for less, or add nodes"
 
 
 class Shared(NamedTuple):
     """Work as it travels to the processes of the cluster: by reference, fetched once per
     process."""
 
-    references: list[Any]  # one, in a list because Ray would fetch a bare one again for each task
+    references: list[Any]
+    """One, in a list because Ray would fetch a bare one again for each task."""
     threads: int
     device: str
 
@@ -216,6 +217,17 @@ class Shared(NamedTuple):
                 _HELD["idle"] = threading.Timer(IDLE_SECONDS, _drop)
                 _HELD["idle"].daemon = True
                 _HELD["idle"].start()
+
+
+def _pickled(work: Callable[[Any], Any], table: Any) -> dict[str, Any]:
+    """The result of some work on a table as a table, for it may be no column."""
+    return {"result": np.array([pickle.dumps(work(table))], dtype=object)}
+
+
+def _by_number(work: Callable[[Any], Any], pieces: Sequence[Any], table: Any) -> tuple[int, Any]:
+    """The number in a table of one row, and the result of the work on that piece."""
+    [number] = table["number"].to_pylist()
+    return number, work(pieces[number])
 
 
 _LOCK = threading.RLock()
@@ -253,9 +265,9 @@ def connect(address: str | None = None) -> None:
     if ray.is_initialized():
         return
     address = address or os.environ.get("RAY_ADDRESS")
-    where: dict[str, Any] = (
-        {"address": address} if address else {"address": "local", "include_dashboard": False}
-    )
+    where: dict[str, Any] = {"address": address}
+    if not address:
+        where = {"address": "local", "include_dashboard": False}
     try:
         ray.init(logging_level=logging.WARNING, log_to_driver=False, **where)
     except (ConnectionError, ValueError) as error:
@@ -276,19 +288,25 @@ def plain_errors() -> Iterator[None]:
                 f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may crash its decoder, "
                 "which --engine local makes a row with an error, or memory is short"
             ) from None
-        while (
-            inner := getattr(error, "cause", None) or error.__cause__
-        ) is not None and inner is not error:
-            error = inner  # Ray wraps the errors of workers in its own, several deep
-        if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (
-                error.args[0].partition("\nFailed to apply UDF transform")[0],
-            )  # which Ray Data appends
-        raise error from None
+        raise _innermost(error) from None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error that a worker raised: Ray wraps it in its own, several deep."""
+    while True:
+        inner = getattr(error, "cause", None) or error.__cause__
+        if inner is None or inner is error:
+            break
+        error = inner
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        # What follows is Ray Data's.
+        message, _, _ = error.args[0].partition("\nFailed to apply UDF transform")
+        error.args = (message,)
+    return error
 
 
 def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
-    """Fit a guard in place, with the result of `Guard.fit`. Where rows are features, `first` is a
+    """Fit a guard in place, with the result of `Guard.fit`. If the rows are features, `first` is a
     batch of them, and they are read once per pass of the detector; without it, the network runs
     once over the rows."""
     stages = guard.stages
@@ -301,7 +319,8 @@ def fit_rows(guard: Guard, run: Run, first: Batch | None) -> None:
                     spool.append(stages.note(each))
             fit_detector(guard.detector, spool, head)
     else:
-        stages.features_alone(first)  # says so where features are not enough
+        # An error if features are not enough.
+        stages.features_alone(first)
 
         def sum_up(statistics: Together) -> Together:
             seen = Sketch()
@@ -324,8 +343,12 @@ def no_rows(guard: Guard) -> Batch:
 
 def calibrate_rows(guard: Guard, run: Run, **target: Unpack[Target]) -> None:
     """Set a fitted guard's threshold."""
-    found = (batch for batches in run(guard, partial(_scores, guard)) for batch in batches)
-    guard.calibrate(found, **target, progress=False)
+
+    def scored() -> Iterator[CalibrationScores]:
+        for batches in run(guard, partial(_scores, guard)):
+            yield from batches
+
+    guard.calibrate(scored(), **target, progress=False)
 
 
 def fit_loaders(
@@ -333,7 +356,9 @@ def fit_loaders(
 ) -> None:
     """Fit and calibrate a guard on the rows of two loaders, which then know how many they gave and
     left out. The pieces of work are the loaders' spans, read by the same path on every node."""
-    first = next(iter(training), no_rows(guard)) if training.preparation is None else None
+    first = None
+    if training.preparation is None:
+        first = next(iter(training), no_rows(guard))
     fit_rows(guard, partial(_run_loader, training, workers), first)
     calibrate_rows(guard, partial(_run_loader, calibration, workers), **target)
 
@@ -341,14 +366,16 @@ def fit_loaders(
 def _run_loader(
     loader: Loader, workers: Workers, guard: Guard, work: Callable[[Items], Any]
 ) -> Iterator[Any]:
-    notes: dict[
-        Any, tuple[int, list[str]]
-    ] = {}  # of each span: rows given, and why others were left out
+    # Of each span: how many rows it gave, and why others were left out.
+    notes: dict[Any, tuple[int, list[str]]] = {}
     for span, (note, result) in workers.run(guard, partial(_read, loader, work), loader.spans):
         notes[span] = note
         yield result
     loader.num_given = sum(given for given, _ in notes.values())
-    loader.errors = [error for span in loader.spans for error in notes[span][1]]
+    loader.errors = []
+    for span in loader.spans:
+        _, errors = notes[span]
+        loader.errors += errors
     loader.check_given()
 
 
@@ -381,7 +408,9 @@ def _scores(guard: Guard, items: Items) -> list[CalibrationScores]:
 def _partial_sums(
     empty: Together, head: Head, detector: Detector, items: Items
 ) -> tuple[Sketch, Together]:
-    sketch, sums = Sketch(), copy.deepcopy(empty)  # one process sums many pieces
+    sketch = Sketch()
+    # One process sums many pieces.
+    sums = copy.deepcopy(empty)
     for batch in items:
         sketch.add(batch.features)
     add_batches(sums, items, head, detector)
