@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from fdbd.jobs.refreshing import Fresh, Refreshed
     from fdbd.jobs.review import Alarms, Cost, Review
 
-DATA = "Fresh in-distribution data: scores of fdbd score or features, which need no network; or images."
+DATA = "Fresh in-distribution data: scores or features, which need no network; or images."
 REVIEWED = (
     "A review of the scores in --data, as the gallery saves it: in-distribution samples set the "
     "threshold, and all say how good the alarms are."
 )
-REVIEW_COST = "Cost of looking at one alarm: with --reviewed and --miss-cost, what each false-alarm rate costs."
+REVIEW_COST = "Cost of looking at one alarm: says what each false-alarm rate costs."
 
 
 def calibrate(
@@ -126,7 +126,8 @@ def _check_costs(
         raise ValueError("--review-cost and --miss-cost go together: one is weighed by the other")
     if reviewed is None:
         raise ValueError(
-            "--review-cost weighs false alarms against misses, which takes OOD samples: give --reviewed FILE with some"
+            "--review-cost weighs false alarms against misses, which takes OOD samples: give "
+            "--reviewed FILE with some"
         )
 
 
@@ -157,7 +158,8 @@ def _costs(
     share = alarms.ood_share if ood_share is None else ood_share
     if share is None:
         raise ValueError(
-            "the review does not say which share of new samples is OOD, since no other row than alarms, or no alarm, was "
+            "the review does not say which share of new samples is OOD, since no other row than "
+            "alarms, or no alarm, was "
             "reviewed: give --ood-share"
         )
     rows = review.rows
@@ -236,7 +238,8 @@ def _print_thresholds(found: Refreshed) -> None:
     else:
         verdict = "fewer than"
     options.say(
-        f"The old threshold flags {rate} of these data, {verdict} the {100 * promised:.3g} % that it aims at."
+        f"The old threshold flags {rate} of these data, {verdict} the {100 * promised:.3g} % that "
+        "it aims at."
     )
 
 
@@ -256,7 +259,8 @@ def _print_alarms(alarms: Alarms) -> None:
         words += "; recall is not known, since alarms and other rows must both be reviewed"
     else:
         words += (
-            f"; of the OOD samples about {100 * alarms.recall:.1f} % ({100 * (alarms.recall_low or 0):.1f} to "
+            f"; of the OOD samples about {100 * alarms.recall:.1f} % "
+            f"({100 * (alarms.recall_low or 0):.1f} to "
             f"{100 * (alarms.recall_high or 0):.1f} %) raise an alarm (recall)"
         )
     options.say(f"{words}.")

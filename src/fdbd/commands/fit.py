@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from fdbd.networks.by_name import NamedModel
 
 SOURCES = (
-    "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it is "
+    "MODEL is a zoo name, timm:NAME, torchvision:NAME, package.module:factory or a .pt2 file; it "
+    "is "
     "left out with --head FILE; hf:FOLDER_OR_NAME is a model of texts. DATA to fit on, best the "
-    "network's training data: a folder of images (one folder per class), an .npz of images, the name "
-    "of a dataset, a .parquet, .npz or .csv of features, or with --text a .csv, .jsonl or .parquet of "
+    "network's training data: a folder of images (one folder per class), an .npz of images, the "
+    "name "
+    "of a dataset, a .parquet, .npz or .csv of features, or with --text a .csv, .jsonl or .parquet "
+    "of "
     "texts."
 )
 HEAD = (
-    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With a "
+    "For features without a model: an .npz or .safetensors with weight (C, P) and bias (C,). With "
+    "a "
     "model: the name of its last linear layer, if it is not found."
 )
 NEVER_SAW = (
@@ -90,8 +94,10 @@ def fit(
 
     if ":" in detector:
         raise ValueError(
-            f"--detector is {detector!r}, but a guard's file cannot name code: a detector of your own is compared with "
-            f"fdbd bench --detectors {detector}, and fitted in Python with fdbd.Guard(model, detector)"
+            f"--detector is {detector!r}, but a guard's file cannot name code: a detector of your "
+            "own is compared with "
+            f"fdbd bench --detectors {detector}, and fitted in Python with fdbd.Guard(model, "
+            "detector)"
         )
     check_place(out)
     share = _holdout(holdout, network_never_saw_data, calibration)
@@ -148,7 +154,8 @@ def _holdout(
     may_hold_out = network_never_saw_data and calibration is None
     if holdout is not None and not may_hold_out:
         raise ValueError(
-            "--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data alone"
+            "--holdout is a share of DATA to calibrate on: it goes with --network-never-saw-data "
+            "alone"
         )
     if may_hold_out and holdout is None:
         return HOLDOUT
@@ -160,7 +167,8 @@ def model_and_data(command: str, sources: list[str], head: str | None) -> tuple[
     is_head_file = head is not None and head.lower().endswith((".npz", ".safetensors"))
     if len(sources) > 2:
         raise ValueError(
-            f"fdbd {command} takes a model and data, and is given {len(sources)} names: {', '.join(sources)}"
+            f"fdbd {command} takes a model and data, and is given {len(sources)} names: "
+            f"{', '.join(sources)}"
         )
     if is_head_file:
         if len(sources) == 2:
@@ -206,8 +214,10 @@ def _report(fitted: Fitted, out: Path, calibration: str | None, as_json: bool) -
         if calibration is None:
             where_from = "held out, which you confirmed the network never saw"
         options.say(
-            f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, calibrated on "
-            f"{fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} What it promises for new data rests "
+            f"{out}: {guard.detector.label} fitted on {fitted.training.num_given:,} rows, "
+            "calibrated on "
+            f"{fitted.calibrating.num_given:,} {where_from}. {threshold.guarantee} What it "
+            "promises for new data rests "
             f"on this: {RULE}."
         )
         if guard.choice is not None:

@@ -39,7 +39,8 @@ def refuse_lost_inputs(values: Mapping[str, Any]) -> None:
             for each in inputs:
                 if _reads(each, out) or _discards(out, each):
                     raise FileExistsError(
-                        f"the output {str(out)!r} would replace files of the input {str(each)!r}; choose another --{name}"
+                        f"the output {str(out)!r} would replace files of the input {str(each)!r}; "
+                        f"choose another --{name}"
                     )
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from fdbd.jobs.scoring import Summary
 
 DATA = (
-    "A folder of images, one image, an .npz of images, the name of a dataset, a .parquet, .npz or .csv "
+    "A folder of images, one image, an .npz of images, the name of a dataset, a .parquet, .npz or "
+    ".csv "
     "of features, or with --text a .csv, .jsonl or .parquet of texts."
 )
 FDR = (
@@ -53,7 +54,8 @@ def score(
     Files that cannot be read are OOD, and the column error says why.
 
     Examples: `fdbd score guard.safetensors ./images`, `fdbd score guard.safetensors
-    features.parquet --out scores.csv`, `fdbd score guard.safetensors queries.csv --text query --keep id`
+    features.parquet --out scores.csv`,
+    `fdbd score guard.safetensors queries.csv --text query --keep id`
     """
     from fdbd.jobs.scoring import Engine, score_files
 

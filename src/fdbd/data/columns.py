@@ -47,7 +47,8 @@ class ColumnFile(ABC):
         for name in names:
             if name not in self.columns:
                 raise ValueError(
-                    f"{self.source} has no column {name!r}, which {option} names; it has {', '.join(self.columns)}"
+                    f"{self.source} has no column {name!r}, which {option} names; it has "
+                    f"{', '.join(self.columns)}"
                 )
 
     def read(self, rows: range, names: Sequence[str]) -> list[list[Any]]:
@@ -119,7 +120,8 @@ class CsvFile(_Lines):
             for cells in reader:
                 if len(cells) != len(header):
                     raise ValueError(
-                        f"{self.source}, line {reader.line_num}: it has {len(cells)} cells, expected {len(header)}"
+                        f"{self.source}, line {reader.line_num}: it has {len(cells)} cells, "
+                        f"expected {len(header)}"
                     )
                 yield {name: cell or None for name, cell in zip(header, cells)}
 

@@ -34,7 +34,8 @@ class CsvFeatures(FeatureRows):
                 counts[match[1]] += 1
         if not counts["features"]:
             raise ValueError(
-                f"{path} has no columns features_0, features_1, …; it has {', '.join(self._file.columns[:5])}. For "
+                f"{path} has no columns features_0, features_1, …; it has "
+                f"{', '.join(self._file.columns[:5])}. For "
                 "texts, name their column with --text"
             )
         present = ["features"]
@@ -98,6 +99,7 @@ class CsvFeatures(FeatureRows):
                 found.append(int(text))
             except ValueError:
                 raise ValueError(
-                    f"{self.source}, row {row}: its {self._label} is {cell!r}, expected a class index"
+                    f"{self.source}, row {row}: its {self._label} is {cell!r}, expected a class "
+                    "index"
                 ) from None
         return torch.tensor(found, dtype=torch.int64)

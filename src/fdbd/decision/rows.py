@@ -1,13 +1,14 @@
-"""A guard's decisions on rows of a file or of a table, as columns. One row for each row of the input:
+"""A guard's decisions on rows of a file or of a table, as columns. One row for each row of the
+input:
 
-- ``path`` (string), below the folder, where bytes that are not UTF-8 are escaped; or ``row`` (int64),
-  from 0, if the rows are not files;
+- ``path`` (string), below the folder, where bytes that are not UTF-8 are escaped; or ``row``
+  (int64), from 0, if the rows are not files;
 - ``label`` (int64), the predicted class, and ``class`` (string), its name if the names are known;
   null if the row could not be read;
 - ``nearest`` (string), on request: the class behind the nearest decision boundary, by its name or
   else its number;
-- ``score`` (double), −inf if a number was not finite, and ``p_value`` (double); null if the row could
-  not be read;
+- ``score`` (double), −inf if a number was not finite, and ``p_value`` (double); null if the row
+  could not be read;
 - ``is_ood`` (bool), true for every row that could not be read, and ``error`` (string), why it could
   not be read, else null.
 """

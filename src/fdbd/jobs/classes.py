@@ -91,7 +91,8 @@ def match_classes(
     if class_names:
         pairs = [f"{folder} for {name}" for folder, name in zip(folders[:3], class_names)]
         cautions.append(
-            f"no folder of {rows.source} has the name of a class of the model: they are taken in their "
+            f"no folder of {rows.source} has the name of a class of the model: they are taken in "
+            "their "
             f"order, {', '.join(pairs)}, …"
         )
     names = {**known, **dict(zip(folders, indices))}
@@ -121,7 +122,8 @@ def _unknown_folders(
     what = _kind(rows)
     said = f"{rows.source} has the {what}{_s(unknown)} {_few(unknown)}, no class of the model"
     if absent:
-        said += f"; the class{'es' if len(absent) > 1 else ''} {_few(absent)} {_have(absent)} no {what} there"
+        classes = "classes" if len(absent) > 1 else "class"
+        said += f"; the {classes} {_few(absent)} {_have(absent)} no {what} there"
     return f"{said}: rename the {what}, or leave it out"
 
 
@@ -175,8 +177,10 @@ def gap_caution(
         return f"{said}: are the classes of the {stage} data the model's?"
     label, predicted, count = confusion
     return (
-        f"{said}: {count} of {worse.per_class[label]} images labelled {_name(label, class_names)} in the "
-        f"{stage} data are predicted as {_name(predicted, class_names)}; is a class folder misnamed?"
+        f"{said}: {count} of {worse.per_class[label]} images labelled {_name(label, class_names)} "
+        "in the "
+        f"{stage} data are predicted as {_name(predicted, class_names)}; is a class folder "
+        "misnamed?"
     )
 
 

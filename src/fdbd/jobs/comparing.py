@@ -107,7 +107,8 @@ def compare_scored(first: ScoredRows, second: ScoredRows) -> Compared:
             theirs.append(other)
     if not mine:
         raise ValueError(
-            f"{first.source!r} and {second.source!r} have no row in common, such as {first.names[:1]} and "
+            f"{first.source!r} and {second.source!r} have no row in common, such as "
+            f"{first.names[:1]} and "
             f"{second.names[:1]}: compare scores of the same data"
         )
     one = np.array(mine)

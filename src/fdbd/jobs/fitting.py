@@ -139,7 +139,8 @@ def preparation_for(source: NamedModel | Head, rows: Rows, data: str) -> Prepara
     if isinstance(rows, Images):
         if source.tokenizer is not None:
             raise ValueError(
-                f"{data!r} are images, and the model takes texts: give a file, and its column with --text"
+                f"{data!r} are images, and the model takes texts: give a file, and its column with "
+                "--text"
             )
         return source.preprocess or _usual_preprocess(data)
     if source.tokenizer is None:
@@ -155,7 +156,8 @@ def _usual_preprocess(data: str) -> Preprocess:
         return Preprocess.preset(info(data).preprocess)
     except ValueError:
         raise ValueError(
-            "it is not known how to prepare images for this model: give --preprocess, a preset such as cifar10 or "
+            "it is not known how to prepare images for this model: give --preprocess, a preset "
+            "such as cifar10 or "
             'imagenet, or fields as JSON such as {"size": 224, "mean": […], "std": […]}'
         ) from None
 
@@ -168,8 +170,10 @@ def _held_out(
         return None
     if holdout is None:
         raise ValueError(
-            f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not trained on "
-            f"{data!r}, confirm it with --network-never-saw-data, and a part of them is kept for calibration"
+            f"no data to calibrate on: {RULE}. Give --calibration DATA; or, if the network was not "
+            "trained on "
+            f"{data!r}, confirm it with --network-never-saw-data, and a part of them is kept for "
+            "calibration"
         )
     if not 0 < holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a share between 0 and 1")
@@ -219,12 +223,14 @@ def _check_labels(guard: Guard, training: Loader) -> None:
         return
     if isinstance(training.rows, TextRows):
         raise ValueError(
-            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are classes of the model: "
+            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are "
+            "classes of the model: "
             "name their column with --label"
         )
     if isinstance(training.rows, Images):
         raise ValueError(
-            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are classes of the model: "
+            f"{guard.detector.label} needs labels, and {training.rows.source} has none that are "
+            "classes of the model: "
             f"put the images in one folder per class, {guard.head.num_classes} in all"
         )
 
@@ -291,8 +297,10 @@ def _cautions(guard: Guard, data: str, is_held_out: bool) -> list[str]:
             accuracy = agreement.accuracy or 0.0
             if agreement.count >= 100 and accuracy >= MEMORISED:
                 cautions.append(
-                    f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained on "
-                    "them; a threshold calibrated on a part of them then raises more false alarms than promised: "
+                    f"the model is right on {accuracy:.2%} of {data!r}, as if it had been trained "
+                    "on "
+                    "them; a threshold calibrated on a part of them then raises more false alarms "
+                    "than promised: "
                     "give --calibration DATA that the network never saw"
                 )
                 break

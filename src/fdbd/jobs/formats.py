@@ -34,7 +34,7 @@ class Facts(NamedTuple):
 
 
 class Format(ABC):
-    """A file format of scores. A "table" is some rows in the form in which the format keeps them."""
+    """A file format of scores. A "table" is some rows as the format keeps them."""
 
     ending: str
 

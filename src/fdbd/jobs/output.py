@@ -79,7 +79,8 @@ class Output:
             check_rate(fdr)
             if self.is_folder:
                 raise ValueError(
-                    "--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a folder"
+                    "--fdr looks at all rows at once: give --out as a .parquet or .csv file, not a "
+                    "folder"
                 )
         if self.is_folder:
             _check_folder(out)
@@ -91,7 +92,8 @@ class Output:
         for name in keep:
             if name in TYPES:
                 raise ValueError(
-                    f"--keep names {name!r}, which is a column of the scores: rename it in the input"
+                    f"--keep names {name!r}, which is a column of the scores: rename it in the "
+                    "input"
                 )
         self.columns = [first, *keep, *FILE_COLUMNS]
         if nearest:
@@ -148,7 +150,8 @@ class Output:
         for part in self.folder.glob("part-*"):
             if not may_discard:
                 raise ValueError(
-                    f"{str(self.folder)!r} holds scores of another guard, of other data or of an earlier version of "
+                    f"{str(self.folder)!r} holds scores of another guard, of other data or of an "
+                    "earlier version of "
                     "fdbd: remove it, choose another --out, or give --restart"
                 )
             part.unlink()
@@ -226,7 +229,8 @@ class Output:
             yield table
         if totals.rows != expected:
             raise RuntimeError(
-                f"the output has {totals.rows} rows for {expected} of the input: score again with --restart"
+                f"the output has {totals.rows} rows for {expected} of the input: score again with "
+                "--restart"
             )
 
     def _remove_parts(self) -> None:

@@ -83,7 +83,8 @@ def read_fresh(
     if isinstance(rows, Images):
         if opened.preprocess is None:
             raise ValueError(
-                f"the guard takes features, not images such as {rows.source}: name the model with --model"
+                f"the guard takes features, not images such as {rows.source}: name the model with "
+                "--model"
             )
         head = opened.guard.detector.head
         labels = match_classes(rows, head.num_classes, opened.class_names).labels
@@ -98,7 +99,8 @@ def _from_scores(guard: Guard, rows: ScoredRows) -> Fresh:
     cautions = []
     if rows.guard is not None and rows.guard != guard.id:
         cautions.append(
-            f"{rows.source!r} was scored by the guard {rows.guard}, this is {guard.id}: their scores are alike only if "
+            f"{rows.source!r} was scored by the guard {rows.guard}, this is {guard.id}: their "
+            "scores are alike only if "
             "the two differ in nothing but the threshold"
         )
     return _chosen(guard, rows, np.flatnonzero(rows.is_scored), len(rows), cautions)
@@ -142,7 +144,8 @@ def _from_loader(opened: OpenedGuard, loader: Loader) -> Fresh:
     known = guard.stages.record.seen
     if known is not None and seen.overlap(known) > 0.5:
         cautions.append(
-            "most of the fresh data were also used for the fit: scores on them are too good, and the new threshold will "
+            "most of the fresh data were also used for the fit: scores on them are too good, and "
+            "the new threshold will "
             "raise more false alarms than promised"
         )
     left_out = len(loader.errors) + int((~is_finite).sum())

@@ -1,8 +1,9 @@
 """What people said of scored samples: verdicts, the quality of the alarms, and what alarms cost.
 
 A review is JSON: ``{"version": 1, "reviews": {NAME: VERDICT, …}}``, as the gallery saves it, or
-NAME: VERDICT alone, or a list of objects with ``name`` (or ``path``, or ``row``) and ``verdict``. A name is the path or the row number in the
-scores. A verdict is ``"id"``; ``"wrong-class"``, in-distribution with the wrong label; or ``"ood"``.
+NAME: VERDICT alone, or a list of objects with ``name`` (or ``path``, or ``row``) and ``verdict``. A
+name is the path or the row number in the scores. A verdict is ``"id"``; ``"wrong-class"``,
+in-distribution with the wrong label; or ``"ood"``.
 """
 
 from __future__ import annotations
@@ -147,13 +148,16 @@ def selection_caution(review: Review) -> str:
         lower = np.median(inside) < np.median(outside)
         direction, effect = ("lower", "too few") if lower else ("higher", "too many")
         return (
-            f"the reviewed samples are not a random draw: they have {direction} scores than the others. A threshold "
-            f"set on them flags {effect} samples and promises nothing: review a random set (fdbd sample)"
+            f"the reviewed samples are not a random draw: they have {direction} scores than the "
+            "others. A threshold "
+            f"set on them flags {effect} samples and promises nothing: review a random set (fdbd "
+            "sample)"
         )
     if len(outside) == 0:
         return "all samples were reviewed: the threshold holds for samples like all of these"
     return (
-        "the promise holds if the reviewed samples were drawn at random (fdbd sample), whatever their scores; these "
+        "the promise holds if the reviewed samples were drawn at random (fdbd sample), whatever "
+        "their scores; these "
         "do not look otherwise"
     )
 
@@ -240,6 +244,7 @@ def costs(
         found.append(Cost(alpha, false_alarms, hits, missed, cost))
     if not found:
         raise ValueError(
-            f"{len(id_scores)} in-distribution samples are too few to compare false-alarm rates: give at least 4"
+            f"{len(id_scores)} in-distribution samples are too few to compare false-alarm rates: "
+            "give at least 4"
         )
     return found

@@ -136,8 +136,8 @@ def score_files(
     text: str | None = None,
     keep: Sequence[str] = (),
 ) -> Summary:
-    """Score a folder of images, an NPZ file, a dataset, features in Parquet, NPZ or CSV, or texts in
-    Parquet, CSV or JSON Lines, into Parquet or CSV.
+    """Score a folder of images, an NPZ file, a dataset, features in Parquet, NPZ or CSV, or texts
+    in Parquet, CSV or JSON Lines, into Parquet or CSV.
 
     A run that was killed continues where it ended when it is started again with the same guard,
     data and `out`.
@@ -173,7 +173,8 @@ def _open_kept(rows: Rows, keep: Sequence[str]) -> ColumnFile | None:
     is_table = not isinstance(rows, Images) and Path(rows.source).suffix.lower() in ENDINGS
     if not is_table:
         raise ValueError(
-            f"--keep carries columns of a table through, and {rows.source} is none: give {', '.join(ENDINGS)}"
+            f"--keep carries columns of a table through, and {rows.source} is none: give "
+            f"{', '.join(ENDINGS)}"
         )
     kept = open_columns(rows.source)
     kept.require(keep, "--keep")
@@ -200,17 +201,20 @@ class Scoring:
         elif isinstance(self.rows, TextRows):
             if self.tokenizer is None:
                 raise ValueError(
-                    f"the guard has no tokenizer for texts such as those of {self.rows.source}: it takes images or "
+                    f"the guard has no tokenizer for texts such as those of {self.rows.source}: it "
+                    "takes images or "
                     "features; fit one with fdbd fit hf:MODEL DATA --text COLUMN"
                 )
         elif self.opened.preprocess is None and self.tokenizer is None:
             raise ValueError(
-                f"the guard takes features, not images such as {self.rows.source}: it was fitted without a model; name "
+                f"the guard takes features, not images such as {self.rows.source}: it was fitted "
+                "without a model; name "
                 "the model with --model, or give a Parquet or NPZ file of features"
             )
         elif self.opened.preprocess is None:
             raise ValueError(
-                f"the guard takes texts, not images such as {self.rows.source}: give a file, and its column of texts "
+                f"the guard takes texts, not images such as {self.rows.source}: give a file, and "
+                "its column of texts "
                 "with --text"
             )
 

@@ -64,7 +64,8 @@ def fit(
     if isinstance(guard, Detector):
         if head is None:
             raise ValueError(
-                f"{guard.label} is fitted together with a head: give fit(detector, dataset, head=...)"
+                f"{guard.label} is fitted together with a head: give fit(detector, dataset, "
+                "head=...)"
             )
         fit(Guard(head, guard), dataset, column=column, label=label, workers=workers)
         return guard
@@ -149,7 +150,8 @@ def score(
     for name in keep:
         if name not in columns or name in COLUMNS:
             raise ValueError(
-                f"cannot keep {name!r}: the dataset has {', '.join(columns)}; scores replace {', '.join(COLUMNS)}"
+                f"cannot keep {name!r}: the dataset has {', '.join(columns)}; scores replace "
+                f"{', '.join(COLUMNS)}"
             )
     work = partial(_decide_table, guard, reader, tuple(keep), tuple(class_names))
     return Workers.from_count(workers).mapped(dataset, guard, work)

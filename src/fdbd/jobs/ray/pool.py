@@ -187,7 +187,10 @@ class Workers:
         )
         if not any(self._fits(node) for node in nodes):
             said += ", none of which is large enough"
-        return f"{said}; unless this job's own tasks are at work there, end what holds the rest, ask for less, or add nodes"
+        return (
+            f"{said}; unless this job's own tasks are at work there, end what holds the rest, ask for "
+            "less, or add nodes"
+        )
 
 
 class Shared(NamedTuple):
@@ -285,7 +288,8 @@ def plain_errors() -> Iterator[None]:
     except ray.exceptions.RayError as error:
         if isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)):
             raise RuntimeError(
-                f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may crash its decoder, "
+                f"a worker died {TASK_RETRIES + 1} times over the same piece of work: an image may "
+                "crash its decoder, "
                 "which --engine local makes a row with an error, or memory is short"
             ) from None
         raise _innermost(error) from None
