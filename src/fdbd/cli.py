@@ -61,8 +61,8 @@ FIRST_STEPS = """fdbd: out-of-distribution detection for any classifier with a l
       decide on images or features: one row per file, scores.parquet
 
 fdbd --help lists all commands, fdbd COMMAND --help explains one, and
-fdbd doctor checks the installation. fdbd --install-completion makes Tab complete
-commands and options."""
+fdbd doctor checks the installation. fdbd --install-completion makes Tab
+complete commands and options."""
 STOPPING = (
     "fdbd: stopping; finished parts are kept, and the same command continues from them (fit starts "
     "over)"

@@ -42,8 +42,8 @@ class SampleExplanation(NamedTuple):
     distance to all."""
     others: int  #: boundaries that are farther away and not listed
     members: list[dict[str, Any]]
-    """Of an ensemble, the one that objects most first: ``name``, ``p_value``, and ``objection``, its
-    share of what speaks against the sample."""
+    """Of an ensemble, the one that objects most first: ``name``, ``p_value``, and ``objection``,
+    its share of what speaks against the sample."""
     calibration: NDArray[Any]  #: (n,) calibration scores
 
     def to_dict(self) -> dict[str, Any]:
