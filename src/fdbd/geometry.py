@@ -89,17 +89,17 @@ def distances(
     row = predicted
     if norms is None:
         classes, row = predicted.unique(return_inverse=True)
-        weight, without_products = (
-            _float64(head.weight),
-            "donot_use_mm_for_euclid_dist",
-        )  # which would cancel
-        norms = torch.cdist(weight[classes.cpu()], weight, compute_mode=without_products)
+        weight = _float64(head.weight)
+        # Products would cancel.
+        norms = torch.cdist(
+            weight[classes.cpu()], weight, compute_mode="donot_use_mm_for_euclid_dist"
+        )
     norm = norms.to(logits.dtype).to(features.device)[row]
-    none, own = norm == 0, predicted[:, None]
-    gap = (logits.gather(1, own) - logits) / norm.masked_fill(
-        none, 1
-    )  # 0/0 would make the gradient NaN, masked or not
-    return gap.masked_fill(none, torch.inf).scatter(1, own, torch.nan)
+    has_no_boundary = norm == 0
+    own = predicted[:, None]
+    # 0/0 would make the gradient NaN, masked or not.
+    gap = (logits.gather(1, own) - logits) / norm.masked_fill(has_no_boundary, 1)
+    return gap.masked_fill(has_no_boundary, torch.inf).scatter(1, own, torch.nan)
 
 
 def nearest_boundary(distance: Tensor) -> tuple[Tensor, Tensor]:

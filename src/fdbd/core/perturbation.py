@@ -86,8 +86,13 @@ class InputPerturbation(nn.Module):
         >>> InputPerturbation(**InputPerturbation(0.0014, std=0.5).to_config())
         InputPerturbation(epsilon=0.0014, objective='msp', temperature=1000.0, std=[0.5])
         """
-        config = {name: getattr(self, name) for name in ("epsilon", "objective", "temperature")}
-        return {**config, "std": None if self.std is None else list(self.std)}
+        std = None if self.std is None else list(self.std)
+        return {
+            "epsilon": self.epsilon,
+            "objective": self.objective,
+            "temperature": self.temperature,
+            "std": std,
+        }
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.to_config().items())
@@ -122,15 +127,13 @@ def _step(
 ) -> tuple[Batch, Tensor]:
     """The batch of the images as they are, without gradients, and the images moved by one step."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
-        given = (
-            f"a tensor of {images.dtype}"
-            if isinstance(images, Tensor)
-            else f"a {type(images).__name__}"
+        given = f"a {type(images).__name__}"
+        if isinstance(images, Tensor):
+            given = f"a tensor of {images.dtype}"
+        raise TypeError(
+            f"input perturbation got {given}, expected one floating-point tensor (N, C, …): token "
+            "ids and dicts have no gradient"
         )
-        expected = (
-            "expected one floating-point tensor (N, C, …): token ids and dicts have no gradient"
-        )
-        raise TypeError(f"input perturbation got {given}, {expected}")
     if std is not None and len(std) not in (1, images.shape[1]):
         raise ValueError(
             f"std has {len(std)} entries, expected one for each of the {images.shape[1]} channels"
@@ -145,16 +148,20 @@ def _step(
         score = objective(seen)
         if score.shape != images.shape[:1]:
             raise ValueError(
-                f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per sample"
+                f"the objective has shape {tuple(score.shape)}, expected ({len(images)},), one per "
+                "sample"
             )
         if not score.requires_grad:
             raise ValueError(
-                "the objective has no gradient with respect to the images; use a differentiable score"
+                "the objective has no gradient with respect to the images; use a differentiable "
+                "score"
             )
         (gradient,) = torch.autograd.grad(score.sum(), moved)
         direction = gradient.sign()
         if std is not None:
-            direction = direction / direction.new_tensor(std).view(1, -1, *[1] * (images.ndim - 2))
+            # One number per channel, which is dimension 1.
+            shape = [1, len(std)] + [1] * (images.ndim - 2)
+            direction = direction / direction.new_tensor(std).view(shape)
         return seen.detach(), moved.detach() + epsilon * direction
 
 
