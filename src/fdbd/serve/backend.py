@@ -85,6 +85,8 @@ class Backend(ABC):
     """The share of in-distribution samples that the threshold rejects, as it was set."""
     preprocess: Preprocess | None = None
     """None: encoded images are not taken."""
+    usual_value: float = 0.0
+    """A value as the input has it, for batches that only try whether the guard works."""
     enter: Callable[[int], object] | None = None
     """Called by each thread that decides, with the number of threads that share the cores."""
 

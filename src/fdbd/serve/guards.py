@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 
 from fdbd.serve.backend import Answers, Backend
@@ -62,11 +63,12 @@ class ServedGuard:
         """Begin to answer, once the guard has decided a full batch: so it is known to work, and how
         much memory it takes. ValueError if it does not work."""
         self.batcher.start()
-        rows = np.zeros((self._size, *self.backend.row_shape), np.float32)
-        await self.batcher.try_model(rows)
+        await self.batcher.try_model(self._trial_rows(self._size))
         if self.batcher.is_failing:
             await self.stop()
-            raise ValueError(f"the guard {self.name!r} fails on a batch of zeros; see the log")
+            raise ValueError(
+                f"the guard {self.name!r} fails on a batch of its own inputs' mean value; see the log"
+            )
         if self.watch is not None:
             await asyncio.to_thread(self.watch.start)
         if self.shadow is not None:
@@ -89,8 +91,12 @@ class ServedGuard:
         """Try a model that has failed: without requests nobody else would notice that it works
         again."""
         if self.batcher.is_failing and not self.batcher.running_for:
-            row = np.zeros((1, *self.backend.row_shape), np.float32)
-            await self.batcher.try_model(row)
+            await self.batcher.try_model(self._trial_rows(1))
+
+    def _trial_rows(self, count: int) -> NDArray[np.float32]:
+        """Rows that nobody asked about."""
+        shape = (count, *self.backend.row_shape)
+        return np.full(shape, self.backend.usual_value, np.float32)
 
 
 @dataclass

@@ -38,6 +38,9 @@ class TorchBackend(Backend):
         self.name = f"{detector.label}, {threshold.kind} threshold at {threshold.target:g}"
         self.id = opened.guard.id
         self.version = str(opened.guard.version)
+        if opened.guard.stages.record.inputs is not None:
+            low, high = opened.guard.stages.record.inputs
+            self.usual_value = (low + high) / 2
         threads = torch.get_num_threads()
         if threads > 1 and detector.head.weight.device.type == "cpu":
             self.enter = lambda sharing: torch.set_num_threads(max(1, threads // sharing))
