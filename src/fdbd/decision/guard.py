@@ -271,7 +271,7 @@ class Guard(nn.Module):
         return self.auto is not None and self.choice is None and self.detector.is_fitted
 
     def _can_be_weighed(self, model: object) -> bool:
-        """Whether pseudo-OOD samples can be made: of images by themselves, of others by the user."""
+        """Whether pseudo-OOD samples can be made: of images, or of others if the user says how."""
         assert self.auto is not None
         return isinstance(model, nn.Module) or self.auto.kinds is not None
 

@@ -144,10 +144,10 @@ def save(model: Any, description: Mapping[str, Any], path: Path) -> None:
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What an exported file says of itself: version (of the library), id and guard_version (of the guard), opset, detector, head, threshold, class_names,
-    p_value_resolution, preprocess, promise, and calibration: the sorted scores, as base64 of
-    little-endian float64. No graph is run. Other languages find it in the model's custom metadata,
-    JSON under keys that start with ``fdbd.``
+    """What an exported file says of itself: version (of the library), id and guard_version (of the
+    guard), opset, detector, head, threshold, class_names, p_value_resolution, preprocess, promise,
+    and calibration: the sorted scores, as base64 of little-endian float64. No graph is run. Other
+    languages find it in the model's custom metadata, JSON under keys that start with ``fdbd.``
 
     >>> metadata("missing.onnx")  # `export` shows it with a file
     Traceback (most recent call last):

@@ -55,7 +55,7 @@ def weighted_p_values(
 
 
 def effective_samples(calibration_ratios: ArrayLike) -> float:
-    """How many unweighted samples carry as much as these: (Σ w)² / Σ w². Where it is small, p-values
+    """How many unweighted samples carry as much as these: (Σ w)² / Σ w². If it is small, p-values
     are coarse and depend on a few samples.
 
     >>> effective_samples([1.0, 1.0, 1.0, 1.0]), effective_samples([1.0, 0.0, 0.0, 0.0])
