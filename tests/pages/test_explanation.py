@@ -13,7 +13,18 @@ from fdbd.pages.explanation import SampleExplanation, draw, histogram_range
 
 def sample(score: float, calibration: np.ndarray) -> SampleExplanation:
     boundaries = [{"name": "$cat$", "distance": 1.0, "share": 0.5}]
-    return SampleExplanation("dog", score, 0.1, True, 0.5, 0.1, boundaries, 3, [], calibration)
+    return SampleExplanation(
+        predicted="dog",
+        score=score,
+        p_value=0.1,
+        is_ood=True,
+        threshold=0.5,
+        standing=0.1,
+        boundaries=boundaries,
+        others=3,
+        members=[],
+        calibration=calibration,
+    )
 
 
 @pytest.mark.parametrize("score", [-40.0, 0.0, 7.5])
