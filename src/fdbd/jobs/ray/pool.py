@@ -14,6 +14,7 @@ import logging
 import os
 import pickle
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -92,6 +93,12 @@ class Workers:
         if isinstance(workers, Workers):
             return workers
         return cls(workers)
+
+    @classmethod
+    def of(cls, workers: Workers | int | None) -> Workers:
+        """Deprecated: use `from_count`."""
+        warnings.warn("Workers.of is Workers.from_count", DeprecationWarning, stacklevel=2)
+        return cls.from_count(workers)
 
     def shared(self, guard: Guard, work: Callable[[Any], Any]) -> Shared:
         """Work for the processes of the cluster, in each of which its guard goes to a device
