@@ -66,9 +66,7 @@ class ServedGuard:
         await self.batcher.try_model(self._trial_rows(self._size))
         if self.batcher.is_failing:
             await self.stop()
-            raise ValueError(
-                f"the guard {self.name!r} fails on a batch of its own inputs' mean value; see the log"
-            )
+            raise ValueError(f"the guard {self.name!r} fails on a plain batch; the log says why")
         if self.watch is not None:
             await asyncio.to_thread(self.watch.start)
         if self.shadow is not None:
