@@ -21,6 +21,7 @@ PAGES += [
 ]
 RUN_BY = {
     "README.md": ["docs/test_readme.py", "docs/test_production_page.py", "test_stranger.py"],
+    "docs/choosing.md": ["decision/test_choosing_page.py"],
     "docs/datasets.md": ["docs/test_datasets_page.py"],
     "docs/index.md": ["docs/test_readme.py"],
     "docs/migrating.md": ["docs/test_commands.py"],
