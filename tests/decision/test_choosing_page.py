@@ -1,4 +1,4 @@
-"""docs/choosing.md: its code and its commands run as they stand, with names for the placeholders."""
+"""docs/choosing.md: its code and commands run as they stand, with names for the placeholders."""
 
 from __future__ import annotations
 
